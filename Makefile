@@ -1,0 +1,55 @@
+# Everything here works on a fresh clone with python3 >= 3.11 and make.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+STAMP := $(VENV)/.installed-$(MACHINE)
+ARGS ?=
+
+.PHONY: help install up down test test-unit lint bench-endpoint bench-startup clean
+
+help:
+	@echo "make up              install what is missing, start a cluster on the embedded model"
+	@echo "make down            stop it"
+	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 8 minutes)"
+	@echo "make test-unit       the tests without Ray and vLLM (under 30 s)"
+	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
+	@echo "make bench-startup   time until ready beside vLLM's own server"
+
+install: $(STAMP)
+
+# The lock is complete: nothing is resolved, so nothing pulls CUDA builds of torchvision,
+# torchaudio or torchcodec beside a CPU torch.
+$(STAMP): requirements/$(MACHINE).lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python3 >= 3.11 is needed")'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(MACHINE).lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+up: $(STAMP)
+	$(BIN)/llumctl up $(ARGS)
+
+down: $(STAMP)
+	$(BIN)/llumctl down $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+bench-endpoint: $(STAMP)
+	$(BIN)/python -m benchmarks.endpoint $(ARGS)
+
+bench-startup: $(STAMP)
+	$(BIN)/python -m benchmarks.startup $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The control API: operators' HTTP listener of the controller."""

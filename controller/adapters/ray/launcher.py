@@ -1,0 +1,84 @@
+"""A Launcher on Ray: detached, named actors in the cluster's namespace."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from controller.adapters.ray.member import RayMember
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlan:
+    """How to make the actor of one kind of member."""
+
+    role: str
+    arguments: dict[str, Any]
+    num_gpus: int = 0
+
+
+@dataclass(slots=True)
+class RayLauncher:
+    namespace: str
+    log_dir: str
+    instance: ActorPlan
+    frontend: ActorPlan
+    _handles: dict[str, Any] = field(default_factory=dict)
+
+    def launch_instance(self, instance_id: str) -> None:
+        self._launch(instance_id, self.instance)
+
+    def launch_frontend(self, frontend_id: str) -> None:
+        self._launch(frontend_id, self.frontend)
+
+    def terminate(self, member_id: str) -> None:
+        if handle := self._handles.pop(member_id, None):
+            ray.kill(handle, no_restart=True)
+
+    def _launch(self, member_id: str, plan: ActorPlan) -> None:
+        arguments = {"member_id": member_id, **plan.arguments}
+        self._handles[member_id] = launch_actor(
+            self.namespace, member_id, plan.role, arguments, self.log_dir, plan.num_gpus
+        )
+
+
+def launch_actor(
+    namespace: str,
+    name: str,
+    role: str,
+    arguments: dict[str, Any],
+    log_dir: str,
+    num_gpus: int = 0,
+    node_id: str | None = None,
+) -> Any:
+    """The actor of that name, found or made; pinned to a node if one is given."""
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "num_cpus": 0,
+        "num_gpus": num_gpus,
+    }
+    if node_id is not None:
+        options["label_selector"] = {"ray.io/node-id": node_id}
+    return ray.remote(RayMember).options(**options).remote(name, role, arguments, log_dir)
+
+
+def kill_actors(namespace: str) -> int:
+    """End every actor of the namespace for good; how many there were."""
+    names = [
+        a["name"]
+        for a in ray.util.list_named_actors(all_namespaces=True)
+        if a["namespace"] == namespace
+    ]
+    for name in names:
+        try:
+            ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+        except ValueError:
+            log.info("%s was gone already", name)
+    return len(names)

@@ -1,0 +1,1 @@
+"""Everything that touches vLLM; each touch point has a contract test (tests/contract)."""

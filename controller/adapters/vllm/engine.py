@@ -1,0 +1,140 @@
+"""vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
+
+Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
+`post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
+v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `_preempt_request`;
+v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from controller.adapters.vllm import environment
+from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.ports.engine import EmittedTokens, Frames, StepOutputs
+
+
+class VllmEngine:
+    """Raises what vLLM raises (ValueError, OSError, RuntimeError) if it cannot start."""
+
+    def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
+        report("importing vLLM")
+        environment.prepare()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+        from vllm.v1.request import RequestStatus
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        args = EngineArgs(**engine_args)
+        config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        report("loading the model")
+        self._core = EngineCore(
+            config, Executor.get_class(config), log_stats=not args.disable_log_stats
+        )
+        self._scheduler = self._core.scheduler
+        self._kv = self._scheduler.kv_cache_manager
+        self._pool = self._kv.block_pool
+        self._evicted_status = RequestStatus.PREEMPTED
+        self._decoder = MsgpackDecoder(EngineCoreRequest)
+        self._encoder = MsgpackEncoder()
+        self._num_evictions = 0
+        self._count_evictions()
+        self.max_model_len: int = config.model_config.max_model_len
+        self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
+        self.block_size: int = config.cache_config.block_size
+        self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
+
+    def prepare(self, frames: Frames, frontend_index: int) -> Any:
+        request = self._decoder.decode(frames)
+        request.client_index = frontend_index
+        prepared, _wave = self._core.preprocess_add_request(request)
+        return prepared
+
+    def add(self, prepared: Any) -> None:
+        self._core.add_request(prepared)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._core.abort_requests(list(request_ids))
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_requests() or bool(self._core.batch_queue)
+
+    def step(self) -> Sequence[StepOutputs]:
+        outputs, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        if not executed and self._scheduler.has_requests():
+            time.sleep(0.001)  # waiting for a grammar: leave the GIL to its compiler
+        return [
+            StepOutputs(
+                index,
+                tuple(
+                    EmittedTokens(out.request_id, len(out.new_token_ids), out.finished)
+                    for out in body.outputs
+                ),
+                body,
+            )
+            for index, body in (outputs or {}).items()
+            if body.outputs
+        ]
+
+    def encode(self, body: Any) -> Frames:
+        return self._encoder.encode(body)
+
+    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
+        """Counts of this moment; walks the running and the waiting requests once."""
+        scheduler, bs = self._scheduler, self.block_size
+        queued = list(_in_any_order(scheduler.waiting))
+        running = [*scheduler.running, *_in_any_order(scheduler.kv_holding_waiting)]
+        return InstanceSnapshot(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            block_size=bs,
+            num_total_blocks=self.num_gpu_blocks - 1,  # less the null block
+            num_free_blocks=self._pool.get_num_free_blocks(),
+            watermark_blocks=self._kv.watermark_blocks,
+            fill_blocks=sum(self._fill_blocks(r) for r in running if r.is_prefill_chunk),
+            num_running=len(running),
+            num_running_by_rank=Counter(-r.priority for r in running),
+            num_queued=len(queued),
+            queued_demand_blocks=sum(blocks_for(r.num_tokens, bs) for r in queued),
+            queue_head=self._queue_head() if queued else None,
+            num_evicted_queued=sum(r.status == self._evicted_status for r in queued),
+            num_evictions=self._num_evictions,
+        )
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+
+    def _fill_blocks(self, request: Any) -> int:
+        held = len(self._kv.get_block_ids(request.request_id)[0])
+        return max(0, blocks_for(request.num_tokens, self.block_size) - held)
+
+    def _queue_head(self) -> QueueHead:
+        head = self._scheduler.waiting.peek_request()
+        return QueueHead(
+            request_id=head.request_id,
+            rank=-head.priority,
+            demand_blocks=blocks_for(head.num_tokens, self.block_size),
+            arrival_time_s=head.arrival_time,
+            evicted=head.status == self._evicted_status,
+        )
+
+    def _count_evictions(self) -> None:
+        """vLLM keeps no such counter for all requests, so its one eviction site is watched."""
+        preempt = self._scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._num_evictions += 1
+            return preempt(*args, **kwargs)
+
+        self._scheduler._preempt_request = counted
+
+
+def _in_any_order(request_queue: Any) -> Any:
+    # Iterating a PriorityRequestQueue pops a copy of its heap: n log n for a mere sum.
+    return getattr(request_queue, "_heap", request_queue)

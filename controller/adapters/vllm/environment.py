@@ -1,0 +1,22 @@
+"""Environment that must be in place before vLLM is imported."""
+
+import os
+
+ENVIRONMENT = {
+    # Keeps the CPU platform from turning the in-process executor into a subprocess
+    # (vllm/platforms/cpu.py, check_and_update_config).
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Would take kv_cache_memory_bytes's place (whole GiB only).
+    "VLLM_CPU_KVCACHE_SPACE": None,
+}
+
+
+def prepare() -> None:
+    for key, value in ENVIRONMENT.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value

@@ -1,0 +1,129 @@
+"""The frontend: vLLM's OpenAI app over the cluster. See `OpenAIFrontend.run`."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from controller.adapters.vllm import environment
+from controller.ports.mailbox import Mailbox
+from controller.runtime.member import Membership
+from controller.runtime.messages import EngineInfo, InstanceEntry, OutputsEmitted
+from controller.runtime.router import Router, RouterEvents
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    engine_args: dict[str, Any]
+    ranks: frozenset[int]
+    num_instances: int
+    host: str
+    port: int
+    share_port: bool
+    api_keys: tuple[str, ...]
+
+
+class OpenAIFrontend:
+    """What survives it: nothing. Its connections end with it, and its requests are aborted
+    by the instances as soon as its socket closes."""
+
+    def __init__(self, config: FrontendConfig, member: Membership, mailbox: Mailbox) -> None:
+        self._config = config
+        self._member = member
+        self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._llm: Any = None
+        self.router = Router(
+            member,
+            mailbox,
+            RouterEvents(
+                on_outputs=self._on_outputs,
+                on_failed=self._on_failed,
+                on_refused=self._on_refused,
+                on_directory=self._on_directory,
+                on_drain=self._on_drain,
+            ),
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the server ends. vLLM is imported and configured on another thread, so
+        that this process can say how far it is and hear of the instances meanwhile."""
+        self.router.start()
+        try:
+            self._member.report("starting", "importing vLLM")
+            args, config = await asyncio.to_thread(self._configure)
+        except Exception as error:
+            log.exception("the frontend could not start")
+            self._member.report("failed", f"{type(error).__name__}: {error}")
+            await asyncio.Event().wait()  # held: the same start would fail again
+        self._member.report("starting", "waiting for an instance")
+        info = await self._info
+        await self._serve(args, config, info)
+
+    def _configure(self) -> tuple[Any, Any]:
+        environment.prepare()
+        from controller.adapters.vllm import openai_app
+
+        cfg = self._config
+        args = openai_app.parse_args(cfg.engine_args, list(cfg.api_keys), cfg.host, cfg.port)
+        return args, openai_app.build_config(args)
+
+    async def _serve(self, args: Any, config: Any, info: EngineInfo) -> None:
+        from controller.adapters.vllm import openai_app
+        from controller.adapters.vllm.pool_client import PoolLimits
+        from controller.adapters.vllm.pool_llm import PoolLLM
+
+        cfg = self._config
+        openai_app.adopt_engine_info(config, info, cfg.num_instances)
+        limits = PoolLimits(info.supported_tasks, cfg.ranks, cfg.num_instances - 1)
+        self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
+        self._gate = openai_app.Gate()
+        self._server = await openai_app.build_server(
+            self._llm, args, self._gate, info.supported_tasks
+        )
+        socket = openai_app.listen(cfg.host, cfg.port, cfg.share_port)
+        serving = asyncio.create_task(self._server.serve(sockets=[socket]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._member.report("active")
+        await serving
+        self._member.report("stopped")
+        await asyncio.Event().wait()  # until the controller ends the process
+
+    def _on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        self._llm.engine_core.receive(emitted, payload)
+
+    def _on_failed(self, request_id: str, why: str) -> None:
+        self._fail(request_id, why, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _on_refused(self, request_id: str, why: str) -> None:
+        self._fail(request_id, why, HTTPStatus.BAD_REQUEST)
+
+    def _fail(self, request_id: str, why: str, status: HTTPStatus) -> None:
+        from vllm.exceptions import GracefulHTTPError
+
+        self._llm.fail(request_id, GracefulHTTPError(why, status))
+
+    def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
+        if instances and not self._info.done():
+            self._info.set_result(instances[0].info)
+
+    def _on_drain(self, grace_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain(grace_s))
+        self._tasks.add(task)
+
+    async def _drain(self, grace_s: float) -> None:
+        """New requests get 503; live ones may end by themselves for `grace_s`."""
+        if self._llm is None:
+            return
+        self._gate.closed = True
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        while self.router.num_live_reqs and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.02)
+        for request_id in self.router.live_request_ids:
+            self._on_failed(request_id, "the cluster stopped before this request ended")
+        self._server.should_exit = True

@@ -1,0 +1,124 @@
+"""vLLM's OpenAI app over a PoolLLM, served by uvicorn.
+
+Touch points (vllm 0.32): entrypoints/launchers/cli_args.py `make_arg_parser`,
+`validate_parsed_serve_args`; launchers/app.py `build_app`; api_server/app_state.py
+`init_app_state`; launchers/launcher.py `NoSignalServer`.
+"""
+
+import socket
+from argparse import Namespace
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn import Config
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import NoSignalServer
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from controller.adapters.vllm.pool_llm import PoolLLM
+from controller.runtime.messages import EngineInfo
+
+# Routes of vLLM's own process management: here `llumctl scale` does that.
+UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
+RETRY_AFTER_S = 1
+# A stopping server waits this long for clients that read slowly.
+LAST_BYTES_S = 3
+
+
+def parse_args(engine_args: dict[str, Any], api_keys: list[str], host: str, port: int) -> Namespace:
+    """vLLM's server arguments: its defaults, then the cluster's engine arguments over them."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    for key, value in engine_args.items():
+        setattr(args, key, value)
+    args.served_model_name = engine_args.get("served_model_name") or [args.model]
+    if isinstance(args.served_model_name, str):
+        args.served_model_name = [args.served_model_name]
+    args.api_key = api_keys or None
+    args.host, args.port = host, port
+    validate_parsed_serve_args(args)
+    return args
+
+
+def build_config(args: Namespace) -> VllmConfig:
+    return AsyncEngineArgs.from_cli_args(args).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
+
+
+def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) -> None:
+    """What an engine only knows once it has started (compare `MPClient._apply_ready_response`)."""
+    config.model_config.max_model_len = min(config.model_config.max_model_len, info.max_model_len)
+    config.cache_config.num_gpu_blocks = info.num_gpu_blocks * num_instances
+    config.cache_config.block_size = info.block_size
+
+
+async def build_server(
+    llm: PoolLLM, args: Namespace, gate: "Gate", tasks: tuple[str, ...]
+) -> NoSignalServer:
+    app = build_app(args, tasks, llm.model_config)
+    app.router.routes[:] = [
+        route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
+    ]
+    await init_app_state(llm, app.state, args, tasks)
+    gate.app = app
+    config = Config(
+        gate,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=LAST_BYTES_S,
+    )
+    app.state.server = server = NoSignalServer(config)
+    return server
+
+
+def listen(host: str, port: int, shared: bool) -> socket.socket:
+    """A listening socket; `shared` lets several frontends of one machine share the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, reuse_port=shared, backlog=2048)
+
+
+class Gate:
+    """In front of the app: 503 while the cluster stops, and Retry-After on 429 and 503."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp
+        self.closed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif self.closed and scope["method"] == "POST":
+            await _answer_stopping(send)
+        else:
+            await self.app(scope, receive, _with_retry_after(send))
+
+
+def _with_retry_after(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in (429, 503):
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"retry-after", str(RETRY_AFTER_S).encode()),
+            ]
+        await send(message)
+
+    return sending
+
+
+async def _answer_stopping(send: Send) -> None:
+    body = (
+        b'{"error":{"message":"the cluster is stopping; send it to another one",'
+        b'"type":"service_unavailable","param":null,"code":503}}'
+    )
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await _with_retry_after(send)(
+        {"type": "http.response.start", "status": 503, "headers": headers}
+    )
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,128 @@
+"""vLLM's engine client, over a pool of instances instead of one engine.
+
+Touch points (vllm 0.32): v1/engine/core_client.py `EngineCoreClient`'s async methods as far
+as `AsyncLLM` calls them in serving; v1/serial_utils.py.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Protocol
+
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from controller.core.token_order import Delivery
+from controller.runtime.messages import OutputsEmitted
+from controller.runtime.router import NotDispatchedError, Router
+
+REFUSALS = {
+    "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
+    "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+}
+
+
+class FailedRequests(Protocol):
+    """The app's side of a failure."""
+
+    def fail(self, request_id: str, error: GracefulHTTPError) -> None:
+        """End this request, and its siblings of `n > 1`, with this error."""
+
+    def has_failed(self, request_id: str) -> bool:
+        """Whether an error already waits for this request's reader (a sibling's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """`engine_indexes` is what vLLM's stat loggers were declared for: an output with any
+    other index would end the app (KeyError)."""
+
+    supported_tasks: tuple[str, ...]
+    ranks: frozenset[int]
+    max_engine_index: int
+
+
+class PoolClient(EngineCoreClient):  # type: ignore[misc]
+    def __init__(self, router: Router, limits: PoolLimits, app: FailedRequests) -> None:
+        self._router = router
+        self._limits = limits
+        self._app = app
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self.resources = SimpleNamespace(engine_dead=False)
+
+    @property
+    def engine_ranks_managed(self) -> list[int]:
+        return list(range(self._limits.max_engine_index + 1))
+
+    def receive(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        """Take in one message of an instance."""
+        body = self._decoder.decode(payload)
+        body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
+        body.engine_index = min(_ordinal(emitted.instance_id), self._limits.max_engine_index)
+        self._outputs.put_nowait(body)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        return await self._outputs.get()
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        if self._app.has_failed(request.request_id):
+            return
+        rank = -request.priority
+        if rank not in self._limits.ranks:
+            allowed = ", ".join(str(-known) for known in sorted(self._limits.ranks))
+            message = f"priority {request.priority} is not one of {allowed}"
+            self._app.fail(request.request_id, GracefulHTTPError(message, HTTPStatus.BAD_REQUEST))
+            return
+        try:
+            await self._router.submit(
+                request.request_id,
+                len(request.prompt_token_ids or ()),
+                rank,
+                request.arrival_time,
+                self._encoder.encode(request),
+            )
+        except NotDispatchedError as refusal:
+            status, why = REFUSALS[refusal.code]
+            self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
+        except asyncio.CancelledError:
+            self._app.fail(
+                request.request_id, GracefulHTTPError("client left", HTTPStatus.REQUEST_TIMEOUT)
+            )
+            raise
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        self.abort(request_ids)
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._router.abort(request_ids)
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return self._limits.supported_tasks
+
+    async def reset_mm_cache_async(self) -> None:
+        """Text only for now: there is no multimodal cache on the instances."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The instances outlive any one frontend; its router is closed by who made it."""
+
+
+def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:
+    """Less the leading tokens that were delivered before, with their logprobs."""
+    output, num_skip = delivery
+    if num_skip:
+        output.new_token_ids = output.new_token_ids[num_skip:]
+        if output.new_logprobs is not None:
+            num_left = len(output.new_token_ids)
+            output.new_logprobs = output.new_logprobs.slice_request(num_skip, num_left)
+    return output
+
+
+def _ordinal(instance_id: str) -> int:
+    """`i-3` -> 3."""
+    return int(instance_id.rpartition("-")[2])

@@ -1,0 +1,77 @@
+"""vLLM's AsyncLLM without an engine of its own.
+
+Touch points (vllm 0.32): v1/engine/async_llm.py `AsyncLLM` (the attributes that its methods
+read, `_run_output_handler`); v1/engine/output_processor.py `OutputProcessor`.
+"""
+
+import asyncio
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.exceptions import GracefulHTTPError
+from vllm.renderers import renderer_from_config
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.loggers import StatLoggerManager
+
+from controller.adapters.vllm.pool_client import PoolClient, PoolLimits
+from controller.runtime.router import Router
+
+
+class PoolLLM(AsyncLLM):  # type: ignore[misc]
+    """Does not call `super().__init__`, which would start an engine process."""
+
+    def __init__(
+        self, config: VllmConfig, router: Router, limits: PoolLimits, log_stats: bool
+    ) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.scheduler_config = config.scheduler_config
+        self.observability_config = config.observability_config
+        self._elastic_ep_lock = asyncio.Lock()
+        self.log_requests = False
+        self.log_stats = log_stats
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self.admission_stats = None
+        self.output_processor = OutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=log_stats,
+            stream_interval=config.scheduler_config.stream_interval,
+            tracing_enabled=False,
+        )
+        self.engine_core = PoolClient(router, limits, self)
+        self.logger_manager = (
+            StatLoggerManager(config, engine_idxs=self.engine_core.engine_ranks_managed)
+            if log_stats
+            else None
+        )
+        self.output_handler: asyncio.Task[Any] | None = None
+        self._client_count = 1
+        self.profiler = None
+        self._frontend_profiler_injected = False
+        self._profile_lock = asyncio.Lock()
+        self._profile_session_guard_enabled = False
+        self._profile_session_active = False
+        self._run_output_handler()
+
+    def fail(self, request_id: str, error: GracefulHTTPError) -> None:
+        """End a request, and with it its siblings of `n > 1`, with this error."""
+        state = self.output_processor.request_states.get(request_id)
+        if state is None:
+            return
+        if state.queue is not None:
+            state.queue.put(error)
+        parent = state.parent_req
+        siblings = parent.child_requests if parent is not None else ()
+        self.engine_core.abort(
+            self.output_processor.abort_requests({request_id, *siblings}, internal=True)
+        )
+
+    def has_failed(self, request_id: str) -> bool:
+        state = self.output_processor.request_states[request_id]
+        if state.queue is None or not isinstance(state.queue.output, Exception):
+            return False
+        self.output_processor.abort_requests([request_id], internal=True)
+        return True

@@ -1,0 +1,110 @@
+"""A Mailbox on ZeroMQ: one PULL socket in, one PUSH socket per peer out.
+
+PUSH never drops and never blocks here: without a high-water mark it queues, and a queue is
+bounded by what its requests may still produce. A dead peer is noticed by its TCP
+connection closing (socket monitor), which takes milliseconds where Ray takes about 2 s.
+Every process binds a fresh port per incarnation, so what waits for a dead peer can never
+reach its successor.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from controller.ports.mailbox import OnLost, OnMessage
+
+log = logging.getLogger(__name__)
+
+# Enough for some seconds of status pushes; beyond that the peer is not listening.
+DROPPABLE_HIGH_WATER_MARK = 1000
+
+
+class ZmqMailbox:
+    """Must be created and used on one running event loop."""
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        self._context = zmq.asyncio.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.setsockopt(zmq.LINGER, 0)
+        self._inbox.bind(f"tcp://{host}:{port or '*'}")
+        self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._peers: dict[tuple[str, bool], _Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_lost: OnLost = lambda address: None
+
+    def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
+        self._on_lost = on_lost
+        self._spawn(self._receive(on_message))
+
+    def send(
+        self, address: str, frame: bytes, payload: Sequence[Any] = (), *, droppable: bool = False
+    ) -> None:
+        peer = self._peers.get((address, droppable))
+        if peer is None:
+            peer = self._peers[address, droppable] = self._connect(address, droppable)
+        with contextlib.suppress(zmq.Again):  # droppable and the peer lags behind
+            peer.out.send_multipart([frame, *payload], flags=zmq.NOBLOCK, copy=not payload)
+
+    def forget(self, address: str) -> None:
+        for droppable in (False, True):
+            if peer := self._peers.pop((address, droppable), None):
+                self._close_peer(peer)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in self._peers.values():
+            self._close_peer(peer)
+        self._peers.clear()
+        self._context.destroy(linger=0)
+
+    async def _receive(self, on_message: OnMessage) -> None:
+        while True:
+            head, *payload = await self._inbox.recv_multipart(copy=False)
+            try:
+                on_message(head.buffer, [frame.buffer for frame in payload])
+            except Exception:
+                log.exception("message refused")
+
+    def _connect(self, address: str, droppable: bool) -> "_Peer":
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, DROPPABLE_HIGH_WATER_MARK if droppable else 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(address)
+        watch = self._spawn(self._watch(address, monitor))
+        return _Peer(socket, watch)
+
+    async def _watch(self, address: str, monitor: zmq.asyncio.Socket) -> None:
+        await recv_monitor_message(monitor)
+        self.forget(address)
+        self._on_lost(address)
+
+    def _close_peer(self, peer: "_Peer") -> None:
+        if peer.watch is not asyncio.current_task():
+            peer.watch.cancel()
+        peer.socket.disable_monitor()
+        peer.out.close()
+        peer.socket.close(linger=0)
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Peer:
+    def __init__(self, socket: zmq.asyncio.Socket, watch: asyncio.Task[None]) -> None:
+        self.socket = socket
+        self.watch = watch
+        # The same socket without asyncio: a PUSH without a mark never has to wait.
+        self.out: zmq.Socket[bytes] = zmq.Socket.shadow(socket)

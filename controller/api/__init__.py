@@ -1,0 +1,1 @@
+"""What crosses the control API: settings, wire models and the typed client."""

@@ -1,0 +1,69 @@
+"""Errors for people: what went wrong, why, and the next command to try.
+
+Only the standard library, so that every layer may raise them. The command line turns the
+exception into two lines on stderr and its `exit_code` into the status of the process.
+"""
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_NOT_FOUND = 4
+EXIT_REFUSED = 5
+EXIT_CONFLICT = 6
+EXIT_WOULD_CHANGE = 10
+EXIT_TIMED_OUT = 124
+EXIT_INTERRUPTED = 130
+
+
+class LlumctlError(Exception):
+    """`message` says what and why, `hint` the command to try next (empty: none known)."""
+
+    exit_code: int = EXIT_FAILED
+
+    def __init__(self, message: str, hint: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survives pickling: Ray carries these out of actors."""
+        return type(self), (self.message, self.hint, self.exit_code)
+
+
+class UsageError(LlumctlError):
+    """A wrong flag, variable or config file; the message starts with where."""
+
+    exit_code = EXIT_USAGE
+
+
+class UnreachableError(LlumctlError):
+    """No controller runs, or it does not answer."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class NotFoundError(LlumctlError):
+    """No such instance or request."""
+
+    exit_code = EXIT_NOT_FOUND
+
+
+class RefusedError(LlumctlError):
+    """Not allowed: read-only, a bad token, a limit, somebody else at work."""
+
+    exit_code = EXIT_REFUSED
+
+
+class ConflictError(LlumctlError):
+    """The cluster changed since it was looked at."""
+
+    exit_code = EXIT_CONFLICT
+
+
+class TimedOutError(LlumctlError):
+    """What was waited for did not come about in time; the message names it."""
+
+    exit_code = EXIT_TIMED_OUT

@@ -1,0 +1,207 @@
+"""What `up` leaves on disk so that the other commands find the cluster.
+
+One folder per cluster under the XDG state folder, mode 0700, with `run.json` (0600: it
+holds the control token) and `lock`. Standard library only: `status` and `down` start fast.
+Within one `schema_version` fields are only added; unknown ones are ignored on reading.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+
+SCHEMA_VERSION = 1
+CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
+"""The same names as `controller.api.settings.ClusterName`."""
+
+_FILE = "run.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A running cluster. `nonce` is in the environment of every process of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    cluster: str
+    nonce: str = field(repr=False)
+    control_url: str
+    control_token: str = field(repr=False)
+    endpoint_url: str
+    ray_address: str
+    owns_ray: bool
+    """`down` stops Ray only if `up` started it."""
+    ray_head_pid: int | None
+    ray_head_started_s: float | None
+    """Process creation time (seconds since the epoch): tells a reused pid from the head."""
+    namespace: str
+    started_at_s: float
+    """Seconds since the epoch."""
+    log_dir: str
+    temp_dir: str
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError for anything that is not a run state of a known schema."""
+        raw = json.loads(text)
+        if not isinstance(raw, dict):
+            raise ValueError("not an object")
+        version = raw.get("schema_version")
+        if not isinstance(version, int):
+            raise ValueError("schema_version is missing")
+        if version > SCHEMA_VERSION:
+            raise NewerSchemaError(version)
+        for item in fields(cls):
+            if item.name not in raw:
+                raise ValueError(f"{item.name} is missing")
+            if not _fits(raw[item.name], item.type):
+                raise ValueError(f"{item.name} has the wrong type")
+        return cls(**{item.name: raw[item.name] for item in fields(cls)})
+
+
+class NewerSchemaError(ValueError):
+    """The file was written by a newer llumctl."""
+
+
+def state_root() -> Path:
+    """The folder above all clusters'. A relative $XDG_STATE_HOME does not count."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or "")
+    base = home if home.is_absolute() else Path.home() / ".local" / "state"
+    return base / "llumctl"
+
+
+def state_path(cluster: str) -> Path:
+    """The cluster's folder, whether or not it exists."""
+    if not CLUSTER_NAME.fullmatch(cluster):
+        raise UsageError(
+            f"{cluster[:60]!r} is not a cluster name: 1 to 24 lower-case letters, digits and dashes"
+        )
+    return state_root() / cluster
+
+
+def state_dir(cluster: str) -> Path:
+    """The cluster's folder, made if absent, closed to everybody else."""
+    path = state_path(cluster)
+    for folder in (path.parent, path):
+        _private_dir(folder)
+    return path
+
+
+def clusters() -> list[str]:
+    """Names of the clusters that have a run state, sorted."""
+    with contextlib.suppress(OSError):
+        return sorted(file.parent.name for file in state_root().glob(f"*/{_FILE}"))
+    return []
+
+
+def run_file(cluster: str) -> Path:
+    return state_path(cluster) / _FILE
+
+
+def save(state: RunState) -> Path:
+    """Replaces the cluster's run state in one step; a reader sees the old or the new one."""
+    folder = state_dir(state.cluster)
+    target = folder / _FILE
+    temporary = folder / f".{_FILE}.{secrets.token_hex(8)}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(asdict(state), file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise LlumctlError(
+            f"cannot write the run state {target}: {error.strerror}", "llumctl doctor"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def load(cluster: str) -> RunState | None:
+    """The cluster's run state, None if there is none."""
+    path = run_file(cluster)
+    try:
+        return RunState.from_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LlumctlError(
+            f"cannot read the run state {path}: {error.strerror}", "llumctl doctor"
+        ) from error
+    except NewerSchemaError as error:
+        raise LlumctlError(
+            f"{path} was written by a newer llumctl (schema {error}, this one knows"
+            f" {SCHEMA_VERSION})",
+            "pip install --upgrade llumctl",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise LlumctlError(f"the run state {path} is corrupt: {error}", "llumctl doctor") from error
+
+
+def remove(cluster: str) -> None:
+    """Forgets the cluster; its folder stays (logs, lock)."""
+    run_file(cluster).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock(cluster: str) -> Iterator[None]:
+    """Held by one `up` or `down` of a cluster at a time; released when the process ends.
+
+    Raises:
+        RefusedError: at once, if another process holds it.
+    """
+    path = state_dir(cluster) / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            raise RefusedError(
+                f"another llumctl up or down of cluster {cluster} is at work (pid {holder})",
+                f"llumctl status --cluster {cluster}      or      llumctl down --cluster {cluster}",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _private_dir(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        if found.st_uid != os.geteuid():
+            raise RefusedError(
+                f"{path} belongs to another user (uid {found.st_uid})",
+                "XDG_STATE_HOME=<a folder of yours> llumctl ...",
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise LlumctlError(
+            f"cannot use the state folder {path}: {error.strerror}",
+            "XDG_STATE_HOME=<a folder of yours> llumctl ...",
+        ) from error
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a JSON value is of the annotated type; an integer is a float, a bool no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int):
+        return isinstance(value, kind) or isinstance(0.0, kind)
+    return isinstance(value, kind)

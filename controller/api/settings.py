@@ -1,0 +1,103 @@
+"""Settings of a cluster: parsed once, frozen, the same object in every process.
+
+The TOML file has one table per class below; `llumctl.settings` merges file, environment
+and flags into a `Settings` and hands it to `up`, which hands it to the controller.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+EMBEDDED_MODEL = "embedded"
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterTable(Table):
+    """`[cluster]`: what runs and where."""
+
+    name: ClusterName = "default"
+    model: str = EMBEDDED_MODEL
+    """`embedded`, a local path, or a Hugging Face id."""
+    instances: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """None: one per GPU (divided by the tensor-parallel size), or 2 on a CPU machine."""
+    frontends: Annotated[int, Field(ge=1, le=64)] = 1
+    ray_address: str | None = None
+    """`host:port` of a running Ray head; None starts one of our own."""
+    host: str = "127.0.0.1"
+    """Address that the cluster's own sockets bind and advertise; routable for several machines."""
+    start_timeout_s: Seconds = 600.0
+
+
+class EndpointTable(Table):
+    """`[endpoint]`: the OpenAI-compatible API."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key_file: str | None = None
+    """A file of mode 0600 whose lines are the keys that clients may use."""
+    served_model_name: str | None = None
+
+
+class ControlTable(Table):
+    """`[control]`: the operators' API, on its own listener with its own token."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8700
+
+
+class SchedulerTable(Table):
+    """`[scheduler]`: dispatch and liveness."""
+
+    policy: str = "llumnix"
+    max_held_reqs: Annotated[int, Field(ge=0)] = 1024
+    """Requests held while no instance is schedulable; one more is answered 429."""
+    hold_timeout_s: Seconds = 30.0
+    """A held request is answered 503 after this long."""
+    stall_timeout_s: Seconds = 10.0
+    """An instance whose engine thread showed no progress for this long is not schedulable."""
+    status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
+    """Least time between two status pushes of one instance."""
+    grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long live requests may take to finish when the cluster stops."""
+
+
+class PriorityTable(Table):
+    """`[[priority]]`: one level; see definitions in docs/metrics.md."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,23}$")]
+    rank: Annotated[int, Field(ge=-100, le=100)]
+    target_load_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+DEFAULT_PRIORITIES = (
+    PriorityTable(name="normal", rank=0),
+    PriorityTable(name="high", rank=1, target_load_tokens=1600),
+)
+
+
+class Settings(Table):
+    cluster: ClusterTable = ClusterTable()
+    endpoint: EndpointTable = EndpointTable()
+    control: ControlTable = ControlTable()
+    scheduler: SchedulerTable = SchedulerTable()
+    priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """vLLM engine arguments by their Python names, passed through."""
+
+    @field_validator("priority")
+    @classmethod
+    def _levels_are_distinct(cls, levels: tuple[PriorityTable, ...]) -> tuple[PriorityTable, ...]:
+        for key in ("name", "rank"):
+            values = [getattr(level, key) for level in levels]
+            if len(set(values)) != len(values):
+                raise ValueError(f"two priority levels have the same {key}")
+        if not any(level.rank == 0 for level in levels):
+            raise ValueError("one priority level must have rank 0: requests get it by default")
+        return levels

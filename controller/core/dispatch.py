@@ -1,0 +1,136 @@
+"""Which instance gets a new request: filter, score, pick.
+
+A policy is a score of one instance and a way to pick among the scores, both without side
+effects. Round-robin is no exception: its only state, the last choice, is an argument.
+Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from controller.core.freeness import NOTHING_UNREPORTED, dispatch_freeness
+from controller.core.loads import LOADS, LoadFunction
+from controller.core.snapshot import InstanceSnapshot, Level, Unreported
+
+Scores = Mapping[str, float]
+"""Score by instance id, of every instance considered."""
+ScoreFunction = Callable[[InstanceSnapshot, Unreported, Level, Sequence[Level]], float]
+PickFunction = Callable[[Scores, str | None], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`pick` takes scores (at least one) and the instance chosen last; it decides ties by id."""
+
+    name: str
+    score: ScoreFunction
+    pick: PickFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that may be chosen."""
+
+    snapshot: InstanceSnapshot
+    unreported: Unreported = NOTHING_UNREPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The instance chosen, and all that were considered, in the policy's own unit."""
+
+    instance_id: str
+    scores: Scores
+
+
+def pick_highest(scores: Scores, _last: str | None) -> str:
+    """The largest score; the smallest id among equals."""
+    best = max(scores.values())
+    return min([instance_id for instance_id, score in scores.items() if score == best])
+
+
+def pick_lowest(scores: Scores, _last: str | None) -> str:
+    """The smallest score; the smallest id among equals."""
+    best = min(scores.values())
+    return min([instance_id for instance_id, score in scores.items() if score == best])
+
+
+def pick_next(scores: Scores, last: str | None) -> str:
+    """The id that follows `last`, then around; right even if `last` is gone by now."""
+    if last is not None:
+        following = [instance_id for instance_id in scores if instance_id > last]
+        if following:
+            return min(following)
+    return min(scores)
+
+
+def _llumnix(
+    snapshot: InstanceSnapshot, unreported: Unreported, level: Level, levels: Sequence[Level]
+) -> float:
+    return dispatch_freeness(snapshot, level, levels, unreported)
+
+
+def _vllm_dp(
+    snapshot: InstanceSnapshot, unreported: Unreported, _level: Level, _levels: Sequence[Level]
+) -> float:
+    """vLLM's data-parallel balancer: a waiting request weighs as much as four running ones."""
+    return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
+
+
+def _no_score(
+    _snapshot: InstanceSnapshot, _unreported: Unreported, _level: Level, _levels: Sequence[Level]
+) -> float:
+    return 0.0
+
+
+def _by_load(name: str, load: LoadFunction) -> Policy:
+    def score(
+        snapshot: InstanceSnapshot, unreported: Unreported, _level: Level, _levels: Sequence[Level]
+    ) -> float:
+        return load(snapshot, unreported)
+
+    return Policy(name, score, pick_lowest)
+
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {
+        "llumnix": Policy("llumnix", _llumnix, pick_highest),
+        **{name: _by_load(name, load) for name, load in LOADS.items()},
+        "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest),
+        "round-robin": Policy("round-robin", _no_score, pick_next),
+    }
+)
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of that name. Raises ValueError naming the nearest valid one."""
+    policy = POLICIES.get(name)
+    if policy is not None:
+        return policy
+    near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown dispatch policy {name!r}: {hint}valid are {', '.join(POLICIES)}")
+
+
+def choose(
+    policy: Policy,
+    candidates: Iterable[Candidate],
+    level: Level,
+    levels: Sequence[Level],
+    last: str | None = None,
+) -> Choice | None:
+    """The instance for a new request of `level`; None if none may take it.
+
+    Draining instances are left out here, whatever the policy; that an instance is alive and
+    reporting is for the caller to know. `last` is the choice before this one, if any.
+    """
+    scores = {
+        candidate.snapshot.instance_id: policy.score(
+            candidate.snapshot, candidate.unreported, level, levels
+        )
+        for candidate in candidates
+        if not candidate.snapshot.draining
+    }
+    return Choice(policy.pick(scores, last), scores) if scores else None

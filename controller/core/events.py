@@ -1,0 +1,120 @@
+"""What the global scheduler is told (past tense) and what it asks for (imperative)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controller.core.snapshot import InstanceSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStarted:
+    """A new incarnation of an instance exists. Incarnations of one id only go up."""
+
+    instance_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReported:
+    """An instance's llumlet pushed its status, or answered a pull.
+
+    `last_dispatch_seq` is the highest dispatch sequence number among the requests that have
+    reached the instance (0: none): the snapshot counts all up to it.
+    """
+
+    snapshot: InstanceSnapshot
+    last_dispatch_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDied:
+    """That incarnation will never run anything again."""
+
+    instance_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRemoved:
+    """The instance was terminated on purpose; its id may be forgotten."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRequested:
+    """A frontend asks where to send a request. A replay of the request asks again."""
+
+    request_id: str
+    frontend_id: str
+    num_prompt_tokens: int
+    rank: int
+    arrival_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchCancelled:
+    """The client went away before an answer came."""
+
+    request_id: str
+    frontend_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendDied:
+    """Nobody waits for the answers to this frontend's requests any more."""
+
+    frontend_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed. Wanted every second or so while requests are held."""
+
+
+Event = (
+    InstanceStarted
+    | StatusReported
+    | InstanceDied
+    | InstanceRemoved
+    | DispatchRequested
+    | DispatchCancelled
+    | FrontendDied
+    | Ticked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send the request there; it carries `seq` and is refused by any other incarnation.
+
+    `scores` are those of the instances considered, kept for a later explanation.
+    """
+
+    request_id: str
+    frontend_id: str
+    instance_id: str
+    incarnation: int
+    seq: int
+    scores: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
+
+
+class RejectCode(StrEnum):
+    OVERLOADED = "overloaded"
+    """Too many requests are held already."""
+    UNAVAILABLE = "unavailable"
+    """No instance became schedulable in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer the request with an error and a hint when to try again."""
+
+    request_id: str
+    frontend_id: str
+    code: RejectCode
+    retry_after_s: float
+
+
+Instruction = Dispatch | Reject

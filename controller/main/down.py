@@ -1,0 +1,98 @@
+"""Stop a cluster and leave no process, socket or file of it, whatever state it is in."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from controller.api import run_state
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.models import StopRequest
+from controller.api.run_state import RunState
+from controller.main.processes import end, same_process, sweep
+from controller.main.ray_environment import NONCE_VARIABLE
+
+POLL_S = 0.1
+# What the controller needs beyond the grace time to cut what still runs.
+STOP_MARGIN_S = 10.0
+HEAD_PATIENCE_S = 5.0
+
+
+def run(cluster: str, *, drain: bool, timeout_s: float, progress: Callable[[str], None]) -> bool:
+    """False if there was nothing to stop."""
+    with run_state.lock(cluster):
+        state = run_state.load(cluster)
+        if state is None:
+            return False
+        tear_down(state, drain=drain, grace_s=timeout_s, progress=progress)
+        progress(f"cluster {cluster} has stopped")
+        return True
+
+
+def tear_down(
+    state: RunState,
+    *,
+    drain: bool,
+    grace_s: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
+    """First by asking the controller, then by ending what is left, which covers a dead one.
+
+    Safe to call again after it was interrupted."""
+    with contextlib.suppress(LlumctlError):
+        _ask_controller(state, drain, grace_s, progress)
+    if state.owns_ray:
+        head = same_process(state.ray_head_pid, state.ray_head_started_s)
+        if head is not None:
+            end([head], HEAD_PATIENCE_S)
+    else:
+        _kill_actors(state)
+    sweep(state.nonce)
+    shutil.rmtree(state.temp_dir, ignore_errors=True)
+    folder = run_state.state_path(state.cluster)
+    for secret in ("plan.json", "ray.token"):
+        (folder / secret).unlink(missing_ok=True)
+    run_state.remove(state.cluster)
+
+
+def _ask_controller(
+    state: RunState, drain: bool, grace_s: float, progress: Callable[[str], None]
+) -> None:
+    deadline_s = time.monotonic() + (grace_s if drain else 0.0) + STOP_MARGIN_S
+    order = StopRequest(drain=drain, grace_s=grace_s)
+    told = -1
+    with ControlClient(state.control_url, state.control_token, timeout_s=2.0) as client:
+        while time.monotonic() < deadline_s:
+            answer = client.stop(order)
+            if answer.stopped:
+                return
+            if answer.num_live_reqs != told and answer.num_live_reqs:
+                progress(f"waiting for {answer.num_live_reqs} live requests")
+            told = answer.num_live_reqs
+            time.sleep(POLL_S)
+
+
+def _kill_actors(state: RunState) -> None:
+    """On somebody else's Ray: end our actors through it, wherever they run."""
+    with (Path(state.log_dir) / "down.log").open("ab") as log:
+        subprocess.run(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "controller.main.kill_actors",
+                state.ray_address,
+                state.namespace,
+            ],
+            cwd=run_state.state_path(state.cluster),
+            env={k: v for k, v in os.environ.items() if k != NONCE_VARIABLE},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=60,
+        )

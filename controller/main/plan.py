@@ -1,0 +1,48 @@
+"""What one cluster is made of: settings with every open choice made. Made once by `up`,
+kept in a 0600 file, read by the head process and handed to every actor as JSON."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from controller.api.settings import Settings
+from controller.core.scheduler import SchedulerConfig
+from controller.core.snapshot import Level
+
+
+class ClusterPlan(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    settings: Settings
+    engine_args: dict[str, Any]
+    num_instances: int
+    num_gpus_per_instance: int
+    num_threads_per_instance: int
+    members_port: int
+    """Where the controller listens for the members; fixed, so that a restarted one is found."""
+    control_token: str
+    api_keys: tuple[str, ...]
+    namespace: str
+    nonce: str
+    state_dir: str
+    log_dir: str
+    temp_dir: str
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        table = self.settings.scheduler
+        return SchedulerConfig(
+            levels=self.levels,
+            policy=table.policy,
+            max_held_reqs=table.max_held_reqs,
+            hold_timeout_s=table.hold_timeout_s,
+            stall_timeout_s=table.stall_timeout_s,
+        )
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        return tuple(Level(p.name, p.rank, p.target_load_tokens) for p in self.settings.priority)
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.endpoint.served_model_name or self.settings.cluster.model

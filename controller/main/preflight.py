@@ -1,0 +1,210 @@
+"""What can be refused before anything is started, and the open choices made.
+
+Each check raises LlumctlError with what, why and the next command.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from controller.adapters.embedded_model import ensure
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.settings import EMBEDDED_MODEL, Settings
+from controller.core.dispatch import find_policy
+from controller.main.engine_args import check_engine_args
+
+GIB = 1 << 30
+# An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
+INSTANCE_BYTES = GIB
+DEFAULT_CPU_INSTANCES = 2
+# KV cache of the embedded model: 16 full contexts of 8,192 tokens.
+EMBEDDED_KV_BYTES = 128 << 20
+CPU_KV_SHARE = 0.3
+MAX_CPU_KV_BYTES = 4 * GIB
+
+
+def num_gpus() -> int:
+    """GPUs that this machine shows, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([d for d in visible.split(",") if d.strip() and d.strip() != "-1"])
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def gpus_per_instance(settings: Settings) -> int:
+    sizes = (settings.engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    return math.prod(int(size) for size in sizes)
+
+
+def default_instances(gpus: int, per_instance: int) -> int:
+    """What fits: one instance per group of GPUs, or a pair to try things on a CPU."""
+    if not gpus:
+        return DEFAULT_CPU_INSTANCES
+    if gpus < per_instance:
+        raise LlumctlError(
+            f"an instance needs {per_instance} GPUs, this machine has {gpus}",
+            "llumctl up --engine-arg tensor_parallel_size=1",
+        )
+    return gpus // per_instance
+
+
+def threads_per_instance(num_instances: int) -> int:
+    """One core is left to the frontend; a user's OMP_NUM_THREADS wins."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return max(1, ((os.cpu_count() or 1) - 1) // num_instances)
+
+
+def check_port(host: str, port: int, what: str, flag: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise LlumctlError(
+            f"{what} cannot listen on {host}:{port}: {error.strerror or error}",
+            f"llumctl up {flag} {free_port(host)}",
+        ) from error
+
+
+def free_port(host: str) -> int:
+    with socket.create_server((host if host != "auto" else "127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def check_ray_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise LlumctlError(
+            f"no Ray answers at {address}: {error}",
+            "ray start --head      or leave --ray-address out: llumctl up starts its own Ray",
+        ) from error
+
+
+def check_engine_args_of(settings: Settings) -> None:
+    try:
+        check_engine_args(settings.engine)
+    except UsageError as error:
+        raise UsageError(f"[engine]: {error.message}", error.hint) from None
+
+
+def check_policy(name: str) -> None:
+    try:
+        find_policy(name)
+    except ValueError as error:
+        raise UsageError(f"scheduler.policy: {error}") from error
+
+
+def resolve_model(model: str, cache_dir: Path) -> str:
+    """A folder or a Hugging Face id that vLLM will find; the embedded model is made first."""
+    if model == EMBEDDED_MODEL:
+        return str(ensure(cache_dir))
+    path = Path(model).expanduser()
+    if path.exists() or model.startswith((".", "/", "~")):
+        if not (path / "config.json").is_file():
+            why = "it has no config.json" if path.is_dir() else "there is no such folder"
+            raise UsageError(
+                f"{model} is not a model folder: {why}",
+                "llumctl up PATH      or      llumctl up Qwen/Qwen3-0.6B      or      llumctl up",
+            )
+        return str(path.resolve())
+    _check_hub_id(model)
+    return model
+
+
+def _check_hub_id(model: str) -> None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        hf_hub_download(model, "config.json")
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error)
+        raise LlumctlError(
+            f"model {model} cannot be had: {why}",
+            "check the name and HF_TOKEN; offline, give a local folder: llumctl up PATH",
+        ) from error
+
+
+def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -> dict[str, Any]:
+    """What vLLM gets: ours, then defaults for this machine, then the user's over them."""
+    args: dict[str, Any] = {}
+    if not gpus:
+        args |= {"block_size": 32}  # CPU attention wants multiples of 32; vLLM itself takes 128
+        if "kv_cache_memory_bytes" not in settings.engine:
+            available = psutil.virtual_memory().available
+            share = int(available * CPU_KV_SHARE / num_instances)
+            args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share)
+    if settings.cluster.model == EMBEDDED_MODEL:
+        args |= {
+            "dtype": "float32",
+            "max_model_len": 8192,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": EMBEDDED_KV_BYTES,
+        }
+    args |= settings.engine
+    args |= {
+        "model": model,
+        "served_model_name": settings.endpoint.served_model_name or settings.cluster.model,
+        "scheduling_policy": "priority",
+    }
+    return args
+
+
+def check_memory(args: dict[str, Any], model: str, num_instances: int) -> None:
+    """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
+    kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
+    each = INSTANCE_BYTES + kv_bytes + _weight_bytes(Path(model))
+    available = psutil.virtual_memory().available
+    if each * num_instances > available:
+        fits = available // each
+        raise LlumctlError(
+            f"{num_instances} instances need about {each * num_instances / GIB:.1f} GiB"
+            f" ({each / GIB:.1f} GiB each), {available / GIB:.1f} GiB are available",
+            f"llumctl up -n {fits}"
+            if fits
+            else "llumctl up --engine-arg kv_cache_memory_bytes=...",
+        )
+
+
+def check_kv_cache(args: dict[str, Any], model: str) -> None:
+    """A KV cache that cannot hold one request of the full context is refused by vLLM, but only
+    after half a minute; with the sizes in config.json it can be said at once."""
+    kv_bytes, context = args.get("kv_cache_memory_bytes"), args.get("max_model_len")
+    file = Path(model) / "config.json"
+    if not (kv_bytes and context and file.is_file()):
+        return
+    config = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        width = 4 if args.get("dtype", config.get("torch_dtype")) == "float32" else 2
+        per_token = 2 * config["num_hidden_layers"] * heads * head_dim * width
+    except (KeyError, TypeError):
+        return
+    needed = per_token * int(context)
+    if int(kv_bytes) < needed:
+        raise UsageError(
+            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {int(kv_bytes) // per_token} tokens,"
+            f" less than one request of max_model_len = {context}",
+            f"llumctl up --engine-arg kv_cache_memory_bytes={needed * 2}"
+            f"      or      --engine-arg max_model_len={int(kv_bytes) // per_token // 16 * 16}",
+        )
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

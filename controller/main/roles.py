@@ -1,0 +1,118 @@
+"""What runs inside each actor: the composition of shells, ports and adapters.
+
+Imports of heavy libraries happen in the role that needs them: the controller never loads
+vLLM, an llumlet never loads the OpenAI app.
+"""
+
+import ipaddress
+import logging
+import os
+from functools import partial
+
+from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.main.plan import ClusterPlan
+from controller.runtime.member import Membership
+
+log = logging.getLogger(__name__)
+
+
+async def controller(plan_json: str) -> None:
+    from controller.adapters.http.control_server import ControlServer
+    from controller.adapters.http.views import ClusterLabels
+    from controller.adapters.ray.launcher import ActorPlan, RayLauncher
+    from controller.runtime.controller import Controller
+
+    plan = ClusterPlan.model_validate_json(plan_json)
+    mailbox = ZmqMailbox(_bind_host(plan), plan.members_port)
+    arguments = {"plan_json": plan_json, "controller_address": mailbox.address}
+    launcher = RayLauncher(
+        plan.namespace,
+        plan.log_dir,
+        instance=ActorPlan(f"{__name__}:llumlet", arguments, plan.num_gpus_per_instance),
+        frontend=ActorPlan(f"{__name__}:frontend", arguments),
+    )
+    service = Controller(mailbox, launcher, plan.scheduler_config)
+    service.start(plan.num_instances, plan.settings.cluster.frontends)
+    labels = ClusterLabels(
+        cluster=plan.settings.cluster.name,
+        model=plan.model_name,
+        policy=plan.settings.scheduler.policy,
+        endpoint_url=endpoint_url(plan),
+    )
+    table = plan.settings.control
+    server = ControlServer(service, labels, plan.control_token, table.host, table.port)
+    await server.run_beside(service.run())
+
+
+async def llumlet(member_id: str, plan_json: str, controller_address: str) -> None:
+    from controller.adapters.vllm.engine import VllmEngine
+    from controller.runtime.llumlet import Llumlet
+
+    plan = ClusterPlan.model_validate_json(plan_json)
+    os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
+    mailbox = ZmqMailbox(_bind_host(plan))
+    member = Membership(
+        "instance",
+        member_id,
+        mailbox,
+        controller_address,
+        _node(),
+        num_live_reqs=lambda: service.num_live_reqs,
+    )
+    service = Llumlet(
+        member,
+        mailbox,
+        partial(VllmEngine, plan.engine_args),
+        plan.settings.scheduler.status_interval_s,
+    )
+    await service.run()
+
+
+async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:
+    from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
+
+    plan = ClusterPlan.model_validate_json(plan_json)
+    mailbox = ZmqMailbox(_bind_host(plan))
+    member = Membership(
+        "frontend",
+        member_id,
+        mailbox,
+        controller_address,
+        _node(),
+        num_live_reqs=lambda: service.router.num_live_reqs,
+    )
+    table = plan.settings.endpoint
+    config = FrontendConfig(
+        engine_args=plan.engine_args,
+        ranks=frozenset(level.rank for level in plan.levels),
+        num_instances=plan.num_instances,
+        host=table.host,
+        port=table.port,
+        share_port=plan.settings.cluster.frontends > 1,
+        api_keys=plan.api_keys,
+    )
+    service = OpenAIFrontend(config, member, mailbox)
+    await service.run()
+
+
+def endpoint_url(plan: ClusterPlan) -> str:
+    table = plan.settings.endpoint
+    host = "127.0.0.1" if table.host in ("0.0.0.0", "::") else table.host
+    return f"http://{host}:{table.port}"
+
+
+def _bind_host(plan: ClusterPlan) -> str:
+    """Loopback stays loopback; `auto` is the address by which Ray knows this machine."""
+    host = plan.settings.cluster.host
+    if host != "auto":
+        ipaddress.ip_address(host)
+        return host
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _node() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())

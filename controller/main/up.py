@@ -1,0 +1,274 @@
+"""Start a cluster: refuse what can be refused, start the head, watch it come up.
+
+Nothing of Ray is imported here: the head process starts Ray and the controller, and from
+then on this process is a client of the control API like any other.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from controller.api import run_state
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
+from controller.api.models import ClusterState, ClusterStatus
+from controller.api.run_state import RunState
+from controller.api.settings import Settings
+from controller.main import preflight
+from controller.main.down import tear_down
+from controller.main.plan import ClusterPlan
+from controller.main.processes import processes_of, same_process
+from controller.main.ray_environment import ray_environment
+from controller.main.roles import endpoint_url
+from controller.main.start_errors import explain_failure, head_failure
+
+Progress = Callable[[ClusterStatus | str], None]
+POLL_S = 0.25
+STAY_POLL_S = 1.0
+PLAN_FILE = "plan.json"
+# A Unix socket's path may have 107 bytes; Ray's own part of it takes 66.
+MAX_TEMP_DIR_CHARS = 40
+
+
+def run(
+    settings: Settings,
+    *,
+    detach: bool,
+    wait: bool,
+    timeout_s: float | None,
+    progress: Progress,
+) -> ClusterStatus | None:
+    """Start, and stay unless `detach`; detached, return when the controller answers, or with
+    `wait` when everything serves. Interrupted or failed, it leaves nothing behind."""
+    deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
+    with _sigterm_interrupts():
+        with run_state.lock(settings.cluster.name):
+            _refuse_running(settings.cluster.name, progress)
+            plan = make_plan(settings)
+            state: RunState | None = None
+            try:
+                head, state = _start_head(plan)
+                until_ready = wait or not detach
+                status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
+            except BaseException:
+                if state is not None:
+                    with _no_interrupts():
+                        tear_down(state, drain=False, grace_s=0.0)
+                raise
+        if detach:
+            return status
+        _stay(head, state, progress)
+        return None
+
+
+def make_plan(settings: Settings) -> ClusterPlan:
+    """All the checks that need nothing started, in the order of what they cost."""
+    cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
+    preflight.check_policy(settings.scheduler.policy)
+    preflight.check_engine_args_of(settings)
+    if cluster.ray_address:
+        preflight.check_ray_address(cluster.ray_address)
+    preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
+    preflight.check_port(control.host, control.port, "the control API", "--control-port")
+    state_dir = run_state.state_dir(cluster.name)
+    gpus = preflight.num_gpus()
+    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
+    num_instances = cluster.instances or preflight.default_instances(gpus, per_instance)
+    model = preflight.resolve_model(cluster.model, _cache_dir())
+    args = preflight.engine_args(settings, model, num_instances, gpus)
+    if not gpus:
+        preflight.check_kv_cache(args, model)
+        preflight.check_memory(args, model, num_instances)
+    log_dir = state_dir / "logs"
+    log_dir.mkdir(mode=0o700, exist_ok=True)
+    for old in log_dir.glob("*.log"):
+        old.unlink()
+    nonce = secrets.token_hex(8)
+    return ClusterPlan(
+        settings=settings,
+        engine_args=args,
+        num_instances=num_instances,
+        num_gpus_per_instance=per_instance,
+        num_threads_per_instance=preflight.threads_per_instance(num_instances),
+        members_port=preflight.free_port(cluster.host),
+        control_token=secrets.token_urlsafe(32),
+        api_keys=_api_keys(settings),
+        namespace=f"llumctl-{cluster.name}",
+        nonce=nonce,
+        state_dir=str(state_dir),
+        log_dir=str(log_dir),
+        temp_dir=str(_temp_dir(cluster.name)),
+    )
+
+
+def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
+    """The head in its own session, with the run state on disk before it can leave traces."""
+    plan_file = Path(plan.state_dir) / PLAN_FILE
+    descriptor = os.open(plan_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(plan.model_dump_json())
+    with (Path(plan.log_dir) / "head.log").open("wb") as log:
+        head = subprocess.Popen(
+            [sys.executable, "-P", "-m", "controller.main.head", str(plan_file)],
+            cwd=plan.state_dir,
+            env=os.environ | ray_environment(plan.state_dir, plan.nonce),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    table = plan.settings
+    state = RunState(
+        cluster=table.cluster.name,
+        nonce=plan.nonce,
+        control_url=f"http://{table.control.host}:{table.control.port}",
+        control_token=plan.control_token,
+        endpoint_url=endpoint_url(plan),
+        ray_address=table.cluster.ray_address or "",
+        owns_ray=not table.cluster.ray_address,
+        ray_head_pid=head.pid,
+        ray_head_started_s=psutil.Process(head.pid).create_time(),
+        namespace=plan.namespace,
+        started_at_s=time.time(),
+        log_dir=plan.log_dir,
+        temp_dir=plan.temp_dir,
+    )
+    run_state.save(state)
+    return head, state
+
+
+def _watch_start(
+    head: subprocess.Popen[bytes],
+    state: RunState,
+    plan: ClusterPlan,
+    deadline_s: float,
+    until_ready: bool,
+    progress: Progress,
+) -> ClusterStatus:
+    progress(f"starting {plan.num_instances} instances of {plan.model_name}; logs: {plan.log_dir}")
+    with ControlClient(state.control_url, state.control_token) as client:
+        while time.monotonic() < deadline_s:
+            if head.poll() is not None and (state.owns_ray or head.returncode):
+                raise head_failure(Path(plan.log_dir), state.ray_address)
+            status = _status_or_none(client)
+            if status is not None:
+                progress(status)
+                if status.state == ClusterState.FAILED:
+                    raise explain_failure(status, plan)
+                if status.state == ClusterState.READY or not until_ready:
+                    return status
+            time.sleep(POLL_S)
+    raise TimedOutError(
+        f"cluster {state.cluster} was not ready in time", f"see the logs in {plan.log_dir}"
+    )
+
+
+def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
+    """Until Ctrl-C, SIGTERM, `llumctl down` elsewhere, or the head's death."""
+    try:
+        with ControlClient(state.control_url, state.control_token) as client:
+            while head.poll() is None or not state.owns_ray:
+                if run_state.load(state.cluster) != state:
+                    return
+                status = _status_or_none(client)
+                if status is not None:
+                    progress(status)
+                time.sleep(STAY_POLL_S)
+    except KeyboardInterrupt:
+        _stop_on_request(state, progress)
+        return
+    if run_state.load(state.cluster) != state:
+        return
+    tear_down(state, drain=False, grace_s=0.0)
+    raise LlumctlError(
+        f"Ray of cluster {state.cluster} died (its head process ended with {head.returncode})",
+        f"see {state.log_dir}/head.log, then: llumctl up",
+    )
+
+
+def _stop_on_request(state: RunState, progress: Progress) -> None:
+    progress("stopping: live requests may finish; Ctrl-C again to stop at once")
+    try:
+        tear_down(state, drain=True, grace_s=30.0, progress=progress)
+    except KeyboardInterrupt:
+        with _no_interrupts():
+            tear_down(state, drain=False, grace_s=0.0)
+    progress(f"cluster {state.cluster} has stopped")
+
+
+def _status_or_none(client: ControlClient) -> ClusterStatus | None:
+    try:
+        return client.status()
+    except UnreachableError:
+        return None
+
+
+def _refuse_running(cluster: str, progress: Progress) -> None:
+    state = run_state.load(cluster)
+    if state is None:
+        return
+    alive = same_process(state.ray_head_pid, state.ray_head_started_s) or not state.owns_ray
+    if alive:
+        raise RefusedError(
+            f"cluster {cluster} is already running ({state.endpoint_url})",
+            f"llumctl status --cluster {cluster}      or      llumctl down --cluster {cluster}",
+        )
+    if processes_of(state.nonce):
+        progress(f"clearing what a dead cluster {cluster} left behind")
+    tear_down(state, drain=False, grace_s=0.0)
+
+
+def _api_keys(settings: Settings) -> tuple[str, ...]:
+    file = settings.endpoint.api_key_file
+    if file is None:
+        return ()
+    lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _cache_dir() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (home if home.is_absolute() else Path.home() / ".cache") / "llumctl" / "models"
+
+
+def _temp_dir(cluster: str) -> Path:
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) > MAX_TEMP_DIR_CHARS - len(cluster) - 16:
+        base = Path("/tmp")
+    folder = base / f"llumctl-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise RefusedError(f"{folder} is not a private folder of yours", f"ls -ld {folder}")
+    return folder / cluster
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """An impatient third Ctrl-C must not leave half a cluster."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Narrow interfaces between the shells and the world, in plain values."""

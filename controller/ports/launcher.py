@@ -1,0 +1,14 @@
+"""Starting and stopping the cluster's processes."""
+
+from typing import Protocol
+
+
+class Launcher(Protocol):
+    def launch_instance(self, instance_id: str) -> None:
+        """Start (or find again) the process of an instance; it says Hello by itself, and
+        is started again whenever it dies, until `terminate`."""
+
+    def launch_frontend(self, frontend_id: str) -> None: ...
+
+    def terminate(self, member_id: str) -> None:
+        """End the process for good; unknown ids are ignored."""

@@ -1,0 +1,250 @@
+"""The controller: the cluster's table, the global scheduler, and the messages between.
+
+What survives its death: the instances and frontends run on; requests in flight do not
+notice, new ones are dispatched by the frontends alone. A new controller learns what runs
+from the Hellos that members repeat every second and their loads from the next statuses.
+What is lost: the counts of restarts, and requests it held (their frontends ask again).
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Event,
+    FrontendDied,
+    InstanceDied,
+    InstanceStarted,
+    Instruction,
+    Reject,
+    StatusReported,
+    Ticked,
+)
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.ports.launcher import Launcher
+from controller.ports.mailbox import Mailbox
+from controller.runtime.messages import (
+    Directory,
+    DispatchAsked,
+    Dispatched,
+    DispatchWithdrawn,
+    DrainFrontend,
+    Hello,
+    InstanceEntry,
+    InstanceLost,
+    Message,
+    Refused,
+    StatusPull,
+    StatusPushed,
+    decode,
+    encode,
+)
+from controller.runtime.roster import Member, Roster, RosterChange
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+# A member that said nothing for this long gets no directories: they would pile up for it.
+SILENCE_S = 5.0
+# Beyond the grace time: what the frontends need to send their last bytes.
+STOP_MARGIN_S = 6.0
+
+
+@dataclass(slots=True)
+class StepStats:
+    num_steps: int = 0
+    step_time_s: float = 0.0
+
+
+class Controller:
+    def __init__(self, mailbox: Mailbox, launcher: Launcher, config: SchedulerConfig) -> None:
+        self._mailbox = mailbox
+        self._launcher = launcher
+        self.config = config
+        self.scheduler = GlobalScheduler(config)
+        self.roster = Roster()
+        self.step_stats: dict[str, StepStats] = {}
+        self.was_ready = False
+        self._stopping: asyncio.Task[None] | None = None
+
+    # -- life ----------------------------------------------------------------------------
+
+    def start(self, num_instances: int, num_frontends: int) -> None:
+        self._mailbox.start(self._on_message, self._on_lost)
+        for index in range(num_frontends):
+            self.roster.expect("frontend", f"f-{index}")
+            self._launcher.launch_frontend(f"f-{index}")
+        for index in range(num_instances):
+            self.roster.expect("instance", f"i-{index}")
+            self._launcher.launch_instance(f"i-{index}")
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._handle(Ticked())
+            self._pull_silent_instances()
+            self._send_directory()
+
+    def stop(self, drain: bool, grace_s: float) -> None:
+        """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
+
+        Called again, only the first call counts, but a later `drain=False` cuts it short."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s if drain else 0.0))
+        elif not drain and not self.stopped:
+            self._to_frontends(DrainFrontend(0.0))
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping is not None
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping is not None and self._stopping.done()
+
+    @property
+    def num_live_reqs(self) -> int:
+        return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _stop(self, grace_s: float) -> None:
+        self._to_frontends(DrainFrontend(grace_s))
+        deadline_s = self.now_s() + grace_s + STOP_MARGIN_S
+        while self.now_s() < deadline_s and any(f.serving for f in self.roster.frontends()):
+            await asyncio.sleep(0.02)
+        for member_id in self.roster.members:
+            self._launcher.terminate(member_id)
+
+    # -- messages ------------------------------------------------------------------------
+
+    def _on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        match decode(head):
+            case StatusPushed() as status:
+                self._on_status(status)
+            case DispatchAsked() as ask:
+                self._handle(
+                    DispatchRequested(
+                        ask.request_id,
+                        ask.frontend_id,
+                        ask.num_prompt_tokens,
+                        ask.rank,
+                        ask.arrival_time_s,
+                    )
+                )
+            case DispatchWithdrawn(request_id=request_id, frontend_id=frontend_id):
+                self._handle(DispatchCancelled(request_id, frontend_id))
+            case Hello() as hello:
+                self._on_hello(hello)
+            case other:
+                log.warning("unexpected message %s", type(other).__name__)
+
+    def _on_status(self, status: StatusPushed) -> None:
+        snapshot = status.snapshot
+        member = self.roster.members.get(snapshot.instance_id)
+        if member is None or not member.alive or member.incarnation != snapshot.incarnation:
+            return  # a late push of a dead incarnation
+        self.step_stats[snapshot.instance_id] = StepStats(status.num_steps, status.step_time_s)
+        self._handle(StatusReported(snapshot, status.last_dispatch_seq))
+
+    def _on_hello(self, hello: Hello) -> None:
+        change = self.roster.hello(hello, self.now_s())
+        if change is None:
+            log.warning("hello of an unknown member %s", hello.member_id)
+            return
+        member = change.member
+        if change.died is not None:
+            self._announce_death(member, change.died)
+        if change.welcome is not None:
+            log.info("%s is incarnation %d", member.member_id, member.incarnation)
+            self._send(member, change.welcome)
+        if change.began_serving:
+            self._begin_serving(change)
+        elif change.welcome is not None and member.kind == "frontend":
+            self._send(member, self._directory())
+
+    def _begin_serving(self, change: RosterChange) -> None:
+        member = change.member
+        log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
+        if member.kind == "instance":
+            self._handle(InstanceStarted(member.member_id, member.incarnation))
+            self._send_directory()
+            self._send(member, StatusPull())
+        self.was_ready = self.was_ready or all(m.serving for m in self.roster.members.values())
+
+    def _on_lost(self, address: str) -> None:
+        member = self.roster.lost(address)
+        if member is not None:
+            log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
+            self._announce_death(member, member.incarnation)
+
+    def _announce_death(self, member: Member, incarnation: int) -> None:
+        if member.kind == "instance":
+            self._handle(InstanceDied(member.member_id, incarnation))
+            self._to_frontends(InstanceLost(member.member_id, incarnation))
+        else:
+            self._handle(FrontendDied(member.member_id))
+
+    # -- what goes out -------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        for instruction in self.scheduler.handle(event, self.now_s()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        frontend = self.roster.members[instruction.frontend_id]
+        match instruction:
+            case Dispatch():
+                answer: Message = Dispatched(
+                    instruction.request_id,
+                    instruction.instance_id,
+                    instruction.incarnation,
+                    instruction.seq,
+                )
+            case Reject():
+                answer = Refused(
+                    instruction.request_id, str(instruction.code), instruction.retry_after_s
+                )
+        self._send(frontend, answer)
+
+    def _directory(self) -> Directory:
+        records = self.scheduler.instances
+        return Directory(
+            tuple(
+                InstanceEntry(
+                    member.member_id,
+                    member.incarnation,
+                    member.address,
+                    member.info,
+                    records[member.member_id].snapshot,
+                )
+                for member in self.roster.instances()
+                if member.serving and member.info and member.member_id in records
+            )
+        )
+
+    def _send_directory(self) -> None:
+        self._to_frontends(self._directory())
+
+    def _pull_silent_instances(self) -> None:
+        """Health by pull when the pushes stop (paper's successor, status tracking)."""
+        now_s = self.now_s()
+        for member in self.roster.instances():
+            record = self.scheduler.instances.get(member.member_id)
+            if member.serving and record and not record.schedulable(now_s):
+                self._send(member, StatusPull(), droppable=True)
+
+    def _to_frontends(self, message: Message) -> None:
+        now_s = self.now_s()
+        for frontend in self.roster.frontends():
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
+                self._send(frontend, message)
+
+    def _send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
+        if member.alive:
+            self._mailbox.send(member.address, encode(message), droppable=droppable)

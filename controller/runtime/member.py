@@ -1,0 +1,84 @@
+"""How a process belongs to the cluster: it says Hello until it is welcomed, then keeps on.
+
+Shared by llumlets and frontends. The repeated Hello is what a restarted controller rebuilds
+its table from, and what shows that the process is alive while its engine still loads.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+
+from controller.ports.mailbox import Mailbox
+from controller.runtime.messages import (
+    EngineInfo,
+    Hello,
+    MemberKind,
+    Phase,
+    Welcome,
+    encode,
+)
+
+HELLO_INTERVAL_S = 1.0
+
+
+class Membership:
+    def __init__(
+        self,
+        kind: MemberKind,
+        member_id: str,
+        mailbox: Mailbox,
+        controller_address: str,
+        node: str,
+        num_live_reqs: Callable[[], int],
+    ) -> None:
+        self.kind = kind
+        self.member_id = member_id
+        self.controller_address = controller_address
+        self.incarnation = 0
+        self._mailbox = mailbox
+        self._node = node
+        self._num_live_reqs = num_live_reqs
+        self._nonce = secrets.token_hex(8)
+        self._phase: Phase = "starting"
+        self._detail = ""
+        self._info: EngineInfo | None = None
+        self._welcomed = asyncio.Event()
+
+    def report(self, phase: Phase, detail: str = "", info: EngineInfo | None = None) -> None:
+        """Tell the controller at once that this process has got so far."""
+        self._phase, self._detail = phase, detail
+        self._info = info or self._info
+        self.say_hello()
+
+    def say_hello(self) -> None:
+        hello = Hello(
+            kind=self.kind,
+            member_id=self.member_id,
+            nonce=self._nonce,
+            incarnation=self.incarnation,
+            address=self._mailbox.address,
+            node=self._node,
+            pid=os.getpid(),
+            phase=self._phase,
+            detail=self._detail,
+            info=self._info,
+            num_live_reqs=self._num_live_reqs(),
+        )
+        self._mailbox.send(self.controller_address, encode(hello), droppable=True)
+
+    def welcomed(self, welcome: Welcome) -> bool:
+        """True if everything of an earlier incarnation must be dropped."""
+        if welcome.nonce != self._nonce:
+            return False
+        self.incarnation = welcome.incarnation
+        self._welcomed.set()
+        return welcome.fenced
+
+    async def wait_welcomed(self) -> None:
+        await self._welcomed.wait()
+
+    async def keep_saying_hello(self) -> None:
+        while True:
+            self.say_hello()
+            await asyncio.sleep(HELLO_INTERVAL_S)

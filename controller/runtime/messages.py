@@ -1,0 +1,194 @@
+"""What the cluster's own processes say to each other: msgpack, one tagged union, no pickle.
+
+Every message is one frame holding a struct below, followed by opaque payload frames where
+the struct says so. Unknown tags and malformed bodies are refused by the decoder.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from controller.core.snapshot import InstanceSnapshot
+
+MemberKind = Literal["instance", "frontend"]
+Phase = Literal["starting", "active", "failed", "stopped"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a frontend must know of the engines to stand in for them."""
+
+    max_model_len: int
+    num_gpu_blocks: int
+    block_size: int
+    supported_tasks: tuple[str, ...]
+
+
+class Hello(Message, frozen=True):
+    """Member to controller, about once a second: who I am, where, and how far I have got.
+
+    `incarnation` is 0 until the controller has given one. Repeating it lets a restarted
+    controller rebuild its table from what its members say.
+    """
+
+    kind: MemberKind
+    member_id: str
+    nonce: str
+    incarnation: int
+    address: str
+    node: str
+    pid: int
+    phase: Phase
+    detail: str = ""
+    info: EngineInfo | None = None
+    num_live_reqs: int = 0
+
+
+class Welcome(Message, frozen=True):
+    """Controller to member: your incarnation. `fenced`: drop all that you were running."""
+
+    nonce: str
+    incarnation: int
+    fenced: bool = False
+
+
+class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
+    instance_id: str
+    incarnation: int
+    address: str
+    info: EngineInfo
+    snapshot: InstanceSnapshot | None
+
+
+class Directory(Message, frozen=True):
+    """Controller to frontends: the instances that serve, with their last known status."""
+
+    instances: tuple[InstanceEntry, ...]
+
+
+class StatusPushed(Message, frozen=True):
+    """Instance to controller. `last_dispatch_seq`: the highest dispatch it has taken in."""
+
+    snapshot: InstanceSnapshot
+    last_dispatch_seq: int
+    num_steps: int
+    step_time_s: float
+
+
+class StatusPull(Message, frozen=True):
+    """Controller to instance: push a status now."""
+
+
+class DispatchAsked(Message, frozen=True):
+    request_id: str
+    frontend_id: str
+    num_prompt_tokens: int
+    rank: int
+    arrival_time_s: float
+
+
+class DispatchWithdrawn(Message, frozen=True):
+    request_id: str
+    frontend_id: str
+
+
+class Dispatched(Message, frozen=True):
+    request_id: str
+    instance_id: str
+    incarnation: int
+    seq: int
+
+
+class Refused(Message, frozen=True):
+    request_id: str
+    code: str
+    retry_after_s: float
+
+
+class InstanceLost(Message, frozen=True):
+    """Controller to frontends: this incarnation is gone and so are its requests."""
+
+    instance_id: str
+    incarnation: int
+
+
+class DrainFrontend(Message, frozen=True):
+    """Controller to frontend: answer 503 from now on, cut what still runs after `grace_s`."""
+
+    grace_s: float
+
+
+class AddRequest(Message, frozen=True):
+    """Frontend to instance; payload frames: the engine's own request encoding."""
+
+    request_id: str
+    frontend_id: str
+    reply_to: str
+    incarnation: int
+    dispatch_seq: int
+    attempt: int = 0
+    hop: int = 0
+
+
+class AbortRequests(Message, frozen=True):
+    request_ids: tuple[str, ...]
+
+
+class OutputItem(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request in a payload: `num_tokens` from `first_index` in (attempt, hop)."""
+
+    request_id: str
+    attempt: int
+    hop: int
+    first_index: int
+    num_tokens: int
+
+
+class OutputsEmitted(Message, frozen=True):
+    """Instance to frontend; payload frames: the engine's own output encoding, item by item."""
+
+    instance_id: str
+    incarnation: int
+    items: tuple[OutputItem, ...]
+
+
+class RequestRefused(Message, frozen=True):
+    """Instance to frontend: this request could not be taken in; `retryable` elsewhere."""
+
+    request_id: str
+    message: str
+    retryable: bool = False
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Directory
+    | StatusPushed
+    | StatusPull
+    | DispatchAsked
+    | DispatchWithdrawn
+    | Dispatched
+    | Refused
+    | InstanceLost
+    | DrainFrontend
+    | AddRequest
+    | AbortRequests
+    | OutputsEmitted
+    | RequestRefused
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(frame: bytes | memoryview) -> AnyMessage:
+    """Raises msgspec.DecodeError for anything that is not one of ours."""
+    return _decoder.decode(frame)

@@ -1,0 +1,1 @@
+"""The command line. It imports `controller.api`, and `controller.main` only inside commands."""

@@ -1,0 +1,58 @@
+"""The command tree. Help is plain text: rich would cost more than all of the rest."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from llumctl import errors, output
+from llumctl.commands import doctor, down, status, up
+
+app = typer.Typer(
+    name="llumctl",
+    help="Operate a cluster of vLLM instances that reschedules running requests.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 no controller,"
+    " 4 not found, 5 refused, 6 conflict, 124 timed out, 130 interrupted.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("down")(down.down)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of `llumctl ARGUMENTS`."""
+    return errors.guarded(lambda: _invoke(arguments))
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    result = app(args=list(arguments), prog_name="llumctl", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("llumctl")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        output.emit(f"llumctl {version}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - the callback acts on it
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        output.emit(context.get_help())

@@ -1,0 +1,57 @@
+"""`llumctl doctor`: what would keep a cluster from starting here, and the cure."""
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_FAILED
+from llumctl import output
+from llumctl.commands.options import Cluster, Config
+
+if TYPE_CHECKING:
+    from controller.api.models import Check
+
+
+class DoctorFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def doctor(
+    output_format: Annotated[
+        DoctorFormat, typer.Option("-o", "--output", help="Format of what goes to stdout.")
+    ] = DoctorFormat.TABLE,
+    cluster: Cluster = None,
+    config: Config = None,
+) -> None:
+    """Check this machine; exit 1 if anything fails."""
+    from controller.api.models import CheckResult, DoctorReport
+    from llumctl import settings as settings_module
+
+    settings = settings_module.load(
+        config=config, flags={("cluster", "name"): ("--cluster", cluster)}
+    )
+    from controller.main import doctor as doctor_main
+
+    report = DoctorReport(checks=tuple(doctor_main.run(settings)))
+    if output_format is DoctorFormat.JSON:
+        output.emit(output.encode(output.Format.JSON, report, report.checks))
+    else:
+        output.emit(_text(report.checks))
+    if any(check.result is CheckResult.FAIL for check in report.checks):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _text(checks: "tuple[Check, ...]") -> str:
+    """A row per check; the cure, which is long, on its own line below."""
+    rows = [(check.result, check.name, check.what) for check in checks]
+    colours = output.use_colours(sys.stdout)
+    header, *lines = output.table(("RESULT", "CHECK", "WHAT"), rows, colours=colours).split("\n")
+    told = [header]
+    for check, line in zip(checks, lines, strict=True):
+        told.append(line)
+        if check.cure:
+            told.append(f"        try: {check.cure}")
+    return "\n".join(told)

@@ -1,0 +1,89 @@
+"""`llumctl up`: start a cluster and, unless detached, stay until it is stopped."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llumctl.commands.options import Cluster, Config, positive
+
+if TYPE_CHECKING:
+    from llumctl.settings import Flags
+
+
+def up(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="'embedded' (the default), a folder, or a Hugging Face id.", show_default=False
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option("-n", "--instances", help="Instances; default one per GPU, or 2 on CPU."),
+    ] = None,
+    frontends: Annotated[int | None, typer.Option(help="Frontends that serve the API.")] = None,
+    cluster: Cluster = None,
+    config: Config = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address of the endpoint; other than loopback needs keys.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the endpoint (8000).")] = None,
+    control_port: Annotated[
+        int | None, typer.Option(help="Port of the control API (8700).")
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Join this Ray; default: start one of our own."),
+    ] = None,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A vLLM engine argument, V as JSON; repeatable."),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Leave the cluster running in the background.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --detach: return only when it is ready.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="How many seconds starting may take (600)."),
+    ] = None,
+) -> None:
+    """Start a cluster. In the foreground, Ctrl-C lets live requests finish and stops it."""
+    positive(timeout, "--timeout")
+    flags: Flags = {
+        ("cluster", "name"): ("--cluster", cluster),
+        ("cluster", "model"): ("MODEL", model),
+        ("cluster", "instances"): ("--instances", instances),
+        ("cluster", "frontends"): ("--frontends", frontends),
+        ("cluster", "ray_address"): ("--ray-address", ray_address),
+        ("endpoint", "host"): ("--host", host),
+        ("endpoint", "port"): ("--port", port),
+        ("control", "port"): ("--control-port", control_port),
+    }
+    start(config, flags, engine_arg or [], detach=detach, wait=wait, timeout_s=timeout)
+
+
+def start(
+    config: Path | None,
+    flags: "Flags",
+    engine_args: list[str],
+    *,
+    detach: bool,
+    wait: bool,
+    timeout_s: float | None,
+) -> None:
+    from llumctl import settings as settings_module
+    from llumctl.progress import Progress
+
+    settings = settings_module.load(config=config, flags=flags, engine_args=engine_args)
+    from controller.main import up as up_main
+
+    with Progress(settings) as progress:
+        status = up_main.run(
+            settings, detach=detach, wait=wait, timeout_s=timeout_s, progress=progress
+        )
+        if detach and status is not None:
+            progress.announce(status)

@@ -1,0 +1,143 @@
+"""The config file as raw tables: finding, reading, parsing, and which line a key is on."""
+
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.api.errors import UsageError
+from controller.api.run_state import CLUSTER_NAME
+from llumctl import toml_lines
+
+MAX_BYTES = 1 << 20
+_WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    path: Path
+    text: str
+    tables: dict[str, Any]
+
+    def line(self, key: toml_lines.Path) -> int:
+        return toml_lines.scan(self.text).find(key) or 1
+
+    def where(self, key: toml_lines.Path) -> str:
+        """`FILE:LINE` of a key."""
+        return f"{self.path}:{self.line(key)}"
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    home = Path(environ.get("XDG_CONFIG_HOME") or "")
+    base = home if home.is_absolute() else Path.home() / ".config"
+    return base / "llumctl" / "config.toml"
+
+
+def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFile | None:
+    """`--config`, else $LLUMCTL_CONFIG, else the XDG one if it exists.
+
+    Raises:
+        UsageError: the file that was asked for is absent, or any of them does not parse.
+    """
+    if flag is not None:
+        return read(flag, "--config")
+    if named := environ.get("LLUMCTL_CONFIG"):
+        return read(Path(named), "LLUMCTL_CONFIG")
+    try:
+        return read(default_path(environ), "the default one")
+    except AbsentError:
+        return None
+
+
+class AbsentError(UsageError):
+    pass
+
+
+def read(path: Path, origin: str) -> ConfigFile:
+    """`origin` says who asked for the file."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AbsentError(f"{path}: there is no such config file ({origin})") from error
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot read the config file ({origin}): {error.strerror}",
+            f"ls -l {path}",
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path}: larger than {MAX_BYTES} bytes: not a config file of llumctl")
+    text = _decode(path, raw)
+    return ConfigFile(path, text, _parse(path, text))
+
+
+def edit_command(path: Path, line: int) -> str:
+    return f"${{EDITOR:-vi}} +{line} {shlex.quote(str(path))}"
+
+
+def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Which cluster a command means: `--cluster`, $LLUMCTL_CLUSTER_NAME, the config file's.
+
+    Reads no more of the file than that, so that `status` and `down` work beside settings
+    that `up` would refuse.
+    """
+    if flag is not None:
+        return _checked(flag, "--cluster")
+    if named := environ.get("LLUMCTL_CLUSTER_NAME"):
+        return _checked(named, "LLUMCTL_CLUSTER_NAME")
+    config = find(None, environ)
+    cluster = config.tables.get("cluster") if config else None
+    if config is None or not isinstance(cluster, dict) or "name" not in cluster:
+        return "default"
+    return _checked(cluster["name"], config.where(("cluster", "name")))
+
+
+def _checked(name: object, where: str) -> str:
+    if isinstance(name, str) and CLUSTER_NAME.fullmatch(name):
+        return name
+    raise UsageError(
+        f"{where}: {str(name)[:60]!r} is not a cluster name:"
+        " 1 to 24 lower-case letters, digits and dashes",
+    )
+
+
+def _decode(path: Path, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x})",
+            f"iconv -f latin1 -t utf-8 {path}",
+        ) from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise UsageError(f"{path}:1: nested too deeply") from error
+    except ValueError as error:
+        raise _syntax_error(path, text, str(error)) from error
+
+
+def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
+    """tomllib reports a duplicate where its value ends and calls it overwriting: name it."""
+    duplicate = toml_lines.scan(text).duplicate
+    if duplicate is not None:
+        key, line, first = duplicate
+        name = ".".join(map(str, key))
+        return UsageError(
+            f"{path}:{line}: duplicate key {name} (first on line {first})",
+            edit_command(path, line),
+        )
+    found = _WHERE.search(reason)
+    last = text.rstrip().count("\n") + 1
+    line = int(found.group(1) or last) if found else 1
+    return UsageError(
+        f"{path}:{line}: not valid TOML: {_WHERE.sub('', reason)}", edit_command(path, line)
+    )

@@ -1,0 +1,118 @@
+"""Checks that look beyond one value: addresses, secrets, folders.
+
+Paths come out absolute: those of a config file are relative to it, others to the current
+folder. The cluster's processes run elsewhere.
+"""
+
+import contextlib
+import ipaddress
+import stat
+from pathlib import Path
+
+from controller.api.errors import UsageError
+from controller.api.settings import EMBEDDED_MODEL, Settings
+from llumctl.settings_origin import Origins
+from llumctl.toml_lines import Path as Key
+
+LOOPBACK = "127.0.0.1"
+
+
+def checked(settings: Settings, origins: Origins) -> Settings:
+    """Raises UsageError."""
+    _check_addresses(settings, origins)
+    cluster, endpoint = settings.cluster, settings.endpoint
+    model = _model(cluster.model, origins)
+    key_file = endpoint.api_key_file
+    if key_file is not None:
+        key_file = str(_secrets_file(key_file, ("endpoint", "api_key_file"), origins))
+    return settings.model_copy(
+        update={
+            "cluster": cluster.model_copy(update={"model": model}),
+            "endpoint": endpoint.model_copy(update={"api_key_file": key_file}),
+        }
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """By the address, not by what a name resolves to today."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_addresses(settings: Settings, origins: Origins) -> None:
+    endpoint, control = settings.endpoint, settings.control
+    if not is_loopback(endpoint.host) and endpoint.api_key_file is None:
+        raise UsageError(
+            f"{origins.of(('endpoint', 'host'))}: endpoint.host {endpoint.host!r} is open to other"
+            " machines, and without endpoint.api_key_file anybody there could use the endpoint",
+            f"set endpoint.api_key_file      or      llumctl up --host {LOOPBACK}",
+        )
+    if not is_loopback(control.host):
+        raise UsageError(
+            f"{origins.of(('control', 'host'))}: control.host {control.host!r} is not a loopback"
+            " address: operators' actions are served to this machine only",
+            f"control.host = {LOOPBACK!r}, and from elsewhere: ssh -L {control.port}:"
+            f"{LOOPBACK}:{control.port} HOST",
+        )
+    if endpoint.port == control.port:
+        keys: tuple[Key, Key] = (("control", "port"), ("endpoint", "port"))
+        where = next((origins.of(key) for key in keys if origins.given(key)), "control.port")
+        raise UsageError(
+            f"{where}: control.port and endpoint.port are both {control.port}",
+            f"llumctl up --control-port {control.port % 65535 + 1}",
+        )
+
+
+def _model(model: str, origins: Origins) -> str:
+    """A folder becomes absolute; `embedded` and Hugging Face ids stay as they are."""
+    if not model:
+        raise UsageError(f"{origins.of(('cluster', 'model'))}: cluster.model is empty")
+    key: Key = ("cluster", "model")
+    path = _absolute(model, key, origins)
+    if model == EMBEDDED_MODEL or (not _is_path(model) and not path.is_dir()):
+        return model
+    if not path.is_dir():
+        raise UsageError(
+            f"{origins.of(key)}: there is no model folder {path}",
+            f"llumctl up {EMBEDDED_MODEL}",
+        )
+    return str(path)
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~"))
+
+
+def _secrets_file(name: str, key: Key, origins: Origins) -> Path:
+    where = f"{origins.of(key)}: {'.'.join(map(str, key))}"
+    path = _absolute(name, key, origins)
+    try:
+        found = path.stat()
+        empty = not path.read_bytes().strip() if stat.S_ISREG(found.st_mode) else True
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"{where}: cannot read {path}: {reason}",
+            f"(umask 077; openssl rand -hex 32 > {path})",
+        ) from error
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise UsageError(
+            f"{where}: {path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"chmod 600 {path}",
+        )
+    if empty:
+        raise UsageError(f"{where}: {path} holds no key", f"openssl rand -hex 32 > {path}")
+    return path
+
+
+def _absolute(name: str, key: Key, origins: Origins) -> Path:
+    base = Path.cwd()
+    if origins.file is not None and origins.in_file(key):
+        base = base / origins.file.path.parent
+    with contextlib.suppress(RuntimeError):  # a ~user that does not exist
+        return base / Path(name).expanduser()
+    return base / name

@@ -1,0 +1,135 @@
+"""What is wrong with a setting, in words: where, what, and the nearest valid key."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from controller.api.errors import UsageError
+from controller.api.settings import Settings
+from llumctl.settings_origin import Origins
+from llumctl.toml_lines import Path
+
+MAX_SHOWN = 10
+
+_KINDS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "finite_number": "a finite number",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "tuple_type": "an array of tables, each written as [[priority]]",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def table_model(table: str) -> type[BaseModel]:
+    """The model of `[table]`, or of one `[[table]]`."""
+    annotation: Any = Settings.model_fields[table].annotation
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+
+
+def explain(error: ValidationError, origins: Origins) -> UsageError:
+    """All that is wrong, a line each."""
+    found = error.errors(include_url=False)
+    told = [_one(details, origins) for details in found]
+    if len(told) == 1:
+        return told[0]
+    lines = [item.message for item in told[:MAX_SHOWN]]
+    if len(told) > MAX_SHOWN:
+        lines.append(f"and {len(told) - MAX_SHOWN} more")
+    hints = [item.hint for item in told if item.hint]
+    return UsageError("\n       ".join(lines), hints[0] if hints else "")
+
+
+def explain_value(error: ValidationError, origin: str, raw: str) -> UsageError:
+    """A variable's value that cannot become what the setting wants."""
+    details = error.errors(include_url=False)[0]
+    return UsageError(f"{origin}: {_complaint(details, raw)}", f"unset {origin}")
+
+
+def unknown_key(where: str, path: Path) -> UsageError:
+    name = ".".join(str(part) for part in path if not isinstance(part, int))
+    what = "table" if len(path) == 1 else "key"
+    message = f"{where}: unknown {what} {name}"
+    if nearest := nearest_key(path):
+        message += f"; did you mean {nearest}?"
+    table = str(path[0])
+    if table not in Settings.model_fields:
+        return UsageError(message, f"the tables are {_listed(Settings.model_fields)}")
+    return UsageError(
+        message, f"the keys of [{table}] are {_listed(table_model(table).model_fields)}"
+    )
+
+
+def nearest_key(path: Path) -> str:
+    """The valid table or key that resembles it most: same table first, then any; else ''."""
+    words = [str(part) for part in path if not isinstance(part, int)]
+    dotted = {key: f"{table}.{key}" for table, key in reversed(list(_all_keys()))}
+    if len(words) > 1 and words[0] in Settings.model_fields:
+        own = [key for table, key in _all_keys() if table == words[0]]
+        if found := difflib.get_close_matches(words[-1], own, 1):
+            return f"{words[0]}.{found[0]}"
+    elif words[-1] not in dotted and (
+        found := difflib.get_close_matches(words[0], Settings.model_fields, 1)
+    ):
+        return found[0]
+    found = difflib.get_close_matches(words[-1], dotted, 1)
+    return dotted[found[0]] if found else ""
+
+
+def _all_keys() -> Iterator[tuple[str, str]]:
+    for table in Settings.model_fields:
+        if table != "engine":
+            for key in table_model(table).model_fields:
+                yield table, key
+
+
+def _one(details: ErrorDetails, origins: Origins) -> UsageError:
+    path = details["loc"]
+    where = origins.of(path)
+    if details["type"] == "extra_forbidden":
+        return unknown_key(where, path)
+    name = ".".join(str(part) for part in path if not isinstance(part, int))
+    prefix = f"{where}: " if where == name else f"{where}: {name} "
+    if details["type"] == "missing":
+        parent = ".".join(str(part) for part in path[:-1] if not isinstance(part, int))
+        return UsageError(f"{where}: {parent} needs the key {path[-1]}", origins.cure(path))
+    return UsageError(prefix + _complaint(details, details["input"]), origins.cure(path))
+
+
+def _complaint(details: ErrorDetails, value: object) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}, not {_shown(value)}"
+    if kind in _BOUNDS:
+        limit, words = _BOUNDS[kind]
+        return f"must be {words} {context[limit]:g}, not {_shown(value)}"
+    if kind == "string_pattern_mismatch":
+        return f"{_shown(value)} does not match {context['pattern']}"
+    if kind == "value_error":
+        return f"is refused: {context['error']}"
+    return f"{details['msg']}: {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names)

@@ -1,0 +1,159 @@
+"""On which line of a TOML text each key stands: tomllib does not say.
+
+A scanner, not a parser: it believes that the text is well formed and stops quietly where it
+is not (tomllib says why). Paths hold table names, keys and, in arrays, indices:
+`("priority", 1, "rank")`.
+"""
+
+import contextlib
+import re
+import tomllib
+from dataclasses import dataclass, field
+
+Path = tuple[str | int, ...]
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_KEY = re.compile(r"""(?:[ \t]*(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)[ \t]*\.?)+""")
+_STRING = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*\'''', re.DOTALL
+)
+_SCALAR = re.compile(r"[^,\]}\n#]+")
+
+
+@dataclass
+class Lines:
+    """`keys` in the order of the text, `duplicate` the first key given twice."""
+
+    keys: dict[Path, int] = field(default_factory=dict)
+    duplicate: tuple[Path, int, int] | None = None
+    """The path, its line, and the line where it stood first."""
+
+    def find(self, path: Path) -> int | None:
+        """The line of the path or of its first part, else of the nearest thing around it."""
+        while path:
+            for key, line in self.keys.items():
+                if key[: len(path)] == path:
+                    return line
+            path = path[:-1]
+        return None
+
+    def add(self, path: Path, line: int) -> None:
+        if path not in self.keys:
+            self.keys[path] = line
+        elif self.duplicate is None:
+            self.duplicate = (path, line, self.keys[path])
+
+
+def scan(text: str) -> Lines:
+    """Lines count from 1."""
+    scanner = _Scanner(text)
+    with contextlib.suppress(_MalformedError, RecursionError):
+        scanner.document()
+    return scanner.lines
+
+
+class _MalformedError(Exception):
+    pass
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.lines = Lines()
+        self._array_sizes: dict[Path, int] = {}
+
+    def document(self) -> None:
+        table: Path = ()
+        while self._skip_blank():
+            if self._take("[["):
+                table = self._header("]]", is_array=True)
+            elif self._take("["):
+                table = self._header("]", is_array=False)
+            else:
+                self._pair(table)
+
+    def _header(self, end: str, *, is_array: bool) -> Path:
+        line = self._line()
+        path = self._resolve(self._key())
+        if not self._take(end):
+            raise _MalformedError
+        if is_array:
+            size = self._array_sizes.get(path, 0)
+            self._array_sizes[path] = size + 1
+            self.lines.keys.setdefault(path, line)
+            path = (*path, size)
+        self.lines.add(path, line)
+        return path
+
+    def _resolve(self, path: Path) -> Path:
+        """Puts the index of the last element after every name of an array of tables."""
+        resolved: Path = ()
+        for depth, name in enumerate(path, start=1):
+            resolved = (*resolved, name)
+            if depth < len(path) and resolved in self._array_sizes:
+                resolved = (*resolved, self._array_sizes[resolved] - 1)
+        return resolved
+
+    def _pair(self, table: Path) -> None:
+        line = self._line()
+        path = (*table, *self._key())
+        if not self._take("="):
+            raise _MalformedError
+        self.lines.add(path, line)
+        self._match(re.compile(r"[ \t]*"))
+        self._value(path)
+
+    def _value(self, path: Path) -> None:
+        if self._take("{"):
+            self._items(path, "}")
+        elif self._take("["):
+            self._items(path, "]")
+        elif not self._match(_STRING) and not self._match(_SCALAR):
+            raise _MalformedError
+
+    def _items(self, path: Path, end: str) -> None:
+        index = 0
+        while self._skip_blank() and not self._take(end):
+            if end == "}":
+                self._pair(path)
+            else:
+                self.lines.add((*path, index), self._line())
+                self._value((*path, index))
+            index += 1
+            self._skip_blank()
+            self._take(",")
+
+    def _key(self) -> tuple[str, ...]:
+        raw = self._match(_KEY)
+        try:
+            found = tomllib.loads(f"{raw} = 0")
+        except tomllib.TOMLDecodeError as error:
+            raise _MalformedError from error
+        path: tuple[str, ...] = ()
+        inner: object = found
+        while isinstance(inner, dict):
+            (name, inner), *_ = inner.items()
+            path = (*path, name)
+        return path
+
+    def _skip_blank(self) -> bool:
+        """False at the end of the text."""
+        self._match(_BLANK)
+        return self.at < len(self.text)
+
+    def _take(self, token: str) -> bool:
+        if not self.text.startswith(token, self.at):
+            return False
+        self.at += len(token)
+        return True
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            return ""
+        self.at = found.end()
+        return found.group()
+
+    def _line(self) -> int:
+        return self.text.count("\n", 0, self.at) + 1

@@ -1,0 +1,130 @@
+"""Snapshots and events for the core's tests, counted the way a llumlet counts."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from controller.core.events import DispatchRequested, StatusReported
+from controller.core.snapshot import (
+    InstanceSnapshot,
+    Level,
+    QueueHead,
+    RequestSnapshot,
+    blocks_for,
+)
+
+BLOCK_SIZE = 16
+THREE_LEVELS = (
+    Level("normal", 0),
+    Level("high", 1, target_load_tokens=1600),
+    Level("urgent", 2, target_load_tokens=160),
+)
+
+
+def running(request_id: str, held_blocks: int, rank: int = 0) -> RequestSnapshot:
+    """A decoding request whose blocks are full."""
+    return RequestSnapshot(request_id, rank, held_blocks * BLOCK_SIZE, held_blocks, running=True)
+
+
+def queued(request_id: str, demand_blocks: int, rank: int = 0) -> RequestSnapshot:
+    return RequestSnapshot(request_id, rank, demand_blocks * BLOCK_SIZE, 0, running=False)
+
+
+def snapshot_of(
+    requests: Sequence[RequestSnapshot] = (),
+    *,
+    instance_id: str = "a",
+    incarnation: int = 1,
+    total_blocks: int = 100,
+    watermark_blocks: int = 0,
+    draining: bool = False,
+) -> InstanceSnapshot:
+    """The counters of an instance that holds `requests`, no block shared; queue in list order."""
+    active = [r for r in requests if r.running]
+    waiting = [r for r in requests if not r.running]
+    head = waiting[0] if waiting else None
+
+    def demand(request: RequestSnapshot) -> int:
+        return blocks_for(request.num_tokens, BLOCK_SIZE)
+
+    return InstanceSnapshot(
+        instance_id=instance_id,
+        incarnation=incarnation,
+        block_size=BLOCK_SIZE,
+        num_total_blocks=total_blocks,
+        num_free_blocks=total_blocks - sum(r.num_held_blocks for r in active),
+        watermark_blocks=watermark_blocks,
+        fill_blocks=sum(max(0, demand(r) - r.num_held_blocks) for r in active if r.in_prefill),
+        num_running=len(active),
+        num_running_by_rank=Counter(r.rank for r in active),
+        num_queued=len(waiting),
+        queued_demand_blocks=sum(demand(r) for r in waiting),
+        queue_head=None
+        if head is None
+        else QueueHead(head.request_id, head.rank, demand(head), head.arrival_time_s),
+        draining=draining,
+    )
+
+
+def status(
+    instance_id: str = "a",
+    *,
+    incarnation: int = 1,
+    seen: int = 0,
+    requests: Sequence[RequestSnapshot] = (),
+    total_blocks: int = 100,
+    draining: bool = False,
+) -> StatusReported:
+    snapshot = snapshot_of(
+        requests,
+        instance_id=instance_id,
+        incarnation=incarnation,
+        total_blocks=total_blocks,
+        draining=draining,
+    )
+    return StatusReported(snapshot, last_dispatch_seq=seen)
+
+
+def request(
+    request_id: str,
+    *,
+    frontend_id: str = "f",
+    tokens: int = 160,
+    rank: int = 0,
+    arrival: float = 0.0,
+) -> DispatchRequested:
+    return DispatchRequested(request_id, frontend_id, tokens, rank, arrival)
+
+
+@st.composite
+def request_lists(draw: st.DrawFn, max_size: int = 6) -> list[RequestSnapshot]:
+    """Decoding, prefilling and queued requests of the ranks 0 to 2 and one unknown rank."""
+    requests = []
+    for index in range(draw(st.integers(0, max_size))):
+        num_tokens = draw(st.integers(1, 1000))
+        whole = blocks_for(num_tokens, BLOCK_SIZE)
+        state = draw(st.sampled_from(["decode", "prefill", "queued"]))
+        held = {"decode": whole, "queued": 0}.get(state)
+        requests.append(
+            RequestSnapshot(
+                request_id=f"r{index}",
+                rank=draw(st.sampled_from([0, 1, 2, 7])),
+                num_tokens=num_tokens,
+                num_held_blocks=draw(st.integers(0, whole)) if held is None else held,
+                running=state != "queued",
+                in_prefill=state == "prefill",
+            )
+        )
+    return requests
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> InstanceSnapshot:
+    """An instance that may be over its memory: M is drawn apart from its requests."""
+    total = draw(st.integers(1, 500))
+    return snapshot_of(
+        draw(request_lists()),
+        total_blocks=total,
+        watermark_blocks=draw(st.integers(0, max(0, total // 10))),
+    )

@@ -1,0 +1,193 @@
+from dataclasses import replace
+
+import pytest
+from core_builders import THREE_LEVELS, queued, running, snapshot_of, snapshots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.dispatch import POLICIES, Candidate, choose, find_policy
+from controller.core.loads import LOADS
+from controller.core.snapshot import (
+    DEFAULT_LEVELS,
+    HIGH,
+    NORMAL,
+    InstanceSnapshot,
+    Level,
+    RequestSnapshot,
+    Unreported,
+    blocks_for,
+)
+
+ALL_POLICIES = pytest.mark.parametrize("name", list(POLICIES))
+
+
+def _candidate(
+    instance_id: str, *requests: RequestSnapshot, unreported: Unreported | None = None
+) -> Candidate:
+    snapshot = snapshot_of(requests, instance_id=instance_id, total_blocks=1000)
+    return Candidate(snapshot, unreported or Unreported())
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        ("kv-ratio", (30 + 20 + 15 + 5) / 100),
+        ("remaining-steps", -16 * 30 / 6),
+        ("queue-length", 2 + 2),
+        ("num-requests", 2 + 2 + 2),
+    ],
+)
+def test_loads(load: str, expected: float) -> None:
+    requests = [running("x", 30), running("y", 20), queued("p", 10), queued("q", 5)]
+    assert LOADS[load](snapshot_of(requests), Unreported(2, 5)) == expected
+
+
+def test_kv_ratio_counts_what_a_prefill_still_takes() -> None:
+    prefilling = RequestSnapshot("r", 0, 160, 4, running=True, in_prefill=True)
+    assert LOADS["kv-ratio"](snapshot_of([prefilling]), Unreported()) == 10 / 100
+
+
+@settings(deadline=None, max_examples=100)
+@given(snapshots(), st.integers(0, 3), st.integers(0, 20))
+def test_an_unreported_request_makes_no_load_smaller_while_there_is_room(
+    snapshot: InstanceSnapshot, number: int, demand: int
+) -> None:
+    for name, load in LOADS.items():
+        before = load(snapshot, Unreported(number, 0))
+        after = load(snapshot, Unreported(number + 1, demand))
+        # Minus steps is no load once there is no room: see test_core_freeness.
+        assert after >= before or (name == "remaining-steps" and before > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "scores"),
+    [
+        ("llumnix", "c", {"a": 16 * 900 / 1, "b": 16 * 940 / 3, "c": 16 * 950 / 1}),
+        ("kv-ratio", "c", {"a": 0.1, "b": 0.06, "c": 0.05}),
+        ("queue-length", "a", {"a": 0, "b": 2, "c": 1}),
+        ("num-requests", "a", {"a": 1, "b": 3, "c": 1}),
+        ("vllm-dp", "a", {"a": 1, "b": 9, "c": 4}),
+        ("round-robin", "a", {"a": 0, "b": 0, "c": 0}),
+    ],
+)
+def test_each_policy_has_its_own_favourite(
+    name: str, expected: str, scores: dict[str, float]
+) -> None:
+    candidates = [
+        _candidate("a", running("x", 100)),
+        _candidate("b", running("x", 20), queued("p", 20), queued("q", 20)),
+        _candidate("c", queued("p", 50)),
+    ]
+    choice = choose(POLICIES[name], candidates, NORMAL, DEFAULT_LEVELS)
+    assert choice is not None
+    assert choice.instance_id == expected
+    assert choice.scores == scores
+
+
+def test_llumnix_sees_through_the_newcomers_priority() -> None:
+    candidates = [_candidate("a", running("x", 10)), _candidate("b", running("x", 10, rank=1))]
+    for level, expected in ((NORMAL, "a"), (HIGH, "b")):
+        choice = choose(POLICIES["llumnix"], candidates, level, DEFAULT_LEVELS)
+        assert choice is not None
+        assert choice.instance_id == expected
+
+
+def test_vllm_dp_counts_the_unreported_as_waiting() -> None:
+    candidates = [
+        _candidate("a", unreported=Unreported(1, 1)),
+        _candidate("b", *(running(f"r{i}", 1) for i in range(3))),
+    ]
+    choice = choose(POLICIES["vllm-dp"], candidates, NORMAL, DEFAULT_LEVELS)
+    assert choice is not None
+    assert choice.scores == {"a": 4, "b": 3}
+    assert choice.instance_id == "b"
+
+
+@ALL_POLICIES
+def test_ties_go_to_the_smallest_id(name: str) -> None:
+    for order in ("bca", "cab", "abc"):
+        candidates = [_candidate(instance_id) for instance_id in order]
+        choice = choose(POLICIES[name], candidates, NORMAL, DEFAULT_LEVELS)
+        assert choice is not None
+        assert choice.instance_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [(None, "b"), ("a", "b"), ("b", "d"), ("c", "d"), ("d", "f"), ("f", "b"), ("z", "b")],
+)
+def test_round_robin_goes_on_after_the_last_choice_even_if_it_is_gone(
+    last: str | None, expected: str
+) -> None:
+    candidates = [_candidate(instance_id) for instance_id in "fbd"]
+    choice = choose(POLICIES["round-robin"], candidates, NORMAL, DEFAULT_LEVELS, last)
+    assert choice is not None
+    assert choice.instance_id == expected
+
+
+@ALL_POLICIES
+def test_nobody_to_choose(name: str) -> None:
+    leaving = Candidate(snapshot_of(draining=True))
+    for candidates in ([], [leaving]):
+        assert choose(POLICIES[name], candidates, NORMAL, DEFAULT_LEVELS) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(snapshots(), st.booleans()), min_size=1, max_size=6),
+    st.sampled_from(THREE_LEVELS),
+    st.sampled_from(list(POLICIES)),
+    st.sampled_from([None, "i0", "i3"]),
+)
+def test_a_draining_instance_is_never_chosen_nor_scored(
+    drawn: list[tuple[InstanceSnapshot, bool]], level: Level, name: str, last: str | None
+) -> None:
+    candidates = [
+        Candidate(replace(snapshot, instance_id=f"i{index}", draining=draining))
+        for index, (snapshot, draining) in enumerate(drawn)
+    ]
+    open_ids = {c.snapshot.instance_id for c in candidates if not c.snapshot.draining}
+    choice = choose(POLICIES[name], candidates, level, THREE_LEVELS, last)
+    if choice is None:
+        assert not open_ids
+    else:
+        assert choice.instance_id in open_ids
+        assert choice.scores.keys() == open_ids
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(list(POLICIES)),
+    st.sampled_from([NORMAL, HIGH]),
+    st.integers(1, 8),
+    st.integers(0, 60),
+    st.integers(1, 3000),
+)
+def test_a_burst_between_two_statuses_spreads_evenly(
+    name: str, level: Level, num_instances: int, num_requests: int, num_tokens: int
+) -> None:
+    demand = blocks_for(num_tokens, 16)
+    sent = {f"i{index}": 0 for index in range(num_instances)}
+    last = None
+    for _ in range(num_requests):
+        candidates = [_candidate(i, unreported=Unreported(n, n * demand)) for i, n in sent.items()]
+        choice = choose(POLICIES[name], candidates, level, DEFAULT_LEVELS, last)
+        assert choice is not None
+        last = choice.instance_id
+        sent[last] += 1
+        assert max(sent.values()) - min(sent.values()) <= 1
+
+
+@ALL_POLICIES
+def test_find_policy(name: str) -> None:
+    assert find_policy(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("lumnix", "did you mean 'llumnix'"), ("round_robin", "'round-robin'"), ("kv", "valid are")],
+)
+def test_an_unknown_policy_is_refused_with_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint) as error:
+        find_policy(name)
+    assert all(valid in str(error.value) for valid in POLICIES)

@@ -1,0 +1,215 @@
+"""The global scheduler against a model that keeps a table of everything, under random events."""
+
+from dataclasses import dataclass, field
+
+from core_builders import queued, request, running, status
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from controller.core.dispatch import POLICIES
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Event,
+    FrontendDied,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStarted,
+    Reject,
+    Ticked,
+)
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+
+MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
+IDS = st.sampled_from(["a", "b", "c"])
+FRONTENDS = st.sampled_from(["f", "g"])
+INCARNATIONS = st.integers(1, 3)
+
+
+@dataclass
+class ModelInstance:
+    incarnation: int
+    alive: bool = True
+    draining: bool = False
+    last_report_s: float | None = None
+    issued: list[int] = field(default_factory=list)
+    seen: int = 0
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.instances: dict[str, ModelInstance] = {}
+        self.held: dict[tuple[str, str], tuple[DispatchRequested, float]] = {}
+        self.num_requests = 0
+
+    @initialize(policy=st.sampled_from(list(POLICIES)))
+    def start(self, policy: str) -> None:
+        self.scheduler = GlobalScheduler(
+            SchedulerConfig(
+                policy=policy,
+                max_held_reqs=MAX_HELD,
+                hold_timeout_s=HOLD_S,
+                stall_timeout_s=STALL_S,
+            )
+        )
+
+    def schedulable(self) -> set[str]:
+        return {
+            instance_id
+            for instance_id, x in self.instances.items()
+            if x.alive
+            and x.last_report_s is not None
+            and self.now_s - x.last_report_s <= STALL_S
+            and not x.draining
+        }
+
+    def feed(self, event: Event) -> None:
+        """Hands the event over and checks each instruction against the model."""
+        ready = self.schedulable()
+        waiting = dict(self.held)
+        instructions = self.scheduler.handle(event, self.now_s)
+        for x in instructions:
+            asked, since_s = self.held.pop((x.frontend_id, x.request_id))  # answered once
+            if isinstance(x, Dispatch):
+                assert x.instance_id in ready
+                target = self.instances[x.instance_id]
+                assert x.incarnation == target.incarnation
+                assert x.seq == max([target.seen, *target.issued]) + 1
+                assert x.scores.keys() == ready
+                target.issued.append(x.seq)
+            elif x.code == "overloaded":
+                assert asked is event
+                assert len(waiting) == MAX_HELD + 1
+                assert not ready
+            else:
+                assert isinstance(event, Ticked)
+                assert self.now_s >= since_s + HOLD_S
+            if isinstance(x, Reject):
+                assert x.retry_after_s >= 1
+        order = [waiting[x.frontend_id, x.request_id][0] for x in instructions]
+        assert order == sorted(
+            order, key=lambda r: (-r.rank, r.arrival_time_s, r.request_id, r.frontend_id)
+        )
+        if ready:
+            assert not self.held, "an instance was free to take them"
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, STALL_S, 7.0, HOLD_S]))
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.feed(Ticked())
+        assert all(self.now_s < since_s + HOLD_S for _, since_s in self.held.values())
+
+    @rule(seconds=st.sampled_from([0.5, STALL_S, 7.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule(
+        frontend_id=FRONTENDS,
+        rank=st.sampled_from([-1, 0, 1, 9]),
+        arrival=st.integers(0, 3),
+        tokens=st.integers(1, 4000),
+    )
+    def ask(self, frontend_id: str, rank: int, arrival: int, tokens: int) -> None:
+        event = request(
+            f"r{self.num_requests}",
+            frontend_id=frontend_id,
+            rank=rank,
+            arrival=float(arrival),
+            tokens=tokens,
+        )
+        self.num_requests += 1
+        self.held[frontend_id, event.request_id] = (event, self.now_s)
+        self.feed(event)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.held)))
+        self.feed(request(key[1], frontend_id=key[0], rank=9))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        frontend_id, request_id = data.draw(st.sampled_from(sorted(self.held)))
+        del self.held[frontend_id, request_id]
+        self.feed(DispatchCancelled(request_id, frontend_id))
+
+    @rule(frontend_id=FRONTENDS)
+    def frontend_dies(self, frontend_id: str) -> None:
+        self.held = {key: value for key, value in self.held.items() if key[0] != frontend_id}
+        self.feed(FrontendDied(frontend_id))
+
+    @rule(instance_id=IDS, incarnation=INCARNATIONS)
+    def instance_starts(self, instance_id: str, incarnation: int) -> None:
+        known = self.instances.get(instance_id)
+        if known is None or incarnation > known.incarnation:
+            self.instances[instance_id] = ModelInstance(incarnation)
+        self.feed(InstanceStarted(instance_id, incarnation))
+
+    @rule(instance_id=IDS, incarnation=INCARNATIONS)
+    def instance_dies(self, instance_id: str, incarnation: int) -> None:
+        known = self.instances.get(instance_id)
+        if known is not None and incarnation >= known.incarnation:
+            known.alive = False
+        self.feed(InstanceDied(instance_id, incarnation))
+
+    @rule(instance_id=IDS)
+    def instance_is_removed(self, instance_id: str) -> None:
+        self.instances.pop(instance_id, None)
+        self.feed(InstanceRemoved(instance_id))
+
+    @precondition(lambda self: self.instances)
+    @rule(
+        data=st.data(),
+        draining=st.sampled_from([False, False, True]),
+        late=st.sampled_from([0, 0, 0, -1, 1]),
+        held=st.integers(0, 60),
+        waits=st.integers(0, 2),
+    )
+    def report(self, data: st.DataObject, draining: bool, late: int, held: int, waits: int) -> None:
+        instance_id = data.draw(st.sampled_from(sorted(self.instances)))
+        known = self.instances[instance_id]
+        incarnation = known.incarnation + late
+        seen = data.draw(st.sampled_from([known.seen, *known.issued]))
+        if incarnation == known.incarnation and known.alive:
+            known.draining = draining
+            known.last_report_s = self.now_s
+            known.seen = max(known.seen, seen)
+            known.issued = [seq for seq in known.issued if seq > known.seen]
+        requests = [running("x", held)] if held else []
+        requests += [queued(f"q{i}", 30) for i in range(waits)]
+        self.feed(
+            status(
+                instance_id,
+                incarnation=incarnation,
+                seen=seen,
+                requests=requests,
+                draining=draining,
+            )
+        )
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check()
+        assert self.scheduler.num_held == len(self.held) <= MAX_HELD
+        records = self.scheduler.instances
+        assert records.keys() == self.instances.keys()
+        for instance_id, known in self.instances.items():
+            record = records[instance_id]
+            assert record.incarnation == known.incarnation
+            expected = len(known.issued) if known.alive else 0
+            assert record.unreported.num_requests == expected
+        now = {i for i, record in records.items() if record.schedulable(self.now_s)}
+        assert now == self.schedulable()
+
+
+SchedulerMachine.TestCase.settings = settings(
+    deadline=None, max_examples=120, stateful_step_count=40
+)
+TestGlobalScheduler = SchedulerMachine.TestCase

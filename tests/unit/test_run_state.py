@@ -1,0 +1,175 @@
+"""The run state on disk: private, atomic, and clear when it cannot be used."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.api.run_state import RunState
+
+STATE = RunState(
+    cluster="c1",
+    nonce="ab12",
+    control_url="http://127.0.0.1:8700",
+    control_token="secret",
+    endpoint_url="http://127.0.0.1:8000",
+    ray_address="127.0.0.1:6379",
+    owns_ray=True,
+    ray_head_pid=12,
+    ray_head_started_s=3.5,
+    namespace="llumctl-c1",
+    started_at_s=7,
+    log_dir="/l",
+    temp_dir="/t",
+)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "llumctl"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_round_trip_is_private(root: Path) -> None:
+    assert run_state.load("c1") is None
+    assert not root.exists()
+    old = os.umask(0)
+    try:
+        path = run_state.save(STATE)
+    finally:
+        os.umask(old)
+    assert [mode(root), mode(root / "c1"), mode(path)] == [0o700, 0o700, 0o600]
+    assert run_state.load("c1") == STATE
+    assert run_state.clusters() == ["c1"]
+    run_state.remove("c1")
+    run_state.remove("c1")
+    assert run_state.load("c1") is None
+    assert run_state.clusters() == []
+
+
+def test_an_open_folder_is_closed(root: Path) -> None:
+    (root / "c1").mkdir(parents=True)
+    (root / "c1").chmod(0o755)
+    assert mode(run_state.state_dir("c1")) == 0o700
+
+
+def test_saving_replaces_in_one_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_state.save(STATE)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(LlumctlError, match="No space left"):
+        run_state.save(replace(STATE, nonce="new"))
+    assert run_state.load("c1") == STATE
+    assert os.listdir(root / "c1") == ["run.json"]  # noqa: PTH208 - nothing temporary stays
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    assert "secret" not in repr(STATE)
+    assert "ab12" not in repr(STATE)
+
+
+def written(root: Path, text: str) -> None:
+    run_state.save(STATE)
+    (root / "c1" / "run.json").write_text(text)
+
+
+GOOD = {name: getattr(STATE, name) for name in RunState.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "is corrupt"),
+        ("{", "is corrupt"),
+        ("[1]", "not an object"),
+        ("{}", "schema_version is missing"),
+        ("[" * 100_000, "is corrupt"),
+        (json.dumps({"schema_version": 1}), "cluster is missing"),
+        (json.dumps(GOOD | {"owns_ray": 1}), "owns_ray has the wrong type"),
+        (json.dumps(GOOD | {"ray_head_pid": True}), "ray_head_pid has the wrong type"),
+        (json.dumps(GOOD | {"ray_head_pid": "1"}), "ray_head_pid has the wrong type"),
+        (json.dumps(GOOD | {"control_url": None}), "control_url has the wrong type"),
+        (json.dumps(GOOD | {"schema_version": 2}), "written by a newer llumctl"),
+    ],
+)
+def test_unusable_state_is_told(root: Path, text: str, part: str) -> None:
+    written(root, text)
+    with pytest.raises(LlumctlError, match=part) as caught:
+        run_state.load("c1")
+    assert caught.value.exit_code == 1
+    assert caught.value.hint
+
+
+def test_unknown_fields_are_ignored_and_nulls_allowed(root: Path) -> None:
+    written(root, json.dumps(GOOD | {"later": 1, "ray_head_pid": None, "ray_head_started_s": None}))
+    assert run_state.load("c1") == replace(STATE, ray_head_pid=None, ray_head_started_s=None)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "A", "a/b", "-a", "a" * 25, "a\n"])
+def test_names_that_are_no_clusters(name: str) -> None:
+    with pytest.raises(LlumctlError) as caught:
+        run_state.load(name)
+    assert caught.value.exit_code == 2
+
+
+def test_relative_xdg_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert run_state.state_root() == tmp_path / ".local" / "state" / "llumctl"
+
+
+def test_lock_is_exclusive_within_a_cluster(root: Path) -> None:
+    with run_state.lock("c1"), run_state.lock("c2"):
+        with pytest.raises(LlumctlError, match=f"at work .pid {os.getpid()}.") as caught:
+            run_state.lock("c1").__enter__()
+        assert caught.value.exit_code == 5
+        assert "llumctl status" in caught.value.hint
+        assert "llumctl down" in caught.value.hint
+    assert mode(root / "c1" / "lock") == 0o600
+    with run_state.lock("c1"):
+        pass
+
+
+def test_lock_ends_with_its_process() -> None:
+    script = (
+        "from controller.api import run_state\n"
+        "held = run_state.lock('c1')\n"
+        "held.__enter__()\n"
+        "print('held', flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LlumctlError, match=f"pid {holder.pid}"):
+            run_state.lock("c1").__enter__()
+        holder.kill()
+        holder.wait()
+        with run_state.lock("c1"):
+            pass
+
+
+def test_a_folder_that_cannot_be_made_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert run_state.load("c1") is None
+    with pytest.raises(LlumctlError, match="cannot use the state folder"):
+        run_state.save(STATE)

@@ -1,0 +1,1 @@
+"""The dashboard. It draws what `controller.api` serves and imports nothing else of ours."""
