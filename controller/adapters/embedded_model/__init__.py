@@ -1,0 +1,56 @@
+"""A tiny language model made on the spot, so that llumctl runs without weights or network.
+
+It writes grammatical nonsense that depends on every token before it, ends by itself, and
+follows guided decoding. Needs neither torch nor vLLM to be made.
+"""
+
+import shutil
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+__all__ = ["ensure"]
+
+_RECIPE_SUFFIXES = (".py", ".txt", ".jinja")
+
+
+def ensure(cache_dir: Path) -> Path:
+    """The model's folder below `cache_dir`, made on first use.
+
+    Its name carries a fingerprint of this package, so another recipe is another folder. It
+    appears by one rename, whole or not at all; of several builders one wins and the others
+    drop theirs. A folder named `.building-*` is left by a builder that was killed.
+
+    Raises:
+        OSError: `cache_dir` cannot be written.
+    """
+    folder = cache_dir / f"embedded-{_fingerprint()}"
+    if folder.is_dir():
+        return folder
+    from controller.adapters.embedded_model.build import build  # numpy: only when it is needed
+
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".building-", dir=cache_dir))
+    try:
+        build(draft)
+        draft.chmod(0o755)
+        _publish(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    try:
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # a rename fails also when another builder came first
+            raise
+
+
+def _fingerprint() -> str:
+    digest = sha256()
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in _RECIPE_SUFFIXES:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -1,0 +1,196 @@
+"""What reaches the terminal: tables, colours, closed pipes, errors, and the log of our own."""
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+from cli_support import cluster, instance
+
+from controller.api.errors import LlumctlError
+from llumctl import errors, output
+from llumctl.output import Format
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_columns_line_up_and_are_not_cut() -> None:
+    long = "x" * 200
+    text = output.table(["ID", "N", "WHAT"], [["a", "7", long], ["bcd", "1234", ""]], colours=False)
+    assert text.splitlines() == ["ID      N  WHAT", f"a       7  {long}", "bcd  1234  -"]
+    assert output.table(["ID", "N"], [], colours=False) == "ID  N"
+
+
+def test_wide_characters_take_two_columns() -> None:
+    text = output.table(["A", "B"], [["模型", "x"], ["ab", "y"]], colours=False)
+    assert text.splitlines()[1:] == ["模型  x", "ab    y"]
+
+
+def test_what_comes_from_afar_cannot_drive_the_terminal() -> None:
+    text = output.table(["A"], [["a\x1b[2Jb\nc"]], colours=False)
+    assert text == "A\na [2Jb c"
+
+
+def test_colours_only_on_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert output.use_colours(Terminal())
+    assert not output.use_colours(io.StringIO())
+    assert not output.use_colours(None)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not output.use_colours(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.use_colours(Terminal())
+
+
+def test_colours_keep_the_words_and_the_layout() -> None:
+    rows = [["i-0", "active"], ["i-1", "failed"]]
+    plain = output.table(["ID", "STATE"], rows, colours=False)
+    coloured = output.table(["ID", "STATE"], rows, colours=True)
+    assert "\x1b[32m" in coloured
+    for code in ("1", "31", "32", "33", "0"):
+        coloured = coloured.replace(f"\x1b[{code}m", "")
+    assert coloured == plain
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_infinity_in_any_machine_format(value: float) -> None:
+    whole = cluster(instance(freeness_steps=value, kv_cache_usage=value))
+    for format_ in (Format.JSON, Format.JSONL, Format.YAML):
+        text = output.encode(format_, whole, whole.instances)
+        assert "nan" not in text.lower().replace("infinity", "")
+        assert ".inf" not in text
+        assert "Infinity" not in text
+    row = json.loads(output.encode(Format.JSONL, whole, whole.instances))
+    assert row["freeness_steps"] is None
+
+
+def test_json_is_ascii() -> None:
+    whole = cluster(instance(detail="模型"))
+    text = output.encode(Format.JSON, whole, whole.instances)
+    assert text.isascii()
+    assert json.loads(text)["instances"][0]["detail"] == "模型"
+
+
+def run_python(script: str, stdout: int | IO[str] | None = None) -> tuple[int, str]:
+    """The exit code and what was on stderr."""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, text=True, check=False, stdout=stdout, stderr=subprocess.PIPE)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("statement", ["output.emit('x' * 100_000)", "output.say('x')"])
+def test_a_closed_pipe_is_quiet(statement: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = (
+        "import sys; from llumctl import errors, output\n"
+        f"def command():\n    {statement}\n    {statement}\n    return 0\n"
+        "sys.exit(errors.guarded(command))"
+    )
+    code, stderr = run_python(script, writer)
+    os.close(writer)
+    assert code == 0
+    assert stderr in ("", "x\nx\n")
+
+
+def test_help_into_a_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = "import sys; from llumctl.app import run; sys.exit(run(['status', '--help']))"
+    _, stderr = run_python(script, writer)
+    os.close(writer)
+    assert stderr == ""
+
+
+def test_a_full_disk_is_an_error() -> None:
+    script = (
+        "import sys; from llumctl import errors, output\n"
+        "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
+    )
+    with Path("/dev/full").open("w") as full:
+        code, stderr = run_python(script, full)
+    assert code == 1
+    assert stderr == "error: cannot write the output: No space left on device\n"
+
+
+def test_no_stdout_at_all() -> None:
+    script = (
+        "import os, sys; sys.stdout = None; from llumctl import errors, output\n"
+        "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
+    )
+    assert run_python(script) == (0, "")
+
+
+def test_text_that_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.emit("aé\udc80")
+    assert raw.getvalue() == b"a\\xe9\\udc80\n"
+
+
+def raising(error: BaseException) -> int:
+    def command() -> int:
+        raise error
+
+    return errors.guarded(command)
+
+
+def test_an_error_says_what_and_last_what_to_try(capsys: Captured) -> None:
+    assert raising(LlumctlError("what: why", "llumctl x", 6)) == 6
+    assert raising(LlumctlError("alone")) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: what: why\ntry:   llumctl x\nerror: alone\n"
+
+
+def test_interrupted(capsys: Captured) -> None:
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_unforeseen_goes_to_a_private_log(capsys: Captured, tmp_path: Path) -> None:
+    assert raising(ZeroDivisionError("odd")) == 1
+    log = tmp_path / "llumctl" / "errors.log"
+    assert capsys.readouterr().err == (
+        f"error: unexpected ZeroDivisionError: odd (traceback in {log})\n"
+    )
+    assert "Traceback" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+def test_the_log_starts_anew_when_large(tmp_path: Path, capsys: Captured) -> None:
+    log = tmp_path / "llumctl" / "errors.log"
+    log.parent.mkdir()
+    log.write_text("x" * (errors.MAX_LOG_BYTES + 1))
+    assert raising(ZeroDivisionError()) == 1
+    assert log.stat().st_size < 10_000
+    capsys.readouterr()
+
+
+def test_without_a_place_for_the_log_the_traceback_is_shown(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert raising(ZeroDivisionError("odd")) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("error: unexpected ZeroDivisionError: odd\n")

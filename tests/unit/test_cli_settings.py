@@ -1,0 +1,307 @@
+"""Settings from file, environment and flags: precedence, and every kind of bad input."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api.errors import LlumctlError
+from controller.api.settings import Settings
+from llumctl import config_file, settings, toml_lines
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def load(
+    text: str | bytes | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: settings.Flags | None = None,
+    engine_args: tuple[str, ...] = (),
+) -> Settings:
+    path = None
+    if text is not None:
+        path = Path("c.toml")
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return settings.load(
+        config=path, environ=environ or {}, flags=flags or {}, engine_args=engine_args
+    )
+
+
+def refusal(*args: Any, **kwargs: Any) -> LlumctlError:
+    with pytest.raises(LlumctlError) as caught:
+        load(*args, **kwargs)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+BAD_FILES = [
+    # text, the message's start, what it must contain
+    ("[endpoint]\n\nprot = 1\n", "c.toml:3:", "unknown key endpoint.prot; did you mean endpoint.p"),
+    ("[endpont]\nport = 1\n", "c.toml:1:", "unknown table endpont; did you mean endpoint?"),
+    ("# c\nendpont.port = 1\n", "c.toml:2:", "did you mean endpoint?"),
+    ("port = 1\n", "c.toml:1:", "did you mean endpoint.port?"),
+    ("[endpoint]\nstall_timeout_s = 1\n", "c.toml:2:", "did you mean scheduler.stall_timeout_s?"),
+    ("[endpoint]\nzzz = 1\n", "c.toml:2:", "unknown key endpoint.zzz"),
+    ("[endpoint]\nport = 1\nport = 2\n", "c.toml:3:", "duplicate key endpoint.port (first on line"),
+    ("[endpoint]\n[control]\n\n[endpoint]\n", "c.toml:4:", "duplicate key endpoint (first on line"),
+    ("endpoint = {port = 1, port = 2}", "c.toml:1:", "duplicate key endpoint.port"),
+    ("a.b = 1\n[a]\n", "c.toml:2:", "not valid TOML"),
+    ("[endpoint]\nport = 'x'\n", "c.toml:2:", "endpoint.port must be an integer, not 'x'"),
+    ("[endpoint]\nport = '80'\n", "c.toml:2:", "must be an integer, not '80'"),
+    ("[endpoint]\nport = true\n", "c.toml:2:", "must be an integer, not True"),
+    ("[endpoint]\nport = 80.5\n", "c.toml:2:", "must be an integer, not 80.5"),
+    ("[endpoint]\nhost = 3\n", "c.toml:2:", "endpoint.host must be a string, not 3"),
+    ("[endpoint]\nport = 70000\n", "c.toml:2:", "must be at most 65535, not 70000"),
+    ("[scheduler]\n\n\ngrace_s = -1\n", "c.toml:4:", "must be at least 0, not -1"),
+    ("[scheduler]\nhold_timeout_s = 0\n", "c.toml:2:", "must be greater than 0, not 0"),
+    ("[scheduler]\nhold_timeout_s = nan\n", "c.toml:2:", "must be a finite number, not nan"),
+    ("[cluster]\nname = 'Up'\n", "c.toml:2:", "cluster.name 'Up' does not match"),
+    ("[cluster]\nmodel = ''\n", "c.toml:2:", "cluster.model is empty"),
+    ("[cluster]\nmodel = './none'\n", "c.toml:2:", "there is no model folder"),
+    ("control = 5\n", "c.toml:1:", "control must be a table, not 5"),
+    ("engine = 5\n", "c.toml:1:", "engine must be a table"),
+    ("priority = 5\n", "c.toml:1:", "must be an array of tables"),
+    ("[priority]\nname = 'x'\n", "c.toml:1:", "must be an array of tables"),
+    ("[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\n", "c.toml:4:", "needs the key rank"),
+    (
+        "[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='b'\nrank=900\n",
+        "c.toml:6:",
+        "priority.rank must be at most 100, not 900",
+    ),
+    ("\n[[priority]]\nname='a'\nrnk=0\n", "c.toml:2:", "did you mean priority.rank?"),
+    ("\n[[priority]]\nname='a'\nrank=1\n", "c.toml:2:", "one priority level must have rank 0"),
+    (
+        "[[priority]]\nname='a'\nrank=0\n[[priority]]\nname='a'\nrank=1\n",
+        "c.toml:1:",
+        "two priority levels have the same name",
+    ),
+    ("[engine]\nmax-model-len = 1\nmax_model_len = 2\n", "c.toml:3:", "duplicate key engine.max_"),
+    ("[endpoint]\nport = \n", "c.toml:2:", "not valid TOML: Invalid value"),
+    ("[endpoint]\nx = [1,\n2\n", "c.toml:3:", "not valid TOML: Unclosed array"),
+    ("x = " + "[" * 5000 + "\n", "c.toml:1:", "nested too deeply"),
+    (b"[endpoint]\n# \xff\n", "c.toml:2:", "not UTF-8 (byte 0xff)"),
+    ("[endpoint]\nport = 8700\n", "c.toml:2:", "control.port and endpoint.port are both 8700"),
+    ("[endpoint]\nhost = '0.0.0.0'\n", "c.toml:2:", "without endpoint.api_key_file anybody"),
+    ("[endpoint]\nhost = ''\n", "c.toml:2:", "without endpoint.api_key_file anybody"),
+    ("[control]\nport = 1\nhost = '::'\n", "c.toml:3:", "control.host '::' is not a loopback"),
+    ("[endpoint]\napi_key_file = 'none'\n", "c.toml:2:", "cannot read"),
+    ("[endpoint]\napi_key_file = '.'\n", "c.toml:2:", "holds no key"),
+    ('[endpoint]\napi_key_file = "\\u0000"\n', "c.toml:2:", "cannot read"),
+]
+
+
+@pytest.mark.parametrize(("text", "start", "part"), BAD_FILES)
+def test_bad_file_names_file_line_and_cause(text: str | bytes, start: str, part: str) -> None:
+    message = refusal(text).message
+    assert message.startswith(start), message
+    assert part in message
+
+
+def test_all_that_is_wrong_is_told_in_one_go() -> None:
+    error = refusal("[endpoint]\nport = 0\nhost = 1\n[x]\n")
+    assert [line.strip().split(": ")[0] for line in error.message.splitlines()] == [
+        "c.toml:3",
+        "c.toml:2",
+        "c.toml:4",
+    ]
+
+
+def test_an_unknown_key_lists_the_valid_ones() -> None:
+    assert "host, port" in refusal("[control]\nhots = 1\n").hint
+
+
+def test_nearest_key_prefers_its_own_table() -> None:
+    message = refusal("[control]\nprt = 1\n").message
+    assert "did you mean control.port?" in message
+
+
+def test_absent_file_and_folder() -> None:
+    with pytest.raises(LlumctlError, match=r"none\.toml: there is no such config file \(--config"):
+        settings.load(config=Path("none.toml"), environ={})
+    assert "(LLUMCTL_CONFIG)" in refusal(environ={"LLUMCTL_CONFIG": "none.toml"}).message
+    with pytest.raises(LlumctlError, match="Is a directory"):
+        settings.load(config=Path.cwd(), environ={})
+
+
+def test_huge_file_is_refused() -> None:
+    assert "larger than" in refusal("#" * (config_file.MAX_BYTES + 1)).message
+
+
+def test_flags_over_environment_over_file_over_defaults() -> None:
+    text = "[endpoint]\nport = 1001\nserved_model_name = 'f'\n[cluster]\nfrontends = 1\n"
+    environ = {"LLUMCTL_ENDPOINT_PORT": "1002", "LLUMCTL_CLUSTER_FRONTENDS": "3"}
+    flags: settings.Flags = {
+        ("cluster", "frontends"): ("--frontends", 4),
+        ("endpoint", "port"): ("--port", None),
+    }
+    found = load(text, environ, flags)
+    assert found.cluster.frontends == 4
+    assert found.endpoint.port == 1002
+    assert found.endpoint.served_model_name == "f"
+    assert found.control.port == 8700
+
+
+def test_default_file_and_llumctl_config(tmp_path: Path) -> None:
+    home = tmp_path / "xdg" / "llumctl"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text("[control]\nport = 7001\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    assert settings.load(environ=environ).control.port == 7001
+    (tmp_path / "o.toml").write_text("[control]\nport = 7002\n")
+    environ["LLUMCTL_CONFIG"] = str(tmp_path / "o.toml")
+    assert settings.load(environ=environ).control.port == 7002
+    assert load("[control]\nport = 7003\n", environ).control.port == 7003
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"),
+    [
+        ("LLUMCTL_ENDPOINT_PORT", "x", "must be an integer, not 'x'"),
+        ("LLUMCTL_ENDPOINT_PORT", "0", "must be at least 1, not '0'"),
+        ("LLUMCTL_ENDPOINT_PROT", "1", "did you mean endpoint.po"),
+        ("LLUMCTL_SCHEDULER_GRACE_S", "nan", "must be a finite number"),
+        ("LLUMCTL_SCHEDULER_GRACE_S", "-2", "must be at least 0"),
+        ("LLUMCTL_CLUSTER_INSTANCES", "many", "must be an integer"),
+        ("LLUMCTL_CLUSTER_NAME", "A B", "does not match"),
+        ("LLUMCTL_PRIORITY_NAME", "a", "only be set in the config file"),
+        ("LLUMCTL_ENDPOINT_HOST", "10.0.0.1", "open to other machines"),
+    ],
+)
+def test_bad_variable_is_named(variable: str, value: str, part: str) -> None:
+    message = refusal("[cluster]\nfrontends = 2\n", {variable: value}).message
+    assert message.startswith(f"{variable}: ")
+    assert part in message
+
+
+def test_empty_and_foreign_variables_are_left_alone() -> None:
+    environ = {"LLUMCTL_ENDPOINT_PORT": "", "LLUMCTL_NONCE": "ab", "LLUMCTL_CLUSTER": "x"}
+    assert load(environ=environ) == Settings()
+
+
+def test_bad_flag_is_named() -> None:
+    error = refusal("[cluster]\ninstances = 2\n", flags={("cluster", "instances"): ("-n", 0)})
+    assert error.message == "-n: cluster.instances must be at least 1, not 0"
+
+
+def test_engine_takes_any_key_from_anywhere() -> None:
+    found = load(
+        "[engine]\nmax-model-len = 1\nblock_size = 16\nseed = 1\n",
+        {"LLUMCTL_ENGINE_SEED": "2", "LLUMCTL_ENGINE_DTYPE": "float32"},
+        engine_args=("max-model-len=4096", '--hf-overrides={"a": [1]}', "x=", "y=NaN", "z=a=b"),
+    )
+    assert found.engine == {
+        "max_model_len": 4096,
+        "block_size": 16,
+        "seed": 2,
+        "dtype": "float32",
+        "hf_overrides": {"a": [1]},
+        "x": "",
+        "y": "NaN",
+        "z": "a=b",
+    }
+
+
+@pytest.mark.parametrize("argument", ["x", "=1", "--=1", ""])
+def test_engine_argument_without_key_or_value(argument: str) -> None:
+    assert refusal(engine_args=(argument,)).message.startswith("--engine-arg: ")
+
+
+def test_secrets_file_must_be_private_and_comes_out_absolute(tmp_path: Path) -> None:
+    keys = tmp_path / "sub" / "keys"
+    keys.parent.mkdir()
+    keys.write_text("k1\n")
+    config = tmp_path / "sub" / "c.toml"
+    config.write_text("[endpoint]\nhost = '0.0.0.0'\napi_key_file = 'keys'\n")
+    for mode in (0o644, 0o640, 0o602):
+        keys.chmod(mode)
+        with pytest.raises(LlumctlError, match=rf"c\.toml:3: .*open to other.*{mode:04o}") as error:
+            settings.load(config=config, environ={})
+        assert error.value.hint == f"chmod 600 {keys}"
+    keys.chmod(0o600)
+    assert settings.load(config=config, environ={}).endpoint.api_key_file == str(keys)
+    keys.write_text("\n \n")
+    with pytest.raises(LlumctlError, match="holds no key"):
+        settings.load(config=config, environ={})
+
+
+def test_model_folder_becomes_absolute(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    flags: settings.Flags = {("cluster", "model"): ("MODEL", "./m")}
+    assert load(flags=flags).cluster.model == str(tmp_path / "m")
+    flags = {("cluster", "model"): ("MODEL", "Qwen/Qwen3-0.6B")}
+    assert load(flags=flags).cluster.model == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert load(flags={("endpoint", "host"): ("--host", host)}).endpoint.host == host
+
+
+def test_cluster_name_from_flag_environment_file() -> None:
+    Path("c.toml").write_text("[cluster]\nname = 'f'\nfrontends = -1\n")
+    environ = {"LLUMCTL_CONFIG": "c.toml"}
+    assert config_file.cluster_name(None, {"XDG_CONFIG_HOME": str(Path.cwd())}) == "default"
+    assert config_file.cluster_name(None, environ) == "f"
+    environ["LLUMCTL_CLUSTER_NAME"] = "e"
+    assert config_file.cluster_name(None, environ) == "e"
+    assert config_file.cluster_name("g", environ) == "g"
+    with pytest.raises(LlumctlError, match=r"--cluster: '\.\./x' is not a cluster name"):
+        config_file.cluster_name("../x", environ)
+    Path("c.toml").write_text("[cluster]\n\nname = 3\n")
+    with pytest.raises(LlumctlError, match=r"^c\.toml:3: '3' is not"):
+        config_file.cluster_name(None, {"LLUMCTL_CONFIG": "c.toml"})
+
+
+TRICKY = '''
+a = """
+[not.a.table]
+x = 1
+"""   # line 2
+"quo ted".'lit#eral' = 'it = [1'
+c = [  # comment = 1
+  {d = 1},
+  {d = "}", e = 2}, ]
+[ t . u ]
+v = 1979-05-27 07:32:00
+[[p]]
+q = 1
+[p.sub]
+r = 1
+[[p]]
+q = \'\'\'
+z = 1\'\'\'
+s = -1.5e3
+'''
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        (("a",), 2),
+        (("x",), None),
+        (("quo ted", "lit#eral"), 6),
+        (("quo ted",), 6),
+        (("c", 1, "e"), 9),
+        (("c", 0, "d"), 8),
+        (("t", "u"), 10),
+        (("t", "u", "v"), 11),
+        (("p",), 12),
+        (("p", 0, "q"), 13),
+        (("p", 0, "sub", "r"), 15),
+        (("p", 1), 16),
+        (("p", 1, "q"), 17),
+        (("p", 1, "s"), 19),
+        (("p", 1, "absent"), 16),
+    ],
+)
+def test_lines_of_tricky_toml(key: toml_lines.Path, line: int | None) -> None:
+    lines = toml_lines.scan(TRICKY)
+    assert lines.duplicate is None
+    assert lines.find(key) == line

@@ -1,0 +1,81 @@
+"""Start-up: what the quick commands never import, and what help and version say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("ray", "torch", "vllm", "textual", "numpy", "transformers")
+SCRIPT = """
+import json, sys
+from llumctl.app import run
+code = run(sys.argv[1:])
+print("\\n" + json.dumps([code, sorted(sys.modules)]))
+"""
+
+
+def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
+    environ = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("LLUMCTL_")},
+        "XDG_STATE_HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=True,
+    )
+    code, names = json.loads(done.stdout.splitlines()[-1])
+    return code, names, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "absent"),
+    [
+        (("--help",), 0, ("pydantic", "httpx", "rich", "yaml", "psutil")),
+        (("up", "-h"), 0, ("httpx", "rich", "yaml", "psutil")),
+        (("--version",), 0, ("pydantic", "httpx", "rich")),
+        (("status",), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("doctor",), None, ("rich", "yaml")),
+        (("up", "-n", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
+        (("down", "--confirm", "other"), 5, ("httpx", "rich")),
+    ],
+)
+def test_quick_commands_import_nothing_heavy(
+    tmp_path: Path, arguments: tuple[str, ...], code: int | None, absent: tuple[str, ...]
+) -> None:
+    found, names, _ = modules(tmp_path, *arguments)
+    assert code in (None, found)
+    assert sorted({*HEAVY, *absent} & set(names)) == []
+
+
+def test_status_with_a_controller_imports_nothing_heavy() -> None:
+    script = "import sys, llumctl.status_table, controller.api.client; print(sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not [name for name in HEAVY if f"'{name}'" in done.stdout]
+
+
+def test_no_arguments_show_help(tmp_path: Path) -> None:
+    code, _, out = modules(tmp_path)
+    assert code == 0
+    for command in ("up", "down", "status", "doctor"):
+        assert f"\n  {command} " in out
+
+
+def test_module_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llumctl", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("llumctl ")

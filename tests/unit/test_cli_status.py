@@ -1,0 +1,198 @@
+"""`llumctl status` against a small server: formats, columns and every exit code."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from cli_support import cluster, controller, instance, remember
+
+from controller.api.models import ClusterState, ClusterStatus, InstanceState
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def shown(status: ClusterStatus, capsys: Captured, *options: str) -> tuple[int, str, str]:
+    with controller(status) as url:
+        remember(url)
+        code = run(["status", *options])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def columns(out: str) -> list[dict[str, str]]:
+    lines = out.split("\n\n")[1].splitlines()
+    header = lines[0].split()
+    return [dict(zip(header, line.split(), strict=False)) for line in lines[1:]]
+
+
+def test_table(capsys: Captured) -> None:
+    draining = instance("i-1", InstanceState.DRAINING, freeness_steps=None, queue_head=None)
+    code, out, err = shown(cluster(instance(), draining), capsys)
+    assert (code, err) == (0, "")
+    first, second = columns(out)
+    assert first == {
+        "ID": "i-0",
+        "STATE": "active",
+        "FREENESS": "521",
+        "KV-USE": "49%",
+        "VIRTUAL": "97%",
+        "RUN": "4",
+        "WAIT": "1",
+        "HEAD": "high/118blk/3.2s",
+        "EVICT": "9",
+        "STEP": "7.2ms",
+        "AGE": "0.4s",
+    }
+    assert second["FREENESS"] == "-inf"
+    assert second["HEAD"] == "-"
+    assert out.startswith("cluster default  ready  model embedded  policy llumnix  endpoint http")
+    assert "up 3m05s" in out
+
+
+def test_an_instance_that_never_reported_has_dashes(capsys: Captured) -> None:
+    nothing = dict.fromkeys(
+        (
+            "freeness_steps",
+            "virtual_usage_blocks",
+            "headroom_blocks",
+            "num_total_blocks",
+            "num_free_blocks",
+            "watermark_blocks",
+            "num_running_reqs",
+            "num_waiting_reqs",
+            "kv_cache_usage",
+            "queue_head",
+            "num_evictions",
+            "step_time_s",
+            "age_s",
+            "pid",
+        )
+    )
+    starting = instance("i-0", InstanceState.STARTING, detail="importing vLLM", **nothing)
+    _, out, _ = shown(cluster(starting), capsys, "-o", "wide")
+    (row,) = columns(out)
+    assert {value for key, value in row.items() if key not in ("ID", "STATE")} == {
+        "-",
+        "3",
+        "2",
+        "n1",
+        "importing",
+    }
+
+
+def test_wide_adds_columns_and_frontends(capsys: Captured) -> None:
+    _, out, _ = shown(cluster(instance(detail="well")), capsys, "-o", "wide")
+    (row,) = columns(out)
+    assert row["INCARNATION"] == "3"
+    assert row["RESTARTS"] == "2"
+    assert (row["NODE"], row["PID"]) == ("n1", "77")
+    assert (row["BLOCKS"], row["HEADROOM"], row["DETAIL"]) == ("50/102", "11", "well")
+    assert "f-0" in out.split("\n\n")[2]
+
+
+def test_machine_formats(capsys: Captured) -> None:
+    status = cluster(instance("i-0"), instance("i-1", kv_cache_usage=float("nan")))
+    assert shown(status, capsys, "-o", "name")[1] == "i-0\ni-1\n"
+    whole = json.loads(shown(status, capsys, "-o", "json")[1])
+    assert whole["schema_version"] == 1
+    assert whole["instances"][1]["kv_cache_usage"] is None
+    lines = shown(status, capsys, "-o", "jsonl")[1].splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["id"], row["schema_version"]) for row in rows] == [("i-0", 1), ("i-1", 1)]
+    assert "cluster: default" in shown(status, capsys, "-o", "yaml")[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "complaint"),
+    [
+        (cluster(), 0, ""),
+        (cluster(instance("i-4", InstanceState.STALLED)), 1, "instance i-4 is stalled"),
+        (cluster(instance("i-4", InstanceState.DRAINING)), 1, "instance i-4 is draining"),
+        (cluster(state=ClusterState.DEGRADED, detail="why"), 1, "cluster default is degraded: why"),
+        (cluster().model_copy(update={"instances": ()}), 1, "there are no instances"),
+    ],
+)
+def test_check(status: ClusterStatus, code: int, complaint: str, capsys: Captured) -> None:
+    found, out, err = shown(status, capsys, "--check")
+    assert found == code
+    assert out
+    assert err.startswith(complaint)
+    assert bool(err) == bool(code)
+
+
+def test_without_check_an_unwell_cluster_is_no_failure(capsys: Captured) -> None:
+    assert shown(cluster(state=ClusterState.FAILED), capsys)[0] == 0
+
+
+def test_nothing_runs(capsys: Captured) -> None:
+    assert run(["status"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: cluster default is not running\ntry:   llumctl up\n"
+
+
+def test_nothing_runs_under_that_name(capsys: Captured) -> None:
+    remember("http://127.0.0.1:1", name="prod")
+    assert run(["status"]) == 3
+    assert "llumctl status --cluster prod" in capsys.readouterr().err
+
+
+def test_cluster_by_variable_and_flag(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    with controller(cluster()) as url:
+        remember(url, name="prod")
+        assert run(["status", "--cluster", "prod"]) == 0
+        monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "prod")
+        assert run(["status"]) == 0
+        assert run(["status", "--cluster", "other"]) == 3
+        assert run(["status", "--cluster", "No!"]) == 2
+    capsys.readouterr()
+
+
+def test_refused_connection(capsys: Captured) -> None:
+    with socket.socket() as bound:  # bound and not listening: nobody else can answer there
+        bound.bind(("127.0.0.1", 0))
+        remember(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        assert run(["status"]) == 3
+    err = capsys.readouterr().err
+    assert "cannot be reached" in err
+    assert err.endswith("try:   llumctl down      then      llumctl up\n")
+
+
+def test_hung_controller(capsys: Captured) -> None:
+    with controller(cluster(), hangs=True) as url:
+        remember(url)
+        assert run(["status", "--timeout", "0.1"]) == 3
+    assert "did not answer within 0.1 s" in capsys.readouterr().err
+
+
+def test_bad_token(capsys: Captured) -> None:
+    with controller(cluster()) as url:
+        remember(url, token="wrong")
+        assert run(["status"]) == 5
+    assert capsys.readouterr().err == "error: bad token\ntry:   look\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status", "-o", "xml"], ["status", "--nope"], ["nope"], ["status", "--timeout", "-1"]],
+)
+def test_usage_errors(arguments: list[str], capsys: Captured) -> None:
+    assert run(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_corrupt_run_state(capsys: Captured, tmp_path: Path) -> None:
+    remember("http://127.0.0.1:1")
+    (tmp_path / "state" / "llumctl" / "default" / "run.json").write_text("{")
+    assert run(["status"]) == 1
+    assert "is corrupt" in capsys.readouterr().err

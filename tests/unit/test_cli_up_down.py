@@ -1,0 +1,170 @@
+"""`llumctl up` and `down` over stand-ins for the controller's side."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cli_support import cluster, instance
+
+import controller.main
+from controller.api.errors import TimedOutError
+from controller.api.models import ClusterState, InstanceState
+from controller.api.settings import EndpointTable, Settings
+from llumctl import progress
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+STARTING = cluster(
+    instance("i-0", InstanceState.STARTING, detail="importing vLLM"), state=ClusterState.STARTING
+)
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("LLUMCTL_CONFIG", raising=False)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `up` and `down` were called with; `script` is the news they report."""
+    seen: dict[str, Any] = {"script": [], "result": None}
+
+    def start(settings: Settings, *, progress: Callable[[Any], None], **options: Any) -> Any:
+        seen["up"] = (settings, options)
+        for news in seen["script"]:
+            progress(news)
+        if isinstance(seen["result"], Exception):
+            raise seen["result"]
+        return seen["result"]
+
+    def stop(name: str, *, progress: Callable[[str], None], **options: Any) -> Any:
+        seen["down"] = (name, options)
+        progress("stopping")
+        return seen["result"]
+
+    monkeypatch.setattr(controller.main, "up", SimpleNamespace(run=start), raising=False)
+    monkeypatch.setattr(controller.main, "down", SimpleNamespace(run=stop), raising=False)
+    return seen
+
+
+def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured) -> None:
+    line = "up Qwen/Q -n 3 --frontends 2 --cluster c --port 9000 --control-port 9001"
+    more = "--host localhost --ray-address h:1 --engine-arg max-model-len=64 -d --wait --timeout 5"
+    assert run([*line.split(), *more.split()]) == 0
+    settings, options = calls["up"]
+    assert options == {"detach": True, "wait": True, "timeout_s": 5.0}
+    assert settings.cluster.model_dump(exclude={"host", "start_timeout_s"}) == {
+        "name": "c",
+        "model": "Qwen/Q",
+        "instances": 3,
+        "frontends": 2,
+        "ray_address": "h:1",
+    }
+    assert (settings.endpoint.host, settings.endpoint.port) == ("localhost", 9000)
+    assert settings.control.port == 9001
+    assert settings.engine == {"max_model_len": 64}
+    assert capsys.readouterr().out == ""
+
+
+def test_up_tells_each_change_once_then_the_endpoint(
+    calls: dict[str, Any], capsys: Captured
+) -> None:
+    failed = cluster(instance("i-0", InstanceState.STALLED))
+    calls["script"] = ["starting Ray", STARTING, STARTING, cluster(), cluster(), failed]
+    assert run(["up"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "starting Ray",
+        "i-0: starting (importing vLLM)",
+        "f-0: active",
+        "i-0: active",
+        "i-0: stalled",
+    ]
+    url, curl = captured.out.splitlines()
+    assert url == "http://127.0.0.1:8000/v1"
+    assert curl.startswith("curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type")
+
+
+def test_detached_up_prints_the_endpoint_of_what_it_got(
+    calls: dict[str, Any], capsys: Captured
+) -> None:
+    calls["result"] = STARTING
+    assert run(["up", "-d"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("http://127.0.0.1:8000/v1\n")
+    assert "still starting" in captured.err
+
+
+def test_up_timed_out(calls: dict[str, Any], capsys: Captured) -> None:
+    calls["script"] = [STARTING]
+    calls["result"] = TimedOutError("not ready after 5 s", "llumctl doctor")
+    assert run(["up"]) == 124
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith("error: not ready after 5 s\ntry:   llumctl doctor\n")
+
+
+def test_a_degraded_start_still_tells_the_endpoint() -> None:
+    half = (instance("i-0"), instance("i-1", InstanceState.FAILED))
+    assert progress.is_up(cluster(*half, state=ClusterState.DEGRADED))
+    assert not progress.is_up(cluster(half[1], state=ClusterState.DEGRADED))
+    assert not progress.is_up(cluster(*half, state=ClusterState.STARTING))
+
+
+def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
+    keys = tmp_path / "the keys"
+    keys.write_text("\nk1\nk2\n")
+    settings = Settings(endpoint=EndpointTable(served_model_name="it's", api_key_file=str(keys)))
+    _, curl = progress.endpoint_text(settings, cluster()).splitlines()
+    show = 'curl() { for a in "$@"; do case $a in @*) cat "${a#@}";; *) echo "$a";; esac; done; }; '
+    done = subprocess.run(["bash", "-c", show + curl], capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:3] == [
+        "http://127.0.0.1:8000/v1/chat/completions",
+        "-H",
+        "Authorization: Bearer k1",
+    ]
+    assert json.loads(words[-1])["model"] == "it's"
+
+
+def test_on_a_terminal_it_redraws(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.Progress(Settings()) as shown:
+        shown(STARTING)
+        shown("a [note]")
+        shown(cluster())
+        shown(cluster(instance("i-0", InstanceState.STALLED)))
+    captured = capsys.readouterr()
+    assert "importing vLLM" in captured.err
+    assert "a [note]" in captured.err
+    assert captured.err.endswith("i-0: stalled\n")
+    assert captured.out.startswith("http://")
+
+
+def test_down(calls: dict[str, Any], capsys: Captured) -> None:
+    calls["result"] = True
+    assert run(["down", "--cluster", "c", "--confirm", "c", "--now", "--timeout", "3"]) == 0
+    assert calls["down"] == ("c", {"drain": False, "timeout_s": 3.0})
+    assert capsys.readouterr() == ("", "stopping\n")
+
+
+def test_down_of_nothing(calls: dict[str, Any], capsys: Captured) -> None:
+    calls["result"] = False
+    assert run(["down"]) == 0
+    assert calls["down"] == ("default", {"drain": True, "timeout_s": 30.0})
+    assert "nothing to stop: cluster default is not running" in capsys.readouterr().err
+
+
+def test_down_of_another_than_confirmed_is_refused(calls: dict[str, Any], capsys: Captured) -> None:
+    assert run(["down", "--confirm", "prod"]) == 5
+    assert "down" not in calls
+    assert "nothing was stopped" in capsys.readouterr().err
