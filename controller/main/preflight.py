@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from controller.adapters.embedded_model import ensure
@@ -25,6 +26,7 @@ INSTANCE_BYTES = GIB
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
+HUB_TIMEOUT_S = 10.0
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
 
@@ -127,13 +129,26 @@ def resolve_model(model: str, cache_dir: Path) -> str:
 
 
 def _check_hub_id(model: str) -> None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    """One question, no retries: vLLM would ask for minutes before it gives up."""
+    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import build_hf_headers
 
     try:
-        hf_hub_download(model, "config.json")
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error)
+        if isinstance(try_to_load_from_cache(model, "config.json"), str):
+            return
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set and it is not in the cache")
+        answer = httpx.head(
+            hf_hub_url(model, "config.json"),
+            headers=build_hf_headers(),
+            timeout=HUB_TIMEOUT_S,
+            follow_redirects=True,
+        )
+        if answer.is_error:
+            raise OSError(f"the hub answers {answer.status_code} {answer.reason_phrase}")
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
         raise LlumctlError(
             f"model {model} cannot be had: {why}",
             "check the name and HF_TOKEN; offline, give a local folder: llumctl up PATH",

@@ -125,6 +125,7 @@ def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=0o077,  # logs of Ray and of all members too
         )
     table = plan.settings
     state = RunState(

@@ -70,6 +70,7 @@ class Controller:
         self.step_stats: dict[str, StepStats] = {}
         self.was_ready = False
         self._stopping: asyncio.Task[None] | None = None
+        self._stop_by_s = float("inf")
 
     # -- life ----------------------------------------------------------------------------
 
@@ -93,10 +94,12 @@ class Controller:
         """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
 
         Called again, only the first call counts, but a later `drain=False` cuts it short."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop(grace_s if drain else 0.0))
-        elif not drain and not self.stopped:
-            self._to_frontends(DrainFrontend(0.0))
+        if self._stopping is not None and (drain or self.stopped):
+            return
+        grace_s = grace_s if drain else 0.0
+        self._stop_by_s = self.now_s() + grace_s + STOP_MARGIN_S
+        self._to_frontends(DrainFrontend(grace_s))
+        self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     @property
     def stopping(self) -> bool:
@@ -113,10 +116,8 @@ class Controller:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _stop(self, grace_s: float) -> None:
-        self._to_frontends(DrainFrontend(grace_s))
-        deadline_s = self.now_s() + grace_s + STOP_MARGIN_S
-        while self.now_s() < deadline_s and any(f.serving for f in self.roster.frontends()):
+    async def _stop(self) -> None:
+        while self.now_s() < self._stop_by_s and any(f.serving for f in self.roster.frontends()):
             await asyncio.sleep(0.02)
         for member_id in self.roster.members:
             self._launcher.terminate(member_id)
@@ -127,7 +128,7 @@ class Controller:
         match decode(head):
             case StatusPushed() as status:
                 self._on_status(status)
-            case DispatchAsked() as ask:
+            case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
                 self._handle(
                     DispatchRequested(
                         ask.request_id,
@@ -229,7 +230,10 @@ class Controller:
         )
 
     def _send_directory(self) -> None:
-        self._to_frontends(self._directory())
+        directory, now_s = self._directory(), self.now_s()
+        for frontend in self.roster.frontends():
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
+                self._send(frontend, directory)
 
     def _pull_silent_instances(self) -> None:
         """Health by pull when the pushes stop (paper's successor, status tracking)."""
@@ -240,10 +244,8 @@ class Controller:
                 self._send(member, StatusPull(), droppable=True)
 
     def _to_frontends(self, message: Message) -> None:
-        now_s = self.now_s()
         for frontend in self.roster.frontends():
-            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
-                self._send(frontend, message)
+            self._send(frontend, message)
 
     def _send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
         if member.alive:

@@ -22,6 +22,7 @@ from controller.runtime.member import Membership
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
+    DispatchUnused,
     EngineInfo,
     OutputItem,
     OutputsEmitted,
@@ -98,6 +99,9 @@ class Llumlet:
                 self._take_in(add, payload)
             case AbortRequests(request_ids=ids):
                 self._abort(ids)
+            case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
+                if incarnation == self._member.incarnation:
+                    self._commands.put(lambda engine: self._account(seq))
             case StatusPull():
                 self._commands.put(lambda engine: None)
             case Welcome() as welcome:

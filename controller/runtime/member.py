@@ -43,7 +43,6 @@ class Membership:
         self._phase: Phase = "starting"
         self._detail = ""
         self._info: EngineInfo | None = None
-        self._welcomed = asyncio.Event()
 
     def report(self, phase: Phase, detail: str = "", info: EngineInfo | None = None) -> None:
         """Tell the controller at once that this process has got so far."""
@@ -72,11 +71,7 @@ class Membership:
         if welcome.nonce != self._nonce:
             return False
         self.incarnation = welcome.incarnation
-        self._welcomed.set()
         return welcome.fenced
-
-    async def wait_welcomed(self) -> None:
-        await self._welcomed.wait()
 
     async def keep_saying_hello(self) -> None:
         while True:

@@ -133,6 +133,13 @@ class AddRequest(Message, frozen=True):
     hop: int = 0
 
 
+class DispatchUnused(Message, frozen=True):
+    """Frontend to instance: no request will come for this dispatch; count it as reported."""
+
+    incarnation: int
+    dispatch_seq: int
+
+
 class AbortRequests(Message, frozen=True):
     request_ids: tuple[str, ...]
 
@@ -176,6 +183,7 @@ AnyMessage = (
     | InstanceLost
     | DrainFrontend
     | AddRequest
+    | DispatchUnused
     | AbortRequests
     | OutputsEmitted
     | RequestRefused

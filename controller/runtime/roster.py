@@ -2,8 +2,8 @@
 
 Pure: Hellos and losses in, what changed out. Rules:
 - a new process (its nonce is new) is a new incarnation, one higher than the last;
-- a process that comes back after its connection was lost is fenced: its old incarnation
-  stays dead, it gets a new one and drops what it ran;
+- a process that comes back after its connection was lost, or after another process took its
+  place, is fenced: its old incarnation stays dead, it gets a new one and drops what it ran;
 - a controller that starts afresh adopts the incarnations that its members name.
 """
 
@@ -69,7 +69,8 @@ class Roster:
             died = member.incarnation if member.alive else None
             member.num_restarts += member.nonce != ""
             member.incarnation = self._next_incarnation(member, hello)
-            welcome = Welcome(hello.nonce, member.incarnation)
+            fenced = hello.incarnation not in (0, member.incarnation)
+            welcome = Welcome(hello.nonce, member.incarnation, fenced)
         elif not member.alive:
             member.incarnation += 1
             welcome = Welcome(hello.nonce, member.incarnation, fenced=True)

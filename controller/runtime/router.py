@@ -22,6 +22,7 @@ from controller.runtime.messages import (
     Directory,
     DispatchAsked,
     Dispatched,
+    DispatchUnused,
     DispatchWithdrawn,
     DrainFrontend,
     InstanceEntry,
@@ -113,16 +114,18 @@ class Router:
         ask = DispatchAsked(
             request_id, self._member.member_id, num_prompt_tokens, rank, arrival_time_s
         )
-        self._asked[request_id] = asyncio.get_running_loop().create_future()
+        asked = self._asked[request_id] = asyncio.get_running_loop().create_future()
         try:
-            answer = await self._ask(ask)
+            answer = await self._ask(ask, asked)
         except asyncio.CancelledError:
             if request_id in self._asked:  # the client left, not `abort`
-                self._withdraw(request_id)
+                self._withdraw(request_id, asked)
                 raise
             return
         finally:
-            self._asked.pop(request_id, None)
+            aborted = self._asked.pop(request_id, None) is None
+        if aborted:  # just after the answer came
+            return
         entry = self._instances.get(answer.instance_id)
         if entry is None or entry.incarnation != answer.incarnation:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)  # died in between
@@ -143,7 +146,7 @@ class Router:
             if route := self._routes.pop(request_id, None):
                 by_address.setdefault(route.address, []).append(request_id)
             elif asked := self._asked.pop(request_id, None):
-                self._withdraw(request_id)
+                self._withdraw(request_id, asked)
                 asked.cancel()
         for address, ids in by_address.items():
             self._mailbox.send(address, encode(AbortRequests(tuple(ids))))
@@ -164,13 +167,13 @@ class Router:
                     self._routes.pop(item.request_id, None)
         return due
 
-    async def _ask(self, ask: DispatchAsked) -> Dispatched:
-        answer = self._asked[ask.request_id]
-        self._mailbox.send(self._member.controller_address, encode(ask), droppable=True)
+    async def _ask(self, ask: DispatchAsked, asked: asyncio.Future[Dispatched]) -> Dispatched:
+        """Asks again and again: a question, or a controller that held it, may get lost."""
         while True:
-            done, _ = await asyncio.wait({answer}, timeout=CONTROLLER_SILENCE_S)
+            self._mailbox.send(self._member.controller_address, encode(ask), droppable=True)
+            done, _ = await asyncio.wait({asked}, timeout=CONTROLLER_SILENCE_S)
             if done:
-                return answer.result()
+                return asked.result()
             if self._controller_is_silent():
                 return self._decide_alone(ask)
 
@@ -188,9 +191,20 @@ class Router:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)
         return Dispatched(ask.request_id, chosen.instance_id, chosen.incarnation, seq=0)
 
-    def _withdraw(self, request_id: str) -> None:
+    def _withdraw(self, request_id: str, asked: asyncio.Future[Dispatched]) -> None:
+        if asked.done():
+            if not asked.cancelled() and asked.exception() is None:
+                self._decline(asked.result())
+            return
         withdrawn = DispatchWithdrawn(request_id, self._member.member_id)
         self._mailbox.send(self._member.controller_address, encode(withdrawn), droppable=True)
+
+    def _decline(self, dispatched: Dispatched) -> None:
+        """Or the controller would count the request as on its way for ever."""
+        entry = self._instances.get(dispatched.instance_id)
+        if entry is not None and entry.incarnation == dispatched.incarnation:
+            unused = DispatchUnused(dispatched.incarnation, dispatched.seq)
+            self._mailbox.send(entry.address, encode(unused))
 
     def _on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
         match decode(head):
@@ -210,6 +224,7 @@ class Router:
             case Directory(instances=instances):
                 self._heard_controller_s = asyncio.get_running_loop().time()
                 self._instances = {entry.instance_id: entry for entry in instances}
+                self._lose_replaced()
                 self._events.on_directory(instances)
             case Welcome() as welcome:
                 self._member.welcomed(welcome)
@@ -222,20 +237,37 @@ class Router:
         asked = self._asked.get(dispatched.request_id)
         if asked is not None and not asked.done():
             asked.set_result(dispatched)
+        else:
+            self._decline(dispatched)
 
     def _on_lost(self, address: str) -> None:
         """An instance's socket closed: the controller says the same, but may be gone too."""
         for entry in list(self._instances.values()):
             if entry.address == address:
-                self._lose(InstanceLost(entry.instance_id, entry.incarnation))
+                del self._instances[entry.instance_id]
+        self._fail_routes(lambda route: route.address == address)
 
     def _lose(self, lost: InstanceLost) -> None:
         entry = self._instances.get(lost.instance_id)
         if entry is not None and entry.incarnation == lost.incarnation:
             del self._instances[lost.instance_id]
             self._mailbox.forget(entry.address)
-        why = f"instance {lost.instance_id} died while it ran this request; send it again"
+        self._fail_routes(
+            lambda route: (route.instance_id, route.incarnation)
+            == (lost.instance_id, lost.incarnation)
+        )
+
+    def _lose_replaced(self) -> None:
+        """A directory with another incarnation says so too, where InstanceLost was missed."""
+        known = {i: (entry.incarnation, entry.address) for i, entry in self._instances.items()}
+        self._fail_routes(
+            lambda route: known.get(route.instance_id, (route.incarnation, route.address))
+            != (route.incarnation, route.address)
+        )
+
+    def _fail_routes(self, is_lost: Callable[[_Route], bool]) -> None:
         for request_id, route in list(self._routes.items()):
-            if (route.instance_id, route.incarnation) == (lost.instance_id, lost.incarnation):
+            if is_lost(route):
                 del self._routes[request_id]
+                why = f"instance {route.instance_id} died while it ran this request; send it again"
                 self._events.on_failed(request_id, why)

@@ -14,7 +14,7 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def build(folder: Path) -> None:
-    """Fills an existing, empty folder (about 1 s, 36 MB). The same bytes every time."""
+    """Fills an existing, empty folder (about 0.7 s, 37 MB). The same bytes every time."""
     documents = {
         "config.json": config(),
         "generation_config.json": generation_config(),

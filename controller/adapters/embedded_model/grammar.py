@@ -4,9 +4,11 @@ Random weights alone give mojibake, no full stops, and JSON strings that never c
 weights carry this table (weights.py): it fixes the parts of speech, the punctuation and the
 end, and the random layers choose the words.
 
-`SHARES[state][kind]` is the share of the next token. Structural marks have shares in prose too
-small to be seen, yet guided decoding lets only few tokens through, and among those the
-proportions count: after a digit, another digit against a comma or a closing brace.
+`SHARES[state][kind]` is the share of the next token, relative to the others in its row.
+Structural marks have shares in prose too small to be seen, yet guided decoding lets only few
+tokens through, and among those the proportions count: after a digit, another digit against a
+comma or a closing brace. Measured with xgrammar: 160 of 160 generations under five schemas
+were valid JSON within 88 tokens.
 """
 
 from collections import Counter
@@ -16,7 +18,8 @@ from statistics import NormalDist
 
 from controller.adapters.embedded_model.vocabulary import vocabulary
 
-# A generation ends only after a sentence; sentences have about 9 tokens.
+# A generation ends only after a sentence. Measured over 64 chats: 290 tokens on average when
+# greedy (median 229), 207 at temperature 1 (median 143).
 _END = 0.1
 
 _PROSE = {"noun": 0.3, "determiner": 0.25, "preposition": 0.25, "verb": 0.1, ".": 0.1}
@@ -31,23 +34,24 @@ SHARES: dict[str, dict[str, float]] = {
         "verb": 0.33,
         "preposition": 0.15,
         "conjunction": 0.06,
-        ".": 0.36,
+        ".": 0.35,
         ",": 0.08,
         "?": 0.02,
         "!": 0.01,
     },
     "verb": {"determiner": 0.55, "preposition": 0.2, "adverb": 0.15, ".": 0.1},
-    "adverb": {"determiner": 0.5, "preposition": 0.2, ".": 0.36},
+    "adverb": {"determiner": 0.5, "preposition": 0.2, ".": 0.35},
+    "opener": {"determiner": 0.7, ",": 0.15, "preposition": 0.15},
     "preposition": {"determiner": 0.85, "adjective": 0.15},
     "conjunction": {"determiner": 0.8, "adjective": 0.1, "adverb": 0.1},
     "comma": _PHRASE,
     "colon": _PHRASE | {' "': 0.02, " ": 0.01},
     "other": _PROSE,
     "bracket": _PROSE,
-    "digit": _PROSE | {"digit": 0.01, ",": 0.005, "}": 0.005, "]": 0.005},
+    "digit": _PROSE | {"digit": 0.003, ",": 0.005, "}": 0.005, "]": 0.005},
     "quote": {"noun:plain": 0.7, "Noun:plain": 0.3},
     "quoted": {'"': 0.4, '":': 0.4, '",': 0.2, '"}': 0.2, '"]': 0.1, " ": 0.2},
-    "space": {"noun:plain": 1.0},
+    "space": {"noun:plain": 1.0, '"': 1e-4},
 }
 
 STATES = tuple(SHARES)
@@ -60,12 +64,13 @@ _BYTE = 1e-9
 _BLANK = 1e-13
 _SPECIAL = 1e-17
 
-# Spread of a logit around its level. Among hundreds of words 4 leaves the best one about as
-# likely at temperature 1 as under greedy decoding; a mark, alone in its kind, keeps to its
-# share only when its own spread is small.
+# Spread of a logit around its level. At 4 the words of a kind weigh little more together than
+# the best of them alone, so sampling at temperature 1 ends sentences about as often as greedy
+# decoding (every 17 and every 13 tokens). A mark, alone in its kind, keeps to its share only
+# when its own spread is small.
 _WORD_SPREAD = 4.0
 _MARK_SPREAD = 1.0
-_MANY = 10
+_MANY = 11
 
 
 def levels() -> list[list[float]]:

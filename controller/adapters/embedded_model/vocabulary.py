@@ -89,14 +89,15 @@ def _byte(value: int) -> Token:
 def _spellings(word: str, part: str) -> list[Token]:
     """The four spellings of "river": kinds noun, Noun, noun:plain and Noun:plain.
 
-    A plain noun is what quoted strings are made of, hence its own state. Written plain, the
-    other words stand at the start of a line and go on as usual.
+    Two states besides the parts of speech: a plain noun is what quoted strings are made of, and
+    a capital adverb opens a sentence, so that no full stop follows.
     """
     capital = word[0].upper() + word[1:]
-    plain_state = "quoted" if part == "noun" else part
+    opening = "opener" if part == "adverb" else part
+    alone = "quoted" if part == "noun" else None
     return [
         Token(f" {word}".encode(), part, part),
-        Token(f" {capital}".encode(), part, part.capitalize()),
-        Token(word.encode(), plain_state, f"{part}:plain"),
-        Token(capital.encode(), plain_state, f"{part.capitalize()}:plain"),
+        Token(f" {capital}".encode(), opening, part.capitalize()),
+        Token(word.encode(), alone or part, f"{part}:plain"),
+        Token(capital.encode(), alone or opening, f"{part.capitalize()}:plain"),
     ]

@@ -44,8 +44,10 @@ class ControlServer:
     async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Serve while `work` runs; whichever ends or fails first ends both."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(work)
-            group.create_task(self._server.serve(sockets=[self._socket]))
+            working = group.create_task(work)
+            serving = group.create_task(self._server.serve(sockets=[self._socket]))
+            working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
+            serving.add_done_callback(lambda _: working.cancel())
 
     async def _status(self, _request: Request) -> Response:
         uptime_s = time.monotonic() - self._started_s
@@ -62,7 +64,7 @@ class ControlServer:
 
 
 class TokenGuard:
-    """401 without a token, 403 for a wrong one or a browser's foreign Host or Origin."""
+    """401 without a token, 403 for a wrong one or for a browser (it names its Origin)."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -3,7 +3,8 @@
 Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
 `post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
 v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `_preempt_request`;
-v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`.
+v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
+v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py).
 """
 
 import time
@@ -44,6 +45,7 @@ class VllmEngine:
         self._encoder = MsgpackEncoder()
         self._num_evictions = 0
         self._count_evictions()
+        self._remember_generators = self._make_generators_rewindable(config)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size: int = config.cache_config.block_size
@@ -65,6 +67,8 @@ class VllmEngine:
         return self._scheduler.has_requests() or bool(self._core.batch_queue)
 
     def step(self) -> Sequence[StepOutputs]:
+        if self._remember_generators is not None:
+            self._remember_generators()
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         if not executed and self._scheduler.has_requests():
@@ -123,6 +127,16 @@ class VllmEngine:
             arrival_time_s=head.arrival_time,
             evicted=head.status == self._evicted_status,
         )
+
+    def _make_generators_rewindable(self, config: Any) -> Callable[[], None] | None:
+        """What to call before each step; None where vLLM needs no help."""
+        if config.device_config.device_type != "cpu" or config.speculative_config is not None:
+            return None
+        from controller.adapters.vllm.cpu_generators import install, seeded
+
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        generators = install(runner)
+        return lambda: generators.remember(seeded(runner))
 
     def _count_evictions(self) -> None:
         """vLLM keeps no such counter for all requests, so its one eviction site is watched."""

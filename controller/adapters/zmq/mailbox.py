@@ -1,10 +1,11 @@
 """A Mailbox on ZeroMQ: one PULL socket in, one PUSH socket per peer out.
 
 PUSH never drops and never blocks here: without a high-water mark it queues, and a queue is
-bounded by what its requests may still produce. A dead peer is noticed by its TCP
-connection closing (socket monitor), which takes milliseconds where Ray takes about 2 s.
-Every process binds a fresh port per incarnation, so what waits for a dead peer can never
-reach its successor.
+bounded by what its requests may still produce. The inbox has a mark, so that the queue of a
+process that lags is at its senders, who know what may be dropped. A dead peer is noticed by
+its TCP connection closing (socket monitor), which takes milliseconds where Ray takes about
+2 s, or by its refusing one. Every process but the controller binds a fresh port, so what
+waits for a dead peer can never reach its successor.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ from controller.ports.mailbox import OnLost, OnMessage
 
 log = logging.getLogger(__name__)
 
-# Enough for some seconds of status pushes; beyond that the peer is not listening.
-DROPPABLE_HIGH_WATER_MARK = 1000
+# Messages. Enough for some seconds of status pushes; beyond that the peer is not listening.
+HIGH_WATER_MARK = 1000
 
 
 class ZmqMailbox:
@@ -31,7 +32,7 @@ class ZmqMailbox:
     def __init__(self, host: str, port: int = 0) -> None:
         self._context = zmq.asyncio.Context()
         self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
         self._inbox.bind(f"tcp://{host}:{port or '*'}")
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -76,9 +77,11 @@ class ZmqMailbox:
 
     def _connect(self, address: str, droppable: bool) -> "_Peer":
         socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.SNDHWM, DROPPABLE_HIGH_WATER_MARK if droppable else 0)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK if droppable else 0)
         socket.setsockopt(zmq.LINGER, 0)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        # Only droppable messages may wait for a peer that is not there: a controller to come.
+        gone = zmq.EVENT_DISCONNECTED | (0 if droppable else zmq.EVENT_CONNECT_RETRIED)
+        monitor = socket.get_monitor_socket(gone)
         socket.connect(address)
         watch = self._spawn(self._watch(address, monitor))
         return _Peer(socket, watch)

@@ -1,0 +1,1 @@
+"""Measurements beside vLLM's own server. Figures, not tests: nothing here fails on a time."""

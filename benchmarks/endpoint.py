@@ -1,0 +1,258 @@
+"""Throughput and latency of the endpoint beside vLLM's own server.
+
+Both servers stay up and take turns under the very same load, so that whatever else the
+machine does falls on both; who goes first alternates. The figures are ratios and
+differences within a round, and their median over the rounds.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import results
+from benchmarks.cpu_meter import CpuMeter, CpuUse, wait_until_quiet
+from benchmarks.engine_plan import EnginePlan, make_plan
+from benchmarks.load import LoadFigures, Workload, run_load
+from benchmarks.process_groups import signals_interrupt
+from benchmarks.servers import (
+    IDLE_CPU_LIMIT,
+    LlumctlServer,
+    Server,
+    ServerError,
+    VllmServer,
+    idle_cpu,
+    running,
+)
+
+IDLE_WATCH_S = 5.0
+DEFAULT_REQUESTS_PER_STREAM = 4
+MIN_REQUESTS = 8
+# Of everybody else together: above it a figure says as much about them.
+MAX_OTHER_CORES = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    rounds: int
+    streams: tuple[int, ...]
+    requests: int | None
+    """Of one measurement; None: four per stream, at least eight."""
+    patience_s: float
+    """How long to wait before each measurement for others on the machine to be quiet."""
+    pairs: tuple[int, ...]
+    """Engines of each comparison: 1, then 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    load: LoadFigures
+    cpu: CpuUse
+
+    @property
+    def cpu_ms_per_token(self) -> float:
+        return 1000 * self.cpu.total_s / max(1, self.load.num_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.load.as_json(),
+            "cpu_s": self.cpu.parts_s,
+            "other_cores": self.cpu.other_cores,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    ours: Measurement
+    vllm: Measurement
+
+    @property
+    def throughput_ratio(self) -> float:
+        return _ratio(self.ours.load.output_tokens_per_s, self.vllm.load.output_tokens_per_s)
+
+    @property
+    def ttft_difference_ms(self) -> float:
+        return 1000 * (self.ours.load.ttft_s - self.vllm.load.ttft_s)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "throughput_ratio": self.throughput_ratio,
+            "ttft_difference_ms": self.ttft_difference_ms,
+            "ours": self.ours.as_json(),
+            "vllm": self.vllm.as_json(),
+        }
+
+
+def main() -> int:
+    options = _options()
+    console = Console(soft_wrap=True)
+    comparisons = []
+    failed = 0
+    try:
+        with signals_interrupt():
+            for num_engines in options.pairs:
+                comparison = _compare(make_plan(num_engines), options, console)
+                comparisons.append(comparison)
+                failed += comparison["num_failed"]
+    except KeyboardInterrupt:
+        console.print("interrupted; both servers are stopped")
+        return 130
+    except ServerError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    path = results.write("endpoint", {"comparisons": comparisons})
+    console.print(f"written to {path}")
+    if failed:
+        console.print(f"[red]{failed} requests failed[/red]")
+    return 1 if failed else 0
+
+
+def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, Any]:
+    ours, vllm = LlumctlServer(plan), VllmServer(plan)
+    with running(ours, vllm):
+        idle = {server.name: idle_cpu(server, IDLE_WATCH_S) for server in (ours, vllm)}
+        for name, cores in idle.items():
+            note = " (disturbs the other)" if cores > IDLE_CPU_LIMIT else ""
+            console.print(f"idle, {name} uses {cores:.3f} cores{note}")
+        for server in (ours, vllm):
+            _warm_up(server, max(options.streams))
+        rounds: dict[int, list[Round]] = {streams: [] for streams in options.streams}
+        for index in range(options.rounds):
+            for streams, done in rounds.items():
+                workload = _workload(plan, streams, options.requests, seed=1000 * index + streams)
+                order: tuple[Server, Server] = (ours, vllm) if index % 2 == 0 else (vllm, ours)
+                measured = {s: _measure(s, workload, options.patience_s) for s in order}
+                done.append(Round(measured[ours], measured[vllm]))
+                console.print(_progress(index, streams, done[-1]))
+    console.print(_table(plan.num_engines, rounds))
+    every = [side for done in rounds.values() for r in done for side in (r.ours, r.vllm)]
+    for error in sorted({error for side in every for error in side.load.errors}):
+        console.print(f"[red]{error}[/red]")
+    return {
+        "num_engines": plan.num_engines,
+        "engine_args": plan.engine_args,
+        "omp_num_threads": plan.num_threads,
+        "idle_cores": idle,
+        "num_failed": sum(side.load.num_failed for side in every),
+        "streams": {
+            str(streams): {"summary": _summary(done), "rounds": [r.as_json() for r in done]}
+            for streams, done in rounds.items()
+        },
+    }
+
+
+def _workload(plan: EnginePlan, streams: int, requests: int | None, seed: int) -> Workload:
+    return Workload(
+        model=plan.served_model_name,
+        vocab_size=plan.vocab_size,
+        num_streams=streams,
+        num_requests=requests or max(MIN_REQUESTS, DEFAULT_REQUESTS_PER_STREAM * streams),
+        seed=seed,
+    )
+
+
+def _warm_up(server: Server, streams: int) -> None:
+    run_load(server.base_url, _workload(server.plan, streams, streams, seed=-1))
+
+
+def _measure(server: Server, workload: Workload, patience_s: float) -> Measurement:
+    wait_until_quiet(MAX_OTHER_CORES, patience_s)
+    meter = CpuMeter(server.parts())
+    load = run_load(server.base_url, workload)
+    return Measurement(load, meter.used())
+
+
+def _summary(done: list[Round]) -> dict[str, Any]:
+    ratios = [r.throughput_ratio for r in done]
+    differences = [r.ttft_difference_ms for r in done]
+    return {
+        "throughput_ratio": statistics.median(ratios),
+        "throughput_ratio_min": min(ratios),
+        "throughput_ratio_max": max(ratios),
+        "ttft_difference_ms": statistics.median(differences),
+        "ttft_difference_ms_min": min(differences),
+        "ttft_difference_ms_max": max(differences),
+        "ours": _medians([r.ours for r in done]),
+        "vllm": _medians([r.vllm for r in done]),
+    }
+
+
+def _medians(measured: list[Measurement]) -> dict[str, float]:
+    names = ("output_tokens_per_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "e2e_latency_s")
+    figures = {n: statistics.median(getattr(m.load, n) for m in measured) for n in names}
+    return figures | {
+        "cpu_ms_per_token": statistics.median(m.cpu_ms_per_token for m in measured),
+        "other_cores": statistics.median(m.cpu.other_cores for m in measured),
+    }
+
+
+def _table(num_engines: int, rounds: dict[int, list[Round]]) -> Table:
+    title = "one engine" if num_engines == 1 else f"{num_engines} engines"
+    table = Table(
+        title=f"{title}: llumctl / vLLM's own server, medians of the rounds", box=box.SIMPLE
+    )
+    for column in (
+        *("streams", "tok/s", "ratio", "(range)", "TTFT ms", "more", "(range)"),
+        *("TPOT ms", "CPU ms/tok", "others"),
+    ):
+        table.add_column(column, justify="right")
+    for streams, done in rounds.items():
+        s = _summary(done)
+        ours, vllm = s["ours"], s["vllm"]
+        table.add_row(
+            str(streams),
+            f"{ours['output_tokens_per_s']:.0f} / {vllm['output_tokens_per_s']:.0f}",
+            f"{s['throughput_ratio']:.3f}",
+            results.spread([r.throughput_ratio for r in done]),
+            f"{1000 * ours['ttft_s']:.1f} / {1000 * vllm['ttft_s']:.1f}",
+            f"{s['ttft_difference_ms']:+.1f}",
+            results.spread([r.ttft_difference_ms for r in done], "+.1f"),
+            f"{1000 * ours['tpot_s']:.2f} / {1000 * vllm['tpot_s']:.2f}",
+            f"{ours['cpu_ms_per_token']:.2f} / {vllm['cpu_ms_per_token']:.2f}",
+            f"{ours['other_cores']:.1f} / {vllm['other_cores']:.1f}",
+        )
+    return table
+
+
+def _progress(index: int, streams: int, done: Round) -> str:
+    ours, vllm = done.ours.load, done.vllm.load
+    return (
+        f"round {index + 1}, {streams} streams:"
+        f" {ours.output_tokens_per_s:.0f} / {vllm.output_tokens_per_s:.0f} tok/s,"
+        f" TTFT {1000 * ours.ttft_s:.1f} / {1000 * vllm.ttft_s:.1f} ms,"
+        f" others {done.ours.cpu.other_cores:.2f} / {done.vllm.cpu.other_cores:.2f} cores"
+    )
+
+
+def _ratio(ours: float, vllm: float) -> float:
+    return ours / vllm if vllm else 0.0
+
+
+def _options() -> Options:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.endpoint", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", default="1,8,32", help="concurrent streams, with commas")
+    parser.add_argument("--requests", type=int, help="of one measurement; default 4 per stream")
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="seconds to wait for a quiet machine each time"
+    )
+    parser.add_argument("--skip-single", action="store_true", help="no comparison of one engine")
+    parser.add_argument("--skip-pair", action="store_true", help="no comparison of two engines")
+    given = parser.parse_args()
+    wanted = {1: not given.skip_single, 2: not given.skip_pair}
+    return Options(
+        rounds=given.rounds,
+        streams=tuple(int(part) for part in given.streams.split(",")),
+        requests=given.requests,
+        patience_s=given.patience,
+        pairs=tuple(num for num, is_wanted in wanted.items() if is_wanted),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What both servers run: llumctl's own plan, and the same engine arguments for vLLM."""
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from controller.main import up
+from llumctl import settings as llumctl_settings
+
+CLUSTER = "bench"
+# Below the ports that the kernel gives to connections: Ray opens many while it starts.
+_ports = count(18100)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """`num_threads` is OMP_NUM_THREADS of every engine; the ports are llumctl's."""
+
+    cluster: str
+    engine_args: dict[str, Any]
+    num_engines: int
+    num_threads: int
+    vocab_size: int
+    port: int
+    control_port: int
+
+    @property
+    def model_folder(self) -> str:
+        return str(self.engine_args["model"])
+
+    @property
+    def served_model_name(self) -> str:
+        return str(self.engine_args["served_model_name"])
+
+    def vllm_arguments(self) -> list[str]:
+        """The command line of vLLM's own server; llumctl's writes no access log either."""
+        arguments = [part for item in self.engine_args.items() for part in _as_flag(*item)]
+        if self.num_engines > 1:
+            arguments += ["--data-parallel-size", str(self.num_engines)]
+        return [*arguments, "--disable-uvicorn-access-log"]
+
+    def llumctl_arguments(self) -> list[str]:
+        """The command line of `llumctl up`. The size of the KV cache follows the memory that
+        is free, so it is given: the servers start one after the other."""
+        kv_bytes = self.engine_args.get("kv_cache_memory_bytes")
+        fixed = ["--engine-arg", f"kv_cache_memory_bytes={kv_bytes}"] if kv_bytes else []
+        return [
+            *("--cluster", self.cluster, "-n", str(self.num_engines)),
+            *("--port", str(self.port), "--control-port", str(self.control_port)),
+            *fixed,
+        ]
+
+
+def make_plan(num_engines: int) -> EnginePlan:
+    """As `llumctl up -n num_engines` chooses, config file and environment included."""
+    port, control_port = free_port(), free_port()
+    settings = llumctl_settings.load(
+        flags={
+            ("cluster", "name"): ("--cluster", CLUSTER),
+            ("cluster", "instances"): ("-n", num_engines),
+            ("endpoint", "port"): ("--port", port),
+            ("control", "port"): ("--control-port", control_port),
+        }
+    )
+    plan = up.make_plan(settings)
+    config = json.loads((Path(plan.engine_args["model"]) / "config.json").read_text("utf-8"))
+    return EnginePlan(
+        cluster=CLUSTER,
+        engine_args=plan.engine_args,
+        num_engines=num_engines,
+        num_threads=plan.num_threads_per_instance,
+        vocab_size=config["vocab_size"],
+        port=port,
+        control_port=control_port,
+    )
+
+
+def free_port() -> int:
+    for port in _ports:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError("unreachable")
+
+
+def _as_flag(name: str, value: Any) -> Iterator[str]:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        yield flag if value else flag.replace("--", "--no-", 1)
+    else:
+        yield flag
+        yield json.dumps(value) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,245 @@
+"""The two servers that are compared, each in a process session of its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.cpu_meter import CpuMeter
+from benchmarks.engine_plan import EnginePlan, free_port
+from benchmarks.process_groups import end_session, no_interrupts, session_members
+from controller.api import run_state
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.main.processes import processes_of, sweep
+
+START_TIMEOUT_S = 300.0
+POLL_S = 0.1
+DOWN_TIMEOUT_S = 60.0
+# A core of the machine: above it an idle server disturbs the one that is measured.
+IDLE_CPU_LIMIT = 0.05
+RESULTS = Path(__file__).parent / "results"
+
+
+class ServerError(Exception):
+    """A server did not start; says where its log is."""
+
+
+class Server(ABC):
+    """Started by `start`, serving after `wait_ready`, and gone after `stop`."""
+
+    def __init__(self, name: str, plan: EnginePlan, port: int) -> None:
+        self.name = name
+        self.plan = plan
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.started_s = 0.0
+        self.started_at_s = 0.0  # since the epoch, as in the logs
+        self.log_file = RESULTS / "logs" / f"{name.replace(' ', '-')}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("wb") as log:
+            self.started_s, self.started_at_s = time.perf_counter(), time.time()
+            self._process = subprocess.Popen(
+                self._command(),
+                cwd=self.log_file.parent,  # not the repository: nothing there shadows anything
+                env=os.environ | self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_first_completion(self) -> float:
+        """Seconds from `start` to the end of the first completion that succeeded."""
+        deadline_s = self.started_s + START_TIMEOUT_S
+        with httpx.Client(base_url=self.base_url, timeout=60.0, trust_env=False) as client:
+            while time.perf_counter() < deadline_s:
+                if self._completes(client):
+                    return time.perf_counter() - self.started_s
+                if self._has_failed():
+                    raise ServerError(f"{self.name} ended while it started; see {self.log_file}")
+                time.sleep(POLL_S)
+        raise ServerError(f"{self.name} was not ready in time; see {self.log_file}")
+
+    def wait_ready(self) -> float:
+        """Seconds from `start` until all its engines serve."""
+        return self.wait_first_completion()
+
+    def stop(self) -> None:
+        """Leaves no process, whatever state it is in; safe to call twice."""
+        if self._process is not None:
+            end_session(self._process)
+
+    @abstractmethod
+    def parts(self) -> dict[int, str]:
+        """Its processes: pid -> the part it plays."""
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _environment(self) -> dict[str, str]: ...
+
+    def _has_failed(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def _completes(self, client: httpx.Client) -> bool:
+        body = {
+            "model": self.plan.served_model_name,
+            "prompt": [1],
+            "max_tokens": 1,
+            "ignore_eos": True,
+        }
+        try:
+            return client.post("/v1/completions", json=body).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+
+class LlumctlServer(Server):
+    """A cluster through the real command line."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(f"llumctl {plan.num_engines}", plan, plan.port)
+
+    def wait_ready(self) -> float:
+        """`llumctl up --wait` has returned and a completion has succeeded since."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            raise ServerError(f"llumctl up ended with {code}; see {self.log_file}")
+        return self.wait_first_completion()
+
+    def stop(self) -> None:
+        super().stop()  # an `up` that still runs tears its cluster down itself
+        state = run_state.load(self.plan.cluster)
+        if self._process is None or state is None:
+            return
+        command = [_llumctl(), "down", "--now", "--cluster", self.plan.cluster]
+        with contextlib.suppress(subprocess.TimeoutExpired), self.log_file.open("ab") as log:
+            subprocess.run(
+                command, stdout=log, stderr=log, start_new_session=True, timeout=DOWN_TIMEOUT_S
+            )
+        if sweep(state.nonce):
+            print(f"llumctl down left processes of {self.plan.cluster}; ended", file=sys.stderr)
+
+    def parts(self) -> dict[int, str]:
+        state = run_state.load(self.plan.cluster)
+        if state is None:
+            return {}
+        members: dict[int, str] = {}
+        with (
+            contextlib.suppress(LlumctlError),
+            ControlClient(state.control_url, state.control_token) as client,
+        ):
+            status = client.status()
+            members |= {i.pid: "engine" for i in status.instances if i.pid}
+            members |= {f.pid: "frontend" for f in status.frontends if f.pid}
+        return {p.pid: members.get(p.pid, _ray_part(p)) for p in processes_of(state.nonce)}
+
+    def _command(self) -> list[str]:
+        return [_llumctl(), "up", "-d", "--wait", *self.plan.llumctl_arguments()]
+
+    def _environment(self) -> dict[str, str]:
+        return {}
+
+    def _has_failed(self) -> bool:
+        return self._process is None or bool(self._process.poll())
+
+
+class VllmServer(Server):
+    """vLLM's own server, as its project starts it.
+
+    Left to itself vLLM binds the worker of every engine to core 0, so that on two cores a
+    pair of them runs at half its speed: `nobind` leaves them to the operating system, as
+    llumctl's are.
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(f"vllm {plan.num_engines}", plan, free_port())
+
+    def parts(self) -> dict[int, str]:
+        if self._process is None:
+            return {}
+        leader = self._process.pid
+        return {p.pid: _vllm_part(p, leader) for p in session_members(leader)}
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-P", "-m", "vllm.entrypoints.launchers.api_server.entry"),
+            *("--host", "127.0.0.1", "--port", self.base_url.rpartition(":")[2]),
+            *self.plan.vllm_arguments(),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "OMP_NUM_THREADS": str(self.plan.num_threads),
+            "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+
+@contextlib.contextmanager
+def running(*servers: Server) -> Iterator[list[float]]:
+    """Start one after the other; seconds each took. Stops all of them, come what may."""
+    try:
+        taken_s = []
+        for server in servers:
+            print(f"starting {server.name} ...", flush=True)
+            server.start()
+            taken_s.append(server.wait_ready())
+        yield taken_s
+    finally:
+        with no_interrupts():
+            for server in servers:
+                server.stop()
+
+
+def idle_cpu(server: Server, seconds: float) -> float:
+    """Cores that a server uses while nobody asks anything of it."""
+    meter = CpuMeter(server.parts())
+    time.sleep(seconds)
+    return meter.used().total_s / seconds
+
+
+def _llumctl() -> str:
+    return str(Path(sys.executable).with_name("llumctl"))
+
+
+def _ray_part(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return "ray"
+    return "controller" if "RayMember" in command else "ray"
+
+
+def _vllm_part(process: psutil.Process, leader: int) -> str:
+    if process.pid == leader:
+        return "frontend"
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return "other"
+    for mark, part in (
+        ("EngineCore", "engine core"),
+        ("Worker", "worker"),
+        ("Coord", "coordinator"),
+    ):
+        if mark in command:
+            return part
+    return "other"

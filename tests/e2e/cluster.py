@@ -1,0 +1,183 @@
+"""A real cluster for tests: the real command line, real Ray, real vLLM engines."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
+NONCE_VARIABLE = "LLUMCTL_NONCE"
+READY_S = 180.0
+
+T = TypeVar("T")
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
+    """The first truthy value of `condition`; fails by name after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {timeout_s:.0f} s for: {what}")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def marked_processes(nonce: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(NONCE_VARIABLE) == nonce and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@dataclass
+class Cluster:
+    """One cluster by name, in a state folder of the test's own."""
+
+    env: dict[str, str]
+    name: str = "e2e"
+    cwd: str | None = None
+    llumctl: str = LLUMCTL
+    up_args: tuple[str, ...] = ("-n", "2")
+    port: int = 0
+    control_port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    nonce: str = ""
+
+    def __post_init__(self) -> None:
+        self.port, self.control_port = free_ports(2)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.env["XDG_STATE_HOME"]) / "llumctl" / self.name
+
+    def command(self, *args: str) -> list[str]:
+        return [self.llumctl, *args, "--cluster", self.name]
+
+    def run(self, *args: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*args),
+            env=self.env,
+            cwd=self.cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self) -> None:
+        """`up` in the foreground, in a process group of its own so that it can get Ctrl-C."""
+        ports = ("--port", str(self.port), "--control-port", str(self.control_port))
+        self.state_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._output("out").open("w") as out, self._output("err").open("w") as err:
+            self.process = subprocess.Popen(
+                self.command("up", *self.up_args, *ports),
+                env=self.env,
+                cwd=self.cwd,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        run_file = self.state_dir / "run.json"
+        wait_for(lambda: run_file.exists() or self.process.poll() is not None, "the run state", 30)
+        assert self.process.poll() is None, self.read_stderr()
+        self.nonce = json.loads(run_file.read_text())["nonce"]
+
+    def wait_ready(self) -> None:
+        """`up` prints the endpoint once everything serves."""
+        assert self.process is not None
+        wait_for(lambda: self.read_stdout() or self.process.poll() is not None, "ready", READY_S)
+        assert self.read_stdout().splitlines()[:1] == [f"{self.url}/v1"], self.read_stderr()
+
+    def read_stdout(self) -> str:
+        return self._output("out").read_text()
+
+    def read_stderr(self) -> str:
+        return self._output("err").read_text()
+
+    def _output(self, stream: str) -> Path:
+        return self.state_dir.parent / f"{self.name}.{stream}"
+
+    def interrupt(self) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def status(self) -> dict[str, Any]:
+        done = self.run("status", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def instance(self, instance_id: str) -> dict[str, Any]:
+        return next(i for i in self.status()["instances"] if i["id"] == instance_id)
+
+    def wait_state(self, state: str, timeout_s: float = READY_S) -> dict[str, Any]:
+        return wait_for(
+            lambda: (s := self.status())["state"] == state and s, f"state {state}", timeout_s
+        )
+
+    def wait_quiet(self) -> dict[str, Any]:
+        """Nothing runs or waits anywhere and every block is free again."""
+
+        def quiet() -> Any:
+            status = self.status()
+            return (
+                status
+                if all(
+                    i["num_running_reqs"] == i["num_waiting_reqs"] == 0
+                    and i["num_free_blocks"] == i["num_total_blocks"]
+                    for i in status["instances"]
+                )
+                and all(f["num_live_reqs"] == 0 for f in status["frontends"])
+                else None
+            )
+
+        return wait_for(quiet, "a quiet cluster")
+
+    @property
+    def openai_options(self) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
+
+    def leftovers(self) -> list[str]:
+        """What a stopped cluster must not leave: processes, sockets, shared memory, files."""
+        processes = [f"{p.pid} {' '.join(p.cmdline())[:120]}" for p in marked_processes(self.nonce)]
+        temp_root = Path(f"/tmp/llumctl-{os.getuid()}")
+        files = [temp_root / self.name, self.state_dir / "run.json", self.state_dir / "plan.json"]
+        ports = [
+            c
+            for c in psutil.net_connections("tcp")
+            if c.status == "LISTEN" and c.laddr.port in (self.port, self.control_port)
+        ]
+        return [*processes, *(str(f) for f in files if f.exists()), *map(str, ports)]
+
+    def clean_up(self) -> None:
+        """After a failed test too: whatever it left is ended."""
+        self.run("down", "--now")
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for process in marked_processes(self.nonce) if self.nonce else ():
+            process.kill()

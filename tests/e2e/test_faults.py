@@ -1,0 +1,166 @@
+"""What dies, and what is promised about it (the cluster's own processes, killed for real)."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import psutil
+
+from tests.e2e.cluster import Cluster, wait_for
+
+NUM_STREAMS = 8
+LONG = 3000
+
+
+@dataclass
+class Reader:
+    """One streaming client: what it has read, and how its stream ended."""
+
+    num_chunks: int = 0
+    errors: int = 0
+    error: str = ""
+    finish_reason: str | None = None
+
+    async def read(self, client: openai.AsyncOpenAI, index: int, max_tokens: int) -> None:
+        try:
+            chunks = await client.completions.create(
+                model="embedded",
+                prompt=f"number {index} of",
+                max_tokens=max_tokens,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async for chunk in chunks:
+                self.num_chunks += 1
+                self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
+        except openai.APIError as error:
+            self.errors += 1
+            self.error = str(error)
+
+
+async def until(condition: Any, what: str, timeout_s: float = 60.0) -> Any:
+    return await asyncio.to_thread(wait_for, condition, what, timeout_s)
+
+
+async def start_readers(
+    client: openai.AsyncOpenAI, max_tokens: int
+) -> tuple[list[Reader], list[asyncio.Task[None]]]:
+    readers = [Reader() for _ in range(NUM_STREAMS)]
+    tasks = [
+        asyncio.create_task(reader.read(client, index, max_tokens))
+        for index, reader in enumerate(readers)
+    ]
+    await until(lambda: all(r.num_chunks > 3 for r in readers), "all streams to flow")
+    return readers, tasks
+
+
+async def test_killed_instance_ends_its_streams_and_comes_back(
+    cluster: Cluster, async_client: openai.AsyncOpenAI
+) -> None:
+    readers, tasks = await start_readers(async_client, LONG)
+    before = cluster.status()
+    victim, other = before["instances"]
+    assert victim["num_running_reqs"] + other["num_running_reqs"] == NUM_STREAMS
+    assert victim["num_running_reqs"] == NUM_STREAMS // 2, "the burst did not spread"
+
+    os.kill(victim["pid"], signal.SIGKILL)
+    after = await until(
+        lambda: (i := cluster.instance(victim["id"]))["state"] == "restarting" and i, "its death", 5
+    )
+    assert after["freeness_steps"] is None
+    assert after["num_running_reqs"] is None
+    assert cluster.status()["state"] == "degraded"
+    failed = await until(
+        lambda: [r for r in readers if r.errors] if sum(r.errors for r in readers) >= 4 else None,
+        "the victim's streams to end",
+        5,
+    )
+    assert len(failed) == victim["num_running_reqs"]
+    for reader in failed:
+        assert f"instance {victim['id']} died" in reader.error
+        assert reader.finish_reason is None
+
+    # The others go on, and new requests go where there is an instance.
+    assert cluster.instance(other["id"])["num_running_reqs"] == NUM_STREAMS // 2
+    late = Reader()
+    await late.read(async_client, 99, 10)
+    assert (late.errors, late.finish_reason) == (0, "length")
+    await asyncio.gather(*tasks)
+    survivors = [r for r in readers if not r.errors]
+    assert len(survivors) == NUM_STREAMS - len(failed)
+    assert all(r.finish_reason == "length" for r in survivors)
+
+    back = await until(
+        lambda: (s := cluster.status())["state"] == "ready" and s, "the restart", 120
+    )
+    again = next(i for i in back["instances"] if i["id"] == victim["id"])
+    assert again["incarnation"] == victim["incarnation"] + 1
+    assert again["num_restarts"] == victim["num_restarts"] + 1
+    assert again["pid"] != victim["pid"]
+    await asyncio.to_thread(cluster.wait_quiet)
+
+
+async def test_dead_controller_fails_no_request_and_comes_back(
+    cluster: Cluster, async_client: openai.AsyncOpenAI
+) -> None:
+    readers, tasks = await start_readers(async_client, 600)
+    listening = [c for c in psutil.net_connections("tcp") if c.laddr.port == cluster.control_port]
+    pid = next(c.pid for c in listening if c.status == "LISTEN")
+    os.kill(pid, signal.SIGKILL)
+
+    # Scheduler-bypass: the frontend dispatches by itself meanwhile.
+    late = Reader()
+    await late.read(async_client, 99, 10)
+    assert (late.errors, late.finish_reason) == (0, "length")
+    await asyncio.gather(*tasks)
+    assert all((r.errors, r.finish_reason) == (0, "length") for r in readers)
+
+    # The new one learns from its members what runs: same incarnations, nothing restarted.
+    back = await until(
+        lambda: (
+            (d := cluster.run("status", "-o", "json")).returncode == 0
+            and '"state": "ready"' in d.stdout
+        ),
+        "the controller",
+    )
+    assert back
+    assert all(i["state"] == "active" for i in cluster.status()["instances"])
+    await asyncio.to_thread(cluster.wait_quiet)
+
+
+async def test_frozen_instance_is_not_chosen_and_comes_back(
+    cluster: Cluster, async_client: openai.AsyncOpenAI
+) -> None:
+    frozen, _ = cluster.status()["instances"]
+    os.kill(frozen["pid"], signal.SIGSTOP)
+    try:
+        await until(
+            lambda: cluster.instance(frozen["id"])["state"] == "stalled", "the stall to show"
+        )
+        readers = [Reader() for _ in range(4)]
+        await asyncio.gather(*(r.read(async_client, i, 10) for i, r in enumerate(readers)))
+        assert all(r.finish_reason == "length" for r in readers)
+    finally:
+        os.kill(frozen["pid"], signal.SIGCONT)
+    back = await until(
+        lambda: (i := cluster.instance(frozen["id"]))["state"] == "active" and i, "the thaw"
+    )
+    assert back["incarnation"] == frozen["incarnation"]
+
+
+async def test_killed_frontend_frees_its_requests_blocks(
+    cluster: Cluster, async_client: openai.AsyncOpenAI
+) -> None:
+    readers, tasks = await start_readers(async_client, LONG)
+    os.kill(cluster.status()["frontends"][0]["pid"], signal.SIGKILL)
+    await asyncio.gather(*tasks)
+    assert all(r.errors == 1 for r in readers)
+    await asyncio.to_thread(cluster.wait_quiet)
+    await until(lambda: cluster.status()["state"] == "ready", "the frontend's restart", 120)
+    again = Reader()
+    await again.read(async_client, 1, 10)
+    assert again.finish_reason == "length"

@@ -1,0 +1,176 @@
+"""`up`, `status`, `down`: what they print, refuse and leave behind."""
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.cluster import Cluster, marked_processes, wait_for
+
+STATUS_FIELDS = {
+    "id", "state", "incarnation", "freeness_steps", "virtual_usage_blocks", "num_total_blocks",
+    "num_free_blocks", "num_running_reqs", "num_waiting_reqs", "kv_cache_usage", "queue_head",
+    "num_evictions", "age_s",
+}  # fmt: skip
+
+
+def test_status_json(cluster: Cluster) -> None:
+    status = cluster.wait_quiet()
+    assert status["schema_version"] == 1
+    assert status["state"] == "ready"
+    assert [i["id"] for i in status["instances"]] == ["i-0", "i-1"]
+    for instance in status["instances"]:
+        assert instance.keys() >= STATUS_FIELDS
+        assert instance["freeness_steps"] == instance["num_total_blocks"] * instance["block_size"]
+        assert instance["kv_cache_usage"] == 0
+        assert instance["age_s"] < 5
+    assert cluster.run("status", "--check").returncode == 0
+
+
+def test_state_is_private(cluster: Cluster) -> None:
+    for path in (cluster.state_dir, *cluster.state_dir.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    secret = json.loads((cluster.state_dir / "run.json").read_text())["control_token"]
+    for process in marked_processes(cluster.nonce):
+        assert secret not in " ".join(process.cmdline())
+    for log in (cluster.state_dir / "logs").iterdir():
+        assert secret not in log.read_text(errors="replace"), log
+
+
+def test_control_api_wants_its_token(cluster: Cluster) -> None:
+    url = f"http://127.0.0.1:{cluster.control_port}/v1/status"
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, headers={"Authorization": "Bearer none"}).status_code == 403
+
+
+def test_second_up_is_refused(cluster: Cluster) -> None:
+    done = cluster.run("up", "-d")
+    assert done.returncode == 5
+    assert "already running" in done.stderr
+    assert "llumctl status" in done.stderr.splitlines()[-1]
+    assert cluster.status()["state"] == "ready"
+
+
+@pytest.fixture
+def spare(base_env: dict[str, str]) -> Cluster:
+    """A name and ports for a cluster that is not to be started."""
+    return Cluster(base_env, name="spare")
+
+
+def refused(cluster: Cluster, *args: str) -> tuple[int, list[str]]:
+    """`up` with these arguments: exit code and stderr; nothing may be left half-started."""
+    ports = ("--port", str(cluster.port), "--control-port", str(cluster.control_port))
+    done = cluster.run("up", "-d", *ports, *args)
+    assert not (cluster.state_dir / "run.json").exists()
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert lines[-1].startswith("try: "), lines
+    assert any(line.startswith("error: ") for line in lines), lines
+    return done.returncode, lines
+
+
+def test_port_in_use(spare: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spare.port = taken.getsockname()[1]
+        code, lines = refused(spare)
+    assert code == 1
+    assert f"127.0.0.1:{spare.port}" in lines[-2]
+    assert "--port" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("./no-such-model",), 2, "there is no model folder"),
+        (("no-such/model-at-all",), 1, "cannot be had"),
+        (("--engine-arg", "scheduler_cls=x"), 2, "scheduler_cls is llumctl's own"),
+        (("--engine-arg", "max_model_length=9"), 2, "did you mean max_model_len"),
+        (("--engine-arg", "kv_cache_memory_bytes=1000000"), 2, "less than one request"),
+        (("-n", "500"), 1, "GiB are available"),
+        (("--ray-address", "127.0.0.1:1"), 1, "no Ray answers at 127.0.0.1:1"),
+    ],
+)
+def test_bad_input(spare: Cluster, args: tuple[str, ...], code: int, said: str) -> None:
+    done, lines = refused(spare, *args)
+    assert done == code
+    assert said in lines[-2]
+
+
+def test_unknown_key_in_the_configuration(spare: Cluster, tmp_path: Path) -> None:
+    config = tmp_path / "llumctl.toml"
+    config.write_text("[cluster]\ninstances = 2\n\n[scheduler]\npolcy = 'llumnix'\n")
+    code, lines = refused(spare, "--config", str(config))
+    assert code == 2
+    assert f"{config}:5" in lines[-2]
+    assert "policy" in lines[-2]
+
+
+def test_an_engine_that_cannot_start_is_one_error(base_env: dict[str, str]) -> None:
+    """What only vLLM can refuse: here a block size that its CPU attention does not have."""
+    cluster = Cluster(base_env, name="failing", up_args=("-n", "1"))
+    code, lines = refused(cluster, "-n", "1", "--wait", "--engine-arg", "block_size=17")
+    assert code == 2
+    assert "i-0 could not start embedded" in lines[-2]
+    assert not cluster.leftovers()
+
+
+def test_ctrl_c_in_mid_start_leaves_nothing(base_env: dict[str, str]) -> None:
+    cluster = Cluster(base_env, name="interrupted")
+    try:
+        cluster.start()
+        wait_for(lambda: "importing vLLM" in cluster.read_stderr(), "the instances to start")
+        cluster.interrupt()
+        assert cluster.process is not None
+        assert cluster.process.wait(timeout=30) == 130
+        assert not cluster.leftovers()
+    finally:
+        cluster.clean_up()
+
+
+def test_dead_ray_is_told_and_cleared(base_env: dict[str, str]) -> None:
+    """Ray dies in mid-start: `up` says so and leaves nothing."""
+    cluster = Cluster(base_env, name="rayless")
+    try:
+        cluster.start()
+        raylet = wait_for(
+            lambda: [p for p in marked_processes(cluster.nonce) if p.name() == "raylet"], "Ray"
+        )
+        raylet[0].kill()
+        assert cluster.process is not None
+        assert cluster.process.wait(timeout=60) == 1
+        assert "Ray" in cluster.read_stderr()
+        assert not cluster.leftovers()
+    finally:
+        cluster.clean_up()
+
+
+def test_sigkilled_foreground_then_down(cluster: Cluster) -> None:
+    """Last of all: the cluster of the other tests loses its terminal, then is stopped."""
+    shm = set(Path("/dev/shm").iterdir())
+    assert cluster.process is not None
+    cluster.process.kill()
+    cluster.process.wait()
+    assert cluster.status()["state"] == "ready"
+    with subprocess.Popen(
+        ["curl", "-sN", f"{cluster.url}/v1/completions", "-H", "Content-Type: application/json",
+         "-d", json.dumps({"model": "embedded", "prompt": "one", "max_tokens": 200,
+                           "stream": True, "ignore_eos": True})],
+        stdout=subprocess.PIPE, text=True,
+    ) as stream:  # fmt: skip
+        assert stream.stdout is not None
+        stream.stdout.readline()
+        done = cluster.run("down")
+        text = stream.stdout.read()
+    assert done.returncode == 0, done.stderr
+    assert '"finish_reason":"length"' in text, "down cut a live request within the grace time"
+    assert "data: [DONE]" in text
+    assert not cluster.leftovers()
+    assert set(Path("/dev/shm").iterdir()) <= shm
+    assert cluster.run("status").returncode == 3
+    again = cluster.run("down")
+    assert again.returncode == 0
+    assert "nothing to stop" in again.stderr

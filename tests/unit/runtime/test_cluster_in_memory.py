@@ -1,0 +1,194 @@
+"""Controller, router and two llumlets together, with real encodings and engine threads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from fakes import (
+    FakeEngine,
+    FakeLauncher,
+    FakeNetwork,
+    Scripted,
+    decode_outputs,
+    request_frames,
+    tokens_of,
+)
+
+from controller.core.scheduler import SchedulerConfig
+from controller.runtime.controller import Controller
+from controller.runtime.llumlet import Llumlet
+from controller.runtime.member import Membership
+from controller.runtime.messages import OutputsEmitted
+from controller.runtime.router import Router, RouterEvents
+
+CONTROLLER = "mem://controller"
+PATIENCE_S = 10.0
+
+
+class EndedByTestError(Exception):
+    pass
+
+
+class Instance:
+    def __init__(self, network: FakeNetwork, instance_id: str, process: int = 0) -> None:
+        self.address = f"mem://{instance_id}.{process}"
+        self.engine = FakeEngine()
+        mailbox = network.mailbox(self.address)
+        member = Membership(
+            "instance", instance_id, mailbox, CONTROLLER, "n", lambda: self.llumlet.num_live_reqs
+        )
+        self.llumlet = Llumlet(member, mailbox, Scripted(self.engine), status_interval_s=0.001)
+        self.task = asyncio.create_task(self.llumlet.run())
+
+    async def end(self) -> None:
+        self.engine.die(EndedByTestError())
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class Frontend:
+    """A client per request, without vLLM's app in between."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        mailbox = network.mailbox("mem://f-0")
+        member = Membership(
+            "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
+        )
+        self.known: list[str] = []
+        self.ended: dict[str, asyncio.Future[str]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.router = Router(
+            member,
+            mailbox,
+            RouterEvents(
+                on_outputs=self.on_outputs,
+                on_failed=lambda r, why: self.ended[r].set_result("failed"),
+                on_refused=lambda r, why: self.ended[r].set_result("refused"),
+                on_directory=lambda entries: self.known.__setitem__(
+                    slice(None), [e.instance_id for e in entries if e.snapshot]
+                ),
+                on_drain=lambda grace_s: None,
+            ),
+        )
+        self.router.start()
+        member.report("active")
+
+    def on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        for output, num_skip in self.router.accept(emitted, decode_outputs(payload)):
+            self.tokens[output.request_id] += output.tokens[num_skip:]
+            if output.finished:
+                self.ended[output.request_id].set_result("finished")
+
+    async def request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> str:
+        self.tokens[request_id] = []
+        self.ended[request_id] = asyncio.get_running_loop().create_future()
+        frames = request_frames(request_id, num_prompt_tokens, max_tokens)
+        await self.router.submit(request_id, num_prompt_tokens, 0, 0.0, frames)
+        return await self.ended[request_id]
+
+
+class Cluster:
+    def __init__(self, network: FakeNetwork) -> None:
+        self.network = network
+        self.controller = Controller(network.mailbox(CONTROLLER), FakeLauncher(), SchedulerConfig())
+        self.controller.start(num_instances=2, num_frontends=1)
+        self.ticking = asyncio.create_task(self.controller.run())
+        self.frontend = Frontend(network)
+        self.instances = {i: Instance(network, i) for i in ("i-0", "i-1")}
+
+    async def until(self, condition) -> None:
+        async def holds() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        await asyncio.wait_for(holds(), PATIENCE_S)
+
+    async def end(self) -> None:
+        for instance in self.instances.values():
+            await instance.end()
+        await self.frontend.router.close()
+        self.ticking.cancel()
+
+
+@pytest.fixture
+async def cluster(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Cluster]:
+    monkeypatch.setattr("controller.runtime.llumlet.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
+    cluster = Cluster(network)
+    await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])
+    yield cluster
+    cluster.controller.scheduler.check()
+    await cluster.end()
+
+
+def lengths(n: int) -> tuple[int, int]:
+    return 4 + 37 * n % 90, 3 + 23 * n % 60
+
+
+async def test_many_requests_each_with_exactly_its_tokens(cluster: Cluster) -> None:
+    frontend = cluster.frontend
+    ends = await asyncio.wait_for(
+        asyncio.gather(*[frontend.request(f"r{n}", *lengths(n)) for n in range(60)]), PATIENCE_S
+    )
+    assert set(ends) == {"finished"}
+    for n in range(60):
+        assert frontend.tokens[f"r{n}"] == tokens_of(f"r{n}", lengths(n)[1])
+    assert frontend.router.num_live_reqs == 0
+    records = cluster.controller.scheduler.instances
+    await cluster.until(
+        lambda: all(
+            record.unreported.num_requests == 0 and record.snapshot.num_free_blocks == 64
+            for record in records.values()
+        )
+    )
+    assert all(record.last_dispatch_seq > 10 for record in records.values()), "both took part"
+
+
+async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: Cluster) -> None:
+    frontend, dying = cluster.frontend, cluster.instances["i-0"]
+    for instance in cluster.instances.values():
+        instance.engine.hold()
+    work = [
+        asyncio.create_task(frontend.request(f"r{n}", num_prompt_tokens=8, max_tokens=30))
+        for n in range(20)
+    ]
+    await cluster.until(lambda: frontend.router.num_live_reqs == 20 and not frontend.router._asked)
+    for instance in cluster.instances.values():
+        instance.engine.allow(10)
+    await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
+    doomed = {r for r, route in frontend.router._routes.items() if route.instance_id == "i-0"}
+    cluster.network.lose(dying.address)
+    cluster.instances["i-1"].engine.go_on()
+    ends = dict(zip(frontend.tokens, await asyncio.gather(*work), strict=True))
+    assert {r for r, end in ends.items() if end == "failed"} == doomed
+    for request_id, tokens in frontend.tokens.items():
+        whole = tokens_of(request_id, 30)
+        assert tokens == (whole[: len(tokens)] if request_id in doomed else whole)
+    assert 0 < len(doomed) < 20
+    await dying.end()
+    cluster.instances["i-0"] = Instance(cluster.network, "i-0", process=1)
+    await cluster.until(lambda: frontend.known == ["i-0", "i-1"])
+    again = await asyncio.gather(*[frontend.request(f"again{n}", 8, 5) for n in range(8)])
+    assert set(again) == {"finished"}
+    assert cluster.controller.scheduler.instances["i-0"].incarnation == 2
+
+
+async def test_without_a_controller_requests_go_on_and_new_ones_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.runtime.router.CONTROLLER_SILENCE_S", 0.05)
+    frontend = cluster.frontend
+    for instance in cluster.instances.values():
+        instance.engine.hold()
+    before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
+    await cluster.until(lambda: frontend.router.num_live_reqs == 6 and not frontend.router._asked)
+    cluster.ticking.cancel()
+    cluster.network.lose(CONTROLLER)
+    for instance in cluster.instances.values():
+        instance.engine.go_on()
+    after = [asyncio.create_task(frontend.request(f"b{n}", 8, 30)) for n in range(6)]
+    ends = await asyncio.wait_for(asyncio.gather(*before, *after), PATIENCE_S)
+    assert set(ends) == {"finished"}
+    assert all(frontend.tokens[r] == tokens_of(r, 30) for r in frontend.tokens)

@@ -1,0 +1,378 @@
+"""The controller with a launcher and members played by the test, on virtual time."""
+
+import asyncio
+from typing import Any
+
+from fakes import (
+    INFO,
+    FakeLauncher,
+    FakeNetwork,
+    FakePeer,
+    hello,
+    idle_snapshot,
+    settle,
+    virtual_time,
+)
+
+from controller.core.scheduler import SchedulerConfig
+from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S, Controller
+from controller.runtime.messages import (
+    Directory,
+    DispatchAsked,
+    Dispatched,
+    DispatchWithdrawn,
+    DrainFrontend,
+    InstanceLost,
+    Refused,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+)
+
+HERE = "mem://controller"
+CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
+
+
+class Bed:
+    def __init__(self, network: FakeNetwork, num_instances: int = 2, num_frontends: int = 1):
+        self.network = network
+        self.launcher = FakeLauncher()
+        self.controller = Controller(network.mailbox(HERE), self.launcher, CONFIG)
+        ids = [f"i-{n}" for n in range(num_instances)] + [f"f-{n}" for n in range(num_frontends)]
+        self.peers: dict[str, FakePeer] = {i: network.peer(f"mem://{i}") for i in ids}
+        self.controller.start(num_instances, num_frontends)
+        self.task = asyncio.create_task(self.controller.run())
+
+    @property
+    def f0(self) -> FakePeer:
+        return self.peers["f-0"]
+
+    def says(self, member_id: str, message: Any) -> None:
+        self.peers[member_id].send(HERE, message)
+
+    async def joins(self, member_id: str, **what: Any) -> None:
+        self.says(member_id, hello(member_id, **what))
+        await settle()
+
+    async def reports(
+        self, member_id: str, *, incarnation: int = 1, seen: int = 0, num_steps: int = 0, **what
+    ) -> None:
+        snapshot = idle_snapshot(member_id, incarnation, **what)
+        self.says(member_id, StatusPushed(snapshot, seen, num_steps, 0.01))
+        await settle()
+
+    async def serve(self) -> None:
+        for member_id in self.peers:
+            await self.joins(member_id)
+        for member_id in self.peers:
+            await self.joins(member_id, incarnation=1)
+            if member_id.startswith("i"):
+                await self.reports(member_id)
+        for peer in self.peers.values():
+            peer.inbox.clear()
+
+    def asks(self, request_id: str = "r", frontend_id: str = "f-0", tokens: int = 160) -> None:
+        self.says("f-0", DispatchAsked(request_id, frontend_id, tokens, 0, 1.0))
+
+    async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatched:
+        self.asks(request_id, tokens=tokens)
+        return await self.f0.receive(Dispatched, lambda d: d.request_id == request_id)
+
+    def restart_controller(self) -> None:
+        """A new process at the same address."""
+        self.task.cancel()
+        self.network.lose(HERE)
+        self.controller = Controller(self.network.mailbox(HERE), FakeLauncher(), CONFIG)
+        instances = [i for i in self.peers if i.startswith("i")]
+        self.controller.start(len(instances), len(self.peers) - len(instances))
+        self.task = asyncio.create_task(self.controller.run())
+
+
+# -- coming up ----------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_it_launches_its_members_and_welcomes_them(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    assert bed.launcher.launched == ["f-0", "i-0", "i-1"]
+    await bed.joins("i-0", phase="starting")
+    assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 1)
+    await bed.joins("i-0", incarnation=1, phase="starting")
+    assert bed.peers["i-0"].received(Welcome) == []
+    assert not bed.controller.was_ready
+
+
+@virtual_time
+async def test_an_instance_that_serves_is_announced_and_asked_for_its_status(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0")
+    assert (await bed.f0.receive(Welcome)).incarnation == 1
+    await bed.joins("i-0")
+    told = await bed.f0.receive(Directory, lambda d: d.instances)
+    entry = told.instances[0]
+    assert (entry.instance_id, entry.incarnation, entry.address) == ("i-0", 1, "mem://i-0")
+    assert (entry.info, entry.snapshot) == (INFO, None)
+    await bed.peers["i-0"].receive(StatusPull)
+    await bed.reports("i-0", free=7)
+    told = await bed.f0.receive(Directory, lambda d: d.instances and d.instances[0].snapshot)
+    assert told.instances[0].snapshot.num_free_blocks == 7
+    assert not bed.controller.was_ready
+    await bed.joins("i-1")
+    assert bed.controller.was_ready
+
+
+@virtual_time
+async def test_unknown_members_and_frontends_change_nothing(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    stranger = network.peer("mem://i-9")
+    stranger.send(HERE, hello("i-9"))
+    bed.asks("foreign", frontend_id="f-9")
+    await bed.joins("f-0")
+    bed.asks("held")
+    await bed.joins("i-0")
+    await bed.reports("i-0")
+    assert (await bed.f0.receive(Dispatched)).request_id == "held"
+    assert bed.controller.scheduler.num_held == 0
+    assert stranger.inbox == []
+    await asyncio.sleep(CONFIG.hold_timeout_s + 1)
+    assert not bed.task.done()
+
+
+@virtual_time
+async def test_a_restarted_controller_learns_what_runs(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await bed.joins("i-0", nonce="b")  # its second incarnation
+    bed.restart_controller()
+    await bed.joins("f-0", incarnation=1)
+    await bed.joins("i-0", nonce="b", incarnation=2)
+    await bed.reports("i-0", incarnation=2, seen=41)
+    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42)
+    told = await bed.f0.receive(Directory, lambda d: d.instances)
+    assert told.instances[0].incarnation == 2
+
+
+# -- dispatch -----------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_what_was_dispatched_counts_until_a_status_names_it(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    burst = [await bed.dispatched(f"r{n}") for n in range(4)]
+    assert [(d.instance_id, d.incarnation, d.seq) for d in burst] == [
+        ("i-0", 1, 1),
+        ("i-1", 1, 1),
+        ("i-0", 1, 2),
+        ("i-1", 1, 2),
+    ]
+    records = bed.controller.scheduler.instances
+    assert records["i-0"].unreported.num_requests == 2
+    await bed.reports("i-0", seen=1, num_running=1, free=54, num_steps=9)
+    assert records["i-0"].unreported.num_requests == 1
+    assert bed.controller.step_stats["i-0"].num_steps == 9
+    bed.controller.scheduler.check()
+
+
+@virtual_time
+async def test_requests_are_held_while_nothing_may_take_them(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0")
+    for request_id in ("a", "b", "c"):
+        bed.asks(request_id)
+    refused = await bed.f0.receive(Refused)
+    assert (refused.request_id, refused.code) == ("c", "overloaded")
+    bed.says("f-0", DispatchWithdrawn("a", "f-0"))
+    await settle()
+    assert bed.controller.scheduler.num_held == 1
+    await bed.joins("i-1")
+    await bed.reports("i-1")
+    assert (await bed.f0.receive(Dispatched)).request_id == "b"
+    assert bed.f0.received(Dispatched) == []
+
+
+@virtual_time
+async def test_a_held_request_is_refused_in_time(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0")
+    bed.asks()
+    began_s = asyncio.get_running_loop().time()
+    while not bed.f0.received(Refused):
+        await asyncio.sleep(TICK_S)
+        await bed.joins("f-0", incarnation=1)
+    assert bed.f0.received(Refused)[0].code == "unavailable"
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert CONFIG.hold_timeout_s <= waited_s < CONFIG.hold_timeout_s + 1
+
+
+@virtual_time
+async def test_a_dead_frontend_s_requests_are_forgotten(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0")
+    bed.asks()
+    await settle()
+    network.lose("mem://f-0")
+    await settle()
+    assert bed.controller.scheduler.num_held == 0
+
+
+# -- deaths -------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_death_is_announced_to_every_frontend_once(network: FakeNetwork) -> None:
+    bed = Bed(network, num_frontends=2)
+    await bed.serve()
+    network.lose("mem://i-0")
+    for frontend_id in ("f-0", "f-1"):
+        assert await bed.peers[frontend_id].receive(InstanceLost) == InstanceLost("i-0", 1)
+    assert (await bed.dispatched()).instance_id == "i-1"
+    bed.peers["i-0"] = network.peer("mem://i-0b")
+    await bed.joins("i-0", nonce="b", address="mem://i-0b")
+    assert bed.f0.received(InstanceLost) == []
+    assert (await bed.peers["i-0"].receive(Welcome)) == Welcome("b", 2)
+
+
+@virtual_time
+async def test_a_successor_announces_the_death_that_no_socket_noticed(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await bed.dispatched()
+    bed.peers["i-0"] = network.peer("mem://i-0b")
+    await bed.joins("i-0", nonce="b", address="mem://i-0b")
+    assert await bed.f0.receive(InstanceLost) == InstanceLost("i-0", 1)
+    record = bed.controller.scheduler.instances["i-0"]
+    assert (record.incarnation, record.snapshot) == (2, None)
+    assert record.unreported.num_requests == 0
+
+
+@virtual_time
+async def test_a_frontend_that_was_silent_for_long_hears_of_a_death(
+    network: FakeNetwork,
+) -> None:
+    """It gets no directories, but without this its requests would wait for ever."""
+    bed = Bed(network)
+    await bed.serve()
+    await asyncio.sleep(SILENCE_S + 1)
+    bed.f0.inbox.clear()
+    await asyncio.sleep(1)
+    assert bed.f0.received(Directory) == []
+    network.lose("mem://i-0")
+    await settle()
+    assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)]
+    bed.controller.stop(drain=True, grace_s=1.0)
+    assert await bed.f0.receive(DrainFrontend) == DrainFrontend(1.0)
+
+
+@virtual_time
+async def test_a_late_status_of_a_dead_incarnation_is_refused(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await bed.joins("i-0", nonce="b")
+    await bed.reports("i-0", incarnation=1, seen=5, num_steps=77)
+    record = bed.controller.scheduler.instances["i-0"]
+    assert record.snapshot is None
+    assert bed.controller.step_stats["i-0"].num_steps == 0
+    await bed.reports("i-0", incarnation=2)
+    assert record.snapshot is not None
+    network.lose("mem://i-0")
+    await settle()
+    network.peer("mem://late").send(
+        HERE, StatusPushed(idle_snapshot("i-0", 2, free=1), 0, 0, 0.0)
+    )
+    await settle()
+    assert record.snapshot.num_free_blocks == 64
+
+
+@virtual_time
+async def test_a_fenced_instance_serves_again_as_another_incarnation(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.controller._on_lost("mem://i-0")  # only the connection broke
+    await bed.joins("i-0", incarnation=1)
+    assert await bed.f0.receive(InstanceLost) == InstanceLost("i-0", 1)
+    assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 2, fenced=True)
+    await bed.reports("i-0", incarnation=2)
+    assert (await bed.dispatched()).incarnation == 2
+
+
+@virtual_time
+async def test_a_silent_instance_is_pulled_and_gets_nothing(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    for _ in range(8):
+        await bed.reports("i-1")
+        await asyncio.sleep(1)
+    assert bed.peers["i-0"].received(StatusPull)
+    assert bed.peers["i-1"].received(StatusPull) == []
+    await bed.joins("f-0", incarnation=1)
+    assert (await bed.dispatched()).instance_id == "i-1"
+    await bed.reports("i-0")
+    assert (await bed.dispatched("s")).instance_id == "i-0"
+
+
+# -- the end ------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_stop_drains_the_frontends_then_ends_everything(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await bed.joins("f-0", incarnation=1, num_live_reqs=3)
+    bed.controller.stop(drain=True, grace_s=20.0)
+    assert await bed.f0.receive(DrainFrontend) == DrainFrontend(20.0)
+    await asyncio.sleep(5)
+    assert (bed.controller.stopping, bed.controller.stopped) == (True, False)
+    assert bed.controller.num_live_reqs == 3
+    assert bed.launcher.terminated == []
+    bed.controller.stop(drain=True, grace_s=0.0)  # no effect: only the first call counts
+    await bed.joins("f-0", incarnation=1, phase="stopped")
+    await asyncio.sleep(0.1)
+    assert bed.controller.stopped
+    assert sorted(bed.launcher.terminated) == ["f-0", "i-0", "i-1"]
+    assert bed.f0.received(DrainFrontend) == []
+    bed.controller.stop(drain=False, grace_s=0.0)
+    await settle()
+    assert bed.f0.received(DrainFrontend) == []
+
+
+@virtual_time
+async def test_a_second_stop_without_drain_cuts_it_short(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.controller.stop(drain=True, grace_s=1000.0)
+    await bed.f0.receive(DrainFrontend)
+    await asyncio.sleep(1)
+    bed.controller.stop(drain=False, grace_s=1000.0)
+    assert await bed.f0.receive(DrainFrontend) == DrainFrontend(0.0)
+    await asyncio.sleep(STOP_MARGIN_S + 1)  # even though the frontend does not answer
+    assert bed.controller.stopped
+
+
+@virtual_time
+async def test_a_frontend_that_hangs_does_not_keep_the_cluster_alive(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.controller.stop(drain=True, grace_s=2.0)
+    await asyncio.sleep(2.0 + STOP_MARGIN_S - 0.5)
+    assert not bed.controller.stopped
+    await asyncio.sleep(1)
+    assert bed.controller.stopped
+
+
+@virtual_time
+async def test_a_cluster_that_has_not_started_stops_at_once(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0", phase="starting")
+    bed.controller.stop(drain=True, grace_s=30.0)
+    await asyncio.sleep(0.1)
+    assert bed.controller.stopped
+    assert len(bed.launcher.terminated) == 3

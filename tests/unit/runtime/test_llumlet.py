@@ -1,0 +1,406 @@
+"""The llumlet with a deterministic engine on a real thread, its peers played by the test."""
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator
+
+import pytest
+from fakes import (
+    INFO,
+    FakeClock,
+    FakeEngine,
+    FakeNetwork,
+    FakePeer,
+    Scripted,
+    decode_outputs,
+    request_frames,
+    tokens_of,
+)
+
+from controller.runtime import llumlet as module
+from controller.runtime.llumlet import Llumlet
+from controller.runtime.member import Membership
+from controller.runtime.messages import (
+    AbortRequests,
+    AddRequest,
+    DispatchUnused,
+    Hello,
+    OutputsEmitted,
+    RequestRefused,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+)
+
+PATIENCE_S = 10.0
+HERE = "mem://i-0"
+
+
+class EndedByTestError(Exception):
+    pass
+
+
+class Bed:
+    """An instance `i-0`, a controller and two frontends."""
+
+    def __init__(self, network: FakeNetwork, status_interval_s: float = 0.0) -> None:
+        self.network = network
+        self.controller = network.peer("mem://controller")
+        self.f0 = network.peer("mem://f-0")
+        self.f1 = network.peer("mem://f-1")
+        self.engine = FakeEngine()
+        self.build = Scripted(self.engine)
+        mailbox = network.mailbox(HERE)
+        self.member = Membership(
+            "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
+        )
+        self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s)
+        self.task: asyncio.Task[None]
+
+    def run(self) -> None:
+        self.task = asyncio.create_task(self.llumlet.run())
+
+    async def welcome(self, incarnation: int = 1, *, fenced: bool = False) -> None:
+        nonce = (await self.controller.receive(Hello)).nonce
+        self.controller.send(HERE, Welcome(nonce, incarnation, fenced))
+        await self.controller.receive(Hello, lambda h: h.incarnation == incarnation)
+
+    async def start(self) -> None:
+        self.run()
+        await self.controller.receive(Hello, lambda h: h.phase == "active")
+        await self.welcome()
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        seq: int = 0,
+        num_prompt_tokens: int = 4,
+        max_tokens: int = 5,
+        incarnation: int = 1,
+        frontend: FakePeer | None = None,
+        attempt: int = 0,
+        hop: int = 0,
+    ) -> None:
+        frontend = frontend or self.f0
+        add = AddRequest(
+            request_id, "f", frontend.address, incarnation, seq, attempt=attempt, hop=hop
+        )
+        frontend.send(HERE, add, request_frames(request_id, num_prompt_tokens, max_tokens))
+
+    async def taken_in(self, num_live_reqs: int) -> None:
+        """Told by the event loop, whatever the engine thread does."""
+        self.controller.inbox.clear()
+        await self.controller.receive(Hello, lambda h: h.num_live_reqs == num_live_reqs)
+
+    async def output(self, frontend: FakePeer | None = None) -> tuple[OutputsEmitted, list]:
+        emitted, payload = await (frontend or self.f0).receive_with_payload(OutputsEmitted)
+        return emitted, decode_outputs(payload)
+
+    async def tokens(self, request_id: str, frontend: FakePeer | None = None) -> list[int]:
+        """All its tokens, each message checked to start where the one before ended."""
+        tokens: list[int] = []
+        while True:
+            emitted, outputs = await self.output(frontend)
+            item = next(i for i in emitted.items if i.request_id == request_id)
+            output = next(o for o in outputs if o.request_id == request_id)
+            assert item.first_index == len(tokens)
+            assert item.num_tokens == len(output.tokens)
+            tokens += output.tokens
+            if output.finished:
+                return tokens
+
+    async def status(self, where=lambda status: True) -> StatusPushed:
+        return await self.controller.receive(StatusPushed, where)
+
+    async def pull(self) -> StatusPushed:
+        """A status of after this call."""
+        self.controller.inbox.clear()
+        self.controller.send(HERE, StatusPull())
+        return await self.status()
+
+    async def end(self) -> None:
+        self.engine.die(EndedByTestError())
+        await asyncio.wait({self.task}, timeout=PATIENCE_S)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
+    bed = Bed(network)
+    yield bed
+    await bed.end()
+
+
+# -- requests -----------------------------------------------------------------------------
+
+
+async def test_a_request_s_tokens_arrive_once_each_and_in_order(bed: Bed) -> None:
+    await bed.start()
+    bed.add("r", max_tokens=40)
+    assert await bed.tokens("r") == tokens_of("r", 40)
+    assert bed.llumlet.num_live_reqs == 0
+
+
+async def test_each_frontend_gets_its_own(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("a", frontend=bed.f0)
+    bed.add("b", frontend=bed.f1)
+    await bed.taken_in(2)
+    bed.engine.go_on()
+    assert await bed.tokens("a") == tokens_of("a", 5)
+    assert await bed.tokens("b", bed.f1) == tokens_of("b", 5)
+    for peer in (bed.f0, bed.f1):
+        assert peer.received(OutputsEmitted) == []
+
+
+async def test_outputs_carry_the_epoch_that_the_request_came_with(bed: Bed) -> None:
+    await bed.start()
+    bed.add("r", attempt=2, hop=3)
+    emitted, _ = await bed.output()
+    item = emitted.items[0]
+    assert (emitted.instance_id, emitted.incarnation) == ("i-0", 1)
+    assert (item.attempt, item.hop, item.first_index, item.num_tokens) == (2, 3, 0, 1)
+
+
+async def test_abort_frees_the_blocks_and_nothing_is_emitted_afterwards(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r", num_prompt_tokens=100, max_tokens=200)
+    bed.engine.allow(3)
+    for _ in range(3):
+        await bed.output()
+    assert (await bed.status(lambda s: s.num_steps == 3)).snapshot.num_free_blocks < 64
+    bed.f0.send(HERE, AbortRequests(("r", "unknown")))
+    bed.engine.go_on()
+    quiet = await bed.status(lambda s: s.snapshot.num_running == 0)
+    assert quiet.snapshot.num_free_blocks == 64
+    before = len(bed.f0.received(OutputsEmitted))  # of a step that the abort came after
+    assert before <= 1
+    await bed.pull()
+    assert len(bed.f0.received(OutputsEmitted)) == before
+    assert bed.llumlet.num_live_reqs == 0
+
+
+async def test_outputs_of_a_step_that_was_under_way_at_the_abort_are_dropped(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r", max_tokens=50)
+    await bed.taken_in(1)
+    bed.f0.send(HERE, AbortRequests(("r",)))
+    await bed.taken_in(0)
+    bed.engine.go_on()  # it ends the step that it was in, with a token of "r"
+    await bed.status(lambda s: s.num_steps > 0)
+    await bed.pull()
+    assert bed.f0.received(OutputsEmitted) == []
+
+
+async def test_a_dispatch_to_another_incarnation_is_refused_and_may_be_sent_again(
+    bed: Bed,
+) -> None:
+    await bed.start()
+    bed.add("r", seq=9, incarnation=2)
+    refused = await bed.f0.receive(RequestRefused)
+    assert (refused.request_id, refused.retryable) == ("r", True)
+    assert (await bed.pull()).last_dispatch_seq == 0, "another incarnation's account"
+
+
+async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(bed: Bed) -> None:
+    await bed.start()
+    bed.add("long", seq=1, num_prompt_tokens=600)
+    refused = await bed.f0.receive(RequestRefused)
+    assert refused == RequestRefused("long", "the prompt is too long", retryable=False)
+    status = await bed.status(lambda s: s.last_dispatch_seq == 1)
+    assert (status.snapshot.num_running, status.snapshot.num_queued) == (0, 0)
+
+
+async def test_a_request_that_does_not_decode_is_refused(bed: Bed) -> None:
+    await bed.start()
+    bed.f0.send(HERE, AddRequest("r", "f", "mem://f-0", 1, 4), [b"\xc1"])
+    assert not (await bed.f0.receive(RequestRefused)).retryable
+    assert (await bed.status(lambda s: s.last_dispatch_seq == 4)).snapshot.num_running == 0
+
+
+async def test_a_request_refused_when_it_is_added_is_refused_to_the_frontend(bed: Bed) -> None:
+    bed.engine.refuses_at_add.add("r")
+    await bed.start()
+    bed.add("r", seq=3)
+    assert (await bed.f0.receive(RequestRefused)).message == "no adapter of that name"
+    await bed.status(lambda s: s.last_dispatch_seq == 3)
+    assert bed.llumlet.num_live_reqs == 0
+
+
+async def test_a_dispatch_that_is_not_used_is_accounted(bed: Bed) -> None:
+    await bed.start()
+    bed.f0.send(HERE, DispatchUnused(1, 6))
+    await bed.status(lambda s: s.last_dispatch_seq == 6)
+    bed.f0.send(HERE, DispatchUnused(2, 8))
+    assert (await bed.pull()).last_dispatch_seq == 6, "meant for another incarnation"
+
+
+async def test_no_status_names_a_dispatch_whose_request_it_does_not_count(bed: Bed) -> None:
+    await bed.start()
+    seen = 0
+    for seq in range(1, 40):
+        bed.add(f"r{seq}", seq=seq, max_tokens=10_000)  # more than fits: they wait
+        if seq % 7 == 0:
+            status = await bed.status(lambda s, seq=seq: s.last_dispatch_seq >= seq)
+            seen = status.last_dispatch_seq
+    await bed.status(lambda s: s.last_dispatch_seq == 39)
+    assert seen
+    for status in bed.controller.received(StatusPushed):
+        in_engine = status.snapshot.num_running + status.snapshot.num_queued
+        assert in_engine == status.last_dispatch_seq, "none of them ends"
+
+
+async def test_a_frontend_that_is_gone_has_its_requests_aborted(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("a", frontend=bed.f0)
+    bed.add("b", frontend=bed.f1)
+    await bed.taken_in(2)
+    bed.engine.allow(2)
+    await bed.output(bed.f0)
+    await bed.output(bed.f1)
+    bed.network.lose("mem://f-0")
+    await bed.taken_in(1)
+    bed.engine.go_on()
+    await bed.status(lambda s: s.snapshot.num_running + s.snapshot.num_queued == 0)
+    assert bed.engine.aborted == ["a"]
+
+
+async def test_the_controller_s_end_touches_no_request(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r", max_tokens=20)
+    bed.engine.allow(2)
+    bed.network.lose("mem://controller")
+    bed.engine.go_on()
+    assert await bed.tokens("r") == tokens_of("r", 20)
+
+
+# -- start, end, fencing ------------------------------------------------------------------
+
+
+async def test_it_serves_only_once_the_engine_has_started(bed: Bed) -> None:
+    bed.build.start = queue.SimpleQueue()
+    bed.run()
+    await bed.welcome()
+    await bed.controller.receive(Hello, lambda h: (h.phase, h.detail) == ("starting", "loading"))
+    bed.add("early")
+    assert (await bed.f0.receive(RequestRefused)).retryable
+    bed.build.start.put(None)
+    active = await bed.controller.receive(Hello, lambda h: h.phase == "active")
+    assert active.info == INFO
+    bed.add("r")
+    assert await bed.tokens("r") == tokens_of("r", 5)
+
+
+async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(bed: Bed) -> None:
+    bed.build.error = RuntimeError("no memory")
+    bed.run()
+    await bed.controller.receive(
+        Hello, lambda h: (h.phase, h.detail) == ("failed", "RuntimeError: no memory")
+    )
+    await bed.welcome()
+    repeated = await bed.controller.receive(Hello, lambda h: h.incarnation == 1)
+    assert repeated.phase == "failed"
+    bed.add("r")
+    assert (await bed.f0.receive(RequestRefused)).retryable
+    assert not bed.task.done()
+    bed.task.cancel()
+
+
+async def test_the_engine_thread_s_death_ends_the_process(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r", max_tokens=1000)
+    bed.engine.allow(5)
+    for _ in range(5):
+        await bed.output()
+    bed.engine.die(MemoryError("bad step"))
+    with pytest.raises(MemoryError, match="bad step"):
+        await asyncio.wait_for(bed.task, PATIENCE_S)
+    assert HERE not in bed.network.mailboxes, "its inbox is closed, so others notice"
+
+
+async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    for request_id in ("a", "b"):
+        bed.add(request_id, seq=5)
+    await bed.taken_in(2)
+    bed.engine.allow(2)
+    await bed.status(lambda s: s.last_dispatch_seq == 5 and s.snapshot.num_running == 2)
+    await bed.welcome(2, fenced=True)
+    await bed.taken_in(0)
+    bed.engine.go_on()
+    status = await bed.status(lambda s: s.snapshot.num_running == 0)
+    assert (status.snapshot.incarnation, status.snapshot.num_free_blocks) == (2, 64)
+    assert (await bed.pull()).last_dispatch_seq == 0
+    bed.f0.inbox.clear()
+    bed.add("late", incarnation=1)
+    assert (await bed.f0.receive(RequestRefused)).retryable
+    bed.add("r", seq=1, incarnation=2)
+    assert await bed.tokens("r") == tokens_of("r", 5)
+
+
+# -- statuses -----------------------------------------------------------------------------
+
+
+async def test_an_idle_instance_shows_that_it_is_alive(bed: Bed) -> None:
+    await bed.start()
+    for _ in range(3):
+        status = await bed.status()
+    assert (status.num_steps, status.snapshot.num_free_blocks) == (0, 64)
+
+
+async def test_a_hanging_engine_is_silent(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r")
+    await bed.taken_in(1)
+    for _ in range(3):  # the event loop goes on
+        await bed.controller.receive(Hello)
+    bed.controller.inbox.clear()
+    bed.controller.send(HERE, StatusPull())
+    for _ in range(3):
+        await bed.controller.receive(Hello)
+    assert len(bed.controller.received(StatusPushed)) <= 1, "one may have been under way"
+    bed.engine.go_on()
+    assert await bed.tokens("r") == tokens_of("r", 5)
+
+
+async def test_a_busy_instance_pushes_no_more_often_than_asked(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(module, "time", clock.module)
+    bed = Bed(network, status_interval_s=0.005)
+    bed.engine._on_step = lambda: clock.advance(0.001)
+    await bed.start()
+    bed.add("r", max_tokens=100)
+    last = await bed.status(lambda s: s.num_steps == 100)
+    assert last.snapshot.num_running == 0, "the end of the work is told at once"
+    assert last.step_time_s == pytest.approx(0.001)
+    busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
+    assert len(busy) in (19, 20)
+    assert {b - a for a, b in zip(busy, busy[1:], strict=False)} == {5}
+    await bed.end()
+
+
+async def test_a_pull_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bed.start()
+    monkeypatch.setattr(module, "HEARTBEAT_S", 1000.0)
+    await bed.pull()  # ends a wait of the old length
+    assert (await bed.pull()).snapshot.incarnation == 1
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    await bed.pull()

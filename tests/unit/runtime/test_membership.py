@@ -1,0 +1,55 @@
+"""A process says Hello until it is welcomed, then keeps on."""
+
+import asyncio
+
+from fakes import FakeNetwork, settle, virtual_time
+
+from controller.runtime.member import HELLO_INTERVAL_S, Membership
+from controller.runtime.messages import EngineInfo, Hello, Welcome
+
+
+def member(network: FakeNetwork) -> Membership:
+    mailbox = network.mailbox("mem://i-0")
+    return Membership("instance", "i-0", mailbox, "mem://controller", "n", lambda: 3)
+
+
+@virtual_time
+async def test_it_says_hello_every_second_and_names_what_it_was_given() -> None:
+    network = FakeNetwork()
+    controller, own = network.peer("mem://controller"), member(network)
+    hellos = asyncio.create_task(own.keep_saying_hello())
+    first = await controller.receive(Hello)
+    assert (first.incarnation, first.phase, first.num_live_reqs) == (0, "starting", 3)
+    assert (await controller.receive(Hello)).incarnation == 0
+    assert not own.welcomed(Welcome(first.nonce, 4))
+    before_s = asyncio.get_running_loop().time()
+    assert (await controller.receive(Hello)).incarnation == 4
+    assert asyncio.get_running_loop().time() - before_s <= HELLO_INTERVAL_S
+    hellos.cancel()
+
+
+@virtual_time
+async def test_a_report_is_told_at_once_and_info_stays() -> None:
+    network = FakeNetwork()
+    controller, own = network.peer("mem://controller"), member(network)
+    info = EngineInfo(1, 2, 3, ("generate",))
+    own.report("active", info=info)
+    own.report("failed", "why")
+    await settle()
+    said = controller.received(Hello)
+    assert [(h.phase, h.detail, h.info) for h in said] == [
+        ("active", "", info),
+        ("failed", "why", info),
+    ]
+
+
+@virtual_time
+async def test_it_is_fenced_only_by_a_welcome_of_its_own() -> None:
+    network = FakeNetwork()
+    controller, own = network.peer("mem://controller"), member(network)
+    own.say_hello()
+    nonce = (await controller.receive(Hello)).nonce
+    assert not own.welcomed(Welcome("another", 9, fenced=True))
+    assert own.incarnation == 0
+    assert own.welcomed(Welcome(nonce, 2, fenced=True))
+    assert own.incarnation == 2

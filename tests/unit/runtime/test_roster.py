@@ -1,0 +1,186 @@
+"""Who belongs to the cluster, and which incarnation of it."""
+
+from dataclasses import dataclass, field
+
+from fakes import hello
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from controller.runtime.messages import Welcome
+from controller.runtime.roster import Roster
+
+
+def roster() -> Roster:
+    made = Roster()
+    made.expect("instance", "i-0")
+    made.expect("frontend", "f-0")
+    return made
+
+
+def test_a_new_process_is_the_first_incarnation() -> None:
+    change = roster().hello(hello(phase="starting"), 5.0)
+    assert change is not None
+    assert change.welcome == Welcome("a", 1)
+    assert change.died is None
+    assert not change.began_serving
+    assert (change.member.alive, change.member.serving, change.member.heard_s) == (True, False, 5.0)
+
+
+def test_it_begins_to_serve_once() -> None:
+    members = roster()
+    members.hello(hello(phase="starting"), 0.0)
+    began = [members.hello(hello(incarnation=1), now_s).began_serving for now_s in (1.0, 2.0)]
+    assert began == [True, False]
+
+
+def test_the_welcome_is_repeated_until_it_has_arrived() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    assert members.hello(hello(), 1.0).welcome == Welcome("a", 1)
+    assert members.hello(hello(incarnation=1), 2.0).welcome is None
+
+
+def test_a_new_process_replaces_the_one_before() -> None:
+    members = roster()
+    members.hello(hello(nonce="a"), 0.0)
+    change = members.hello(hello(nonce="b"), 1.0)
+    assert change.welcome == Welcome("b", 2)
+    assert change.died == 1
+    assert change.began_serving
+    assert change.member.num_restarts == 1
+
+
+def test_a_death_that_was_noticed_is_not_told_twice() -> None:
+    members = roster()
+    members.hello(hello(nonce="a"), 0.0)
+    members.lost("mem://i-0")
+    assert members.hello(hello(nonce="b"), 1.0).died is None
+
+
+def test_a_process_that_comes_back_is_fenced() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    lost = members.lost("mem://i-0")
+    assert lost is not None
+    assert (lost.alive, lost.num_live_reqs) == (False, 0)
+    change = members.hello(hello(incarnation=1), 1.0)
+    assert change.welcome == Welcome("a", 2, fenced=True)
+    assert change.began_serving
+    assert change.member.num_restarts == 0
+
+
+def test_of_two_processes_of_one_id_the_displaced_one_is_fenced_when_it_speaks() -> None:
+    members = roster()
+    members.hello(hello(nonce="a"), 0.0)
+    members.hello(hello(nonce="b"), 1.0)
+    change = members.hello(hello(nonce="a", incarnation=1), 2.0)
+    assert change.welcome == Welcome("a", 3, fenced=True)
+    assert change.died == 2
+
+
+def test_a_restarted_controller_adopts_what_its_members_name() -> None:
+    change = roster().hello(hello(incarnation=7), 0.0)
+    assert change.member.incarnation == 7
+    assert change.welcome == Welcome("a", 7)
+    assert change.died is None
+    assert change.began_serving
+    assert change.member.num_restarts == 0
+
+
+def test_unknown_members_are_refused() -> None:
+    members = roster()
+    assert members.hello(hello("i-9"), 0.0) is None
+    members.expect("frontend", "i-5")
+    assert members.hello(hello("i-5"), 0.0) is None, "an id of another kind"
+    assert "i-9" not in members.members
+
+
+def test_loss_is_by_address_and_once() -> None:
+    members = roster()
+    members.hello(hello(address="mem://old"), 0.0)
+    assert members.lost("mem://other") is None
+    assert members.lost("mem://old") is members.members["i-0"]
+    assert members.lost("mem://old") is None
+
+
+def test_expecting_again_forgets_nothing() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    members.expect("instance", "i-0")
+    assert members.members["i-0"].incarnation == 1
+    assert [m.member_id for m in members.frontends()] == ["f-0"]
+
+
+@dataclass
+class Process:
+    """A member as it is: it learns its incarnation from Welcomes, some of which get lost."""
+
+    nonce: str
+    incarnation: int = 0
+    known: list[int] = field(default_factory=list)
+
+
+class RosterMachine(RuleBasedStateMachine):
+    """Any processes of one id, welcomes and losses in any order, a fresh controller at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = roster()
+        self.processes: list[Process] = []
+        self.owner: dict[int, str] = {}
+        self.highest = 0
+        self.now_s = 0.0
+
+    @rule(incarnation=st.integers(0, 5))
+    def start(self, incarnation: int) -> None:
+        """`incarnation` is not 0 for a process from before this controller."""
+        used = incarnation in self.owner or incarnation < self.highest
+        nonce = f"p{len(self.processes)}"
+        self.processes.append(Process(nonce, 0 if used else incarnation))
+
+    @rule(data=st.data(), active=st.booleans(), arrives=st.booleans())
+    def speak(self, data: st.DataObject, active: bool, arrives: bool) -> None:
+        if not self.processes:
+            return
+        process = data.draw(st.sampled_from(self.processes))
+        self.now_s += 1
+        before = self.roster.members["i-0"].incarnation
+        said = hello(
+            nonce=process.nonce,
+            incarnation=process.incarnation,
+            phase="active" if active else "starting",
+            address=f"mem://{process.nonce}",
+        )
+        change = self.roster.hello(said, self.now_s)
+        assert change is not None
+        now = change.member.incarnation
+        assert self.owner.setdefault(now, process.nonce) == process.nonce, "given to two"
+        assert now >= max(before, self.highest)
+        assert change.died in (None, before)
+        ran_something = process.incarnation not in (0, now)
+        if change.welcome is None:
+            assert process.incarnation == now
+        else:
+            assert change.welcome.incarnation == now
+            if ran_something and now > before:
+                assert change.welcome.fenced
+            if arrives:
+                process.incarnation = now
+        self.highest = now
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        if self.processes:
+            process = data.draw(st.sampled_from(self.processes))
+            self.roster.lost(f"mem://{process.nonce}")
+
+    @invariant()
+    def only_a_heard_process_is_alive(self) -> None:
+        member = self.roster.members["i-0"]
+        assert not member.alive or member.incarnation > 0
+        assert not member.serving or member.alive
+
+
+TestRosterMachine = RosterMachine.TestCase
+TestRosterMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -1,0 +1,434 @@
+"""A frontend's router: controller and instances are played by the test, on virtual time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fakes import (
+    FakeNetwork,
+    FakeOutput,
+    FakePeer,
+    directory,
+    idle_snapshot,
+    settle,
+    tokens_of,
+    virtual_time,
+)
+
+from controller.core.token_order import Delivery
+from controller.runtime.member import Membership
+from controller.runtime.messages import (
+    AbortRequests,
+    AddRequest,
+    Directory,
+    DispatchAsked,
+    Dispatched,
+    DispatchUnused,
+    DispatchWithdrawn,
+    DrainFrontend,
+    Hello,
+    InstanceLost,
+    OutputItem,
+    OutputsEmitted,
+    Refused,
+    RequestRefused,
+    StatusPull,
+    Welcome,
+)
+from controller.runtime.router import (
+    CONTROLLER_SILENCE_S,
+    NotDispatchedError,
+    Router,
+    RouterEvents,
+)
+
+HERE = "mem://f-0"
+BOTH = directory(idle_snapshot("i-0"), idle_snapshot("i-1"))
+
+
+@dataclass
+class Told:
+    """What the OpenAI app heard."""
+
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    drains: list[float] = field(default_factory=list)
+    outputs: list[OutputsEmitted] = field(default_factory=list)
+
+
+class Bed:
+    def __init__(self, network: FakeNetwork) -> None:
+        self.network = network
+        self.controller = network.peer("mem://controller")
+        self.instances = {i: network.peer(f"mem://{i}") for i in ("i-0", "i-1")}
+        self.mailbox = network.mailbox(HERE)
+        self.told = Told()
+        member = Membership("frontend", "f-0", self.mailbox, "mem://controller", "n", lambda: 0)
+        events = RouterEvents(
+            on_outputs=lambda emitted, payload: self.told.outputs.append(emitted),
+            on_failed=lambda *what: self.told.failed.append(what),
+            on_refused=lambda *what: self.told.refused.append(what),
+            on_directory=lambda instances: None,
+            on_drain=self.told.drains.append,
+        )
+        self.router = Router(member, self.mailbox, events)
+        self.router.start()
+
+    def say(self, message: Any, of: FakePeer | None = None) -> None:
+        (of or self.controller).send(HERE, message)
+
+    def submit(self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)) -> asyncio.Task:
+        return asyncio.create_task(self.router.submit(request_id, 10, 0, 5.0, payload))
+
+    async def know(self, known: Directory = BOTH) -> None:
+        self.say(known)
+        await settle()
+
+    async def runs_on(self, instance_id: str, request_id: str = "r", seq: int = 1) -> AddRequest:
+        """Dispatch there and see it arrive."""
+        submitted = self.submit(request_id)
+        await self.controller.receive(DispatchAsked, lambda a: a.request_id == request_id)
+        self.say(Dispatched(request_id, instance_id, 1, seq))
+        await submitted
+        return await self.instances[instance_id].receive(AddRequest)
+
+    def accept(
+        self, first_index: int, tokens: list[int], *, last: bool = False, epoch=(0, 0), r="r"
+    ) -> list[Delivery[FakeOutput]]:
+        item = OutputItem(r, *epoch, first_index, len(tokens))
+        output = FakeOutput(r, tokens, last)
+        return self.router.accept(OutputsEmitted("i-0", 1, (item,)), [output])
+
+
+def new_tokens(deliveries: list[Delivery[FakeOutput]]) -> list[int]:
+    return [token for item, num_skip in deliveries for token in item.tokens[num_skip:]]
+
+
+# -- dispatch -----------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit("r", [b"one", b"two"])
+    ask = await bed.controller.receive(DispatchAsked)
+    assert ask == DispatchAsked("r", "f-0", 10, 0, 5.0)
+    assert bed.router.num_live_reqs == 1
+    bed.say(Dispatched("r", "i-1", 1, 7))
+    await submitted
+    add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
+    assert add == AddRequest("r", "f-0", HERE, 1, 7)
+    assert payload == [b"one", b"two"]
+    assert bed.router.live_request_ids == ["r"]
+    await bed.router.close()
+
+
+@virtual_time
+async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Refused("r", "overloaded", 3.5))
+    with pytest.raises(NotDispatchedError) as caught:
+        await submitted
+    assert (caught.value.code, caught.value.retry_after_s) == ("overloaded", 3.5)
+    assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_a_client_that_leaves_while_its_request_is_held_withdraws_it(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    submitted.cancel()
+    assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn("r", "f-0")
+    with pytest.raises(asyncio.CancelledError):
+        await submitted
+    assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_an_abort_while_asked_ends_the_submit_and_sends_nothing(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.router.abort(["r"])
+    await submitted
+    await bed.controller.receive(DispatchWithdrawn)
+    assert bed.router.num_live_reqs == 0
+    assert bed.instances["i-0"].inbox == []
+
+
+@virtual_time
+async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.router._answer(Dispatched("r", "i-0", 1, 4))  # before the submit can go on
+    bed.router.abort(["r"])
+    await submitted
+    await settle()
+    assert [m for m, _ in bed.instances["i-0"].inbox] == [DispatchUnused(1, 4)]
+    assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched("r", "i-1", 1, 9))  # under way as the client leaves
+    submitted.cancel()
+    assert await bed.instances["i-1"].receive(DispatchUnused) == DispatchUnused(1, 9)
+    bed.say(Dispatched("gone", "i-1", 8, 1))  # of an incarnation that is no more
+    await settle()
+    assert bed.instances["i-1"].inbox == []
+
+
+@virtual_time
+async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    bed.mailbox.deaf = True
+    submitted = bed.submit()
+    await settle()
+    bed.mailbox.deaf = False
+    await asyncio.sleep(CONTROLLER_SILENCE_S * 0.9)
+    await bed.know()  # alive, only the question got lost
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched("r", "i-0", 1, 1))
+    await submitted
+    await bed.instances["i-0"].receive(AddRequest)
+
+
+@virtual_time
+async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    for dispatched in (Dispatched("r", "i-0", 2, 1), Dispatched("r", "i-7", 1, 1)):
+        submitted = bed.submit()
+        await bed.controller.receive(DispatchAsked)
+        bed.say(dispatched)
+        with pytest.raises(NotDispatchedError, match="unavailable"):
+            await submitted
+    assert bed.router.num_live_reqs == 0
+
+
+# -- without the controller ---------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_silent_controller_is_bypassed_by_own_requests(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know(directory(idle_snapshot("i-0", free=40), idle_snapshot("i-1", free=60)))
+    bed.network.lose("mem://controller")
+    began_s = asyncio.get_running_loop().time()
+    await bed.submit("r0")
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert CONTROLLER_SILENCE_S < waited_s <= 2 * CONTROLLER_SILENCE_S
+    await asyncio.gather(*[bed.submit(f"r{n}") for n in range(1, 4)])
+    await settle()
+    arrived = {i: peer.received(AddRequest) for i, peer in bed.instances.items()}
+    assert [len(adds) for adds in arrived.values()] == [2, 2]
+    assert {a.dispatch_seq for adds in arrived.values() for a in adds} == {0}
+    assert arrived["i-1"][0].request_id == "r0", "more free blocks"
+
+
+@virtual_time
+async def test_a_controller_that_holds_a_request_is_not_bypassed(network: FakeNetwork) -> None:
+    bed = Bed(network)
+
+    async def keep_telling() -> None:
+        while True:
+            bed.say(BOTH)
+            await asyncio.sleep(0.1)
+
+    telling = asyncio.create_task(keep_telling())
+    submitted = bed.submit()
+    await asyncio.sleep(20.0)
+    assert not submitted.done()
+    telling.cancel()
+    began_s = asyncio.get_running_loop().time()
+    await submitted
+    assert asyncio.get_running_loop().time() - began_s <= 2.1 * CONTROLLER_SILENCE_S
+
+
+@virtual_time
+async def test_nobody_to_choose_from_is_unavailable(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    with pytest.raises(NotDispatchedError, match="unavailable"):
+        await bed.submit()
+    await bed.know(directory(idle_snapshot("i-0", draining=True)))
+    with pytest.raises(NotDispatchedError, match="unavailable"):
+        await bed.submit()
+
+
+# -- losses -------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_lost_instance_fails_exactly_its_requests_once(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    await bed.runs_on("i-1", "b")
+    await bed.runs_on("i-0", "c")
+    bed.network.lose("mem://i-0")  # noticed by the socket, then told by the controller
+    await settle()
+    bed.say(InstanceLost("i-0", 1))
+    await bed.know(directory(idle_snapshot("i-1")))
+    assert [request_id for request_id, _ in bed.told.failed] == ["a", "c"]
+    assert "i-0 died" in bed.told.failed[0][1]
+    assert bed.router.live_request_ids == ["b"]
+    assert bed.accept(0, [1], r="a") == [], "late tokens reach nobody"
+
+
+@virtual_time
+async def test_the_controller_s_word_alone_is_enough(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    bed.say(InstanceLost("i-0", 2))  # not the one that runs it
+    await settle()
+    assert bed.told.failed == []
+    bed.say(InstanceLost("i-0", 1))
+    bed.say(InstanceLost("i-0", 1))
+    await settle()
+    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
+    assert bed.mailbox.forgotten == ["mem://i-0"]
+
+
+@virtual_time
+async def test_a_socket_s_word_is_enough_for_an_instance_missing_in_the_directory(
+    network: FakeNetwork,
+) -> None:
+    """A controller that has just been restarted does not know all of them yet."""
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    await bed.know(Directory(()))
+    assert bed.told.failed == []
+    bed.network.lose("mem://i-0")
+    await settle()
+    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
+
+
+@virtual_time
+async def test_a_directory_with_the_successor_says_that_the_predecessor_is_gone(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    await bed.runs_on("i-1", "b")
+    await bed.know(directory(idle_snapshot("i-0", incarnation=2), idle_snapshot("i-1")))
+    assert [request_id for request_id, _ in bed.told.failed] == ["a"]
+    assert bed.router.live_request_ids == ["b"]
+
+
+@virtual_time
+async def test_the_controller_s_end_fails_nothing(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    bed.network.lose("mem://controller")
+    await settle()
+    assert bed.told.failed == []
+    assert new_tokens(bed.accept(0, [5], r="a")) == [5]
+
+
+@virtual_time
+async def test_what_an_instance_refuses_is_told_once(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    await bed.runs_on("i-0", "b")
+    for _ in range(2):
+        bed.say(RequestRefused("a", "restarted", retryable=True), bed.instances["i-0"])
+        bed.say(RequestRefused("b", "too long"), bed.instances["i-0"])
+    await settle()
+    assert bed.told.failed == [("a", "restarted")]
+    assert bed.told.refused == [("b", "too long")]
+    assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_aborts_go_to_the_instances_that_run_the_requests(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    for instance_id, request_id in (("i-0", "a"), ("i-1", "b"), ("i-0", "c")):
+        await bed.runs_on(instance_id, request_id)
+    bed.router.abort(["a", "b", "c", "unknown"])
+    assert (await bed.instances["i-0"].receive(AbortRequests)).request_ids == ("a", "c")
+    assert (await bed.instances["i-1"].receive(AbortRequests)).request_ids == ("b",)
+    assert bed.router.num_live_reqs == 0
+    bed.router.abort(["a"])
+    await settle()
+    assert bed.instances["i-0"].inbox == []
+
+
+# -- tokens -------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_tokens_out_of_order_doubled_or_of_an_older_epoch(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0")
+    t = tokens_of("r", 8)
+    assert new_tokens(bed.accept(0, t[:2])) == t[:2]
+    assert bed.accept(4, t[4:6]) == [], "waits for 2 and 3"
+    assert bed.accept(0, t[:2]) == [], "a repetition"
+    assert new_tokens(bed.accept(1, t[1:4])) == t[2:6], "the gap closes"
+    assert new_tokens(bed.accept(6, t[6:7], epoch=(0, 1))) == t[6:7], "moved"
+    assert bed.accept(7, t[7:8]) == [], "the old owner goes on"
+    assert new_tokens(bed.accept(7, t[7:8], epoch=(0, 1), last=True)) == t[7:8]
+    assert bed.router.num_live_reqs == 0
+    assert bed.accept(7, t[7:8], epoch=(0, 1), last=True) == []
+
+
+@virtual_time
+async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    await bed.runs_on("i-0", "a")
+    await bed.runs_on("i-0", "b")
+    items = tuple(OutputItem(r, 0, 0, 0, 1) for r in ("b", "gone", "a"))
+    outputs = [FakeOutput(r, [1], r == "a") for r in ("a", "b", "gone", "aborted there")]
+    due = bed.router.accept(OutputsEmitted("i-0", 1, items), outputs)
+    assert [delivery.item.request_id for delivery in due] == ["b", "a"]
+    assert bed.router.live_request_ids == ["b"]
+
+
+# -- membership ---------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    nonce = (await bed.controller.receive(Hello)).nonce
+    bed.say(Welcome(nonce, 3))
+    await bed.controller.receive(Hello, lambda h: h.incarnation == 3)
+    bed.say(DrainFrontend(2.5))
+    emitted = OutputsEmitted("i-0", 1, ())
+    bed.say(emitted, bed.instances["i-0"])
+    bed.say(StatusPull())  # not for a frontend: logged, and nothing else happens
+    await settle()
+    assert bed.told.drains == [2.5]
+    assert bed.told.outputs == [emitted]
+    await bed.router.close()
+    assert HERE not in network.mailboxes

@@ -1,0 +1,367 @@
+"""The control API on a real socket, and what it says of clusters in every state."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.adapters.http.control_server import ControlServer
+from controller.adapters.http.views import ClusterLabels, cluster_status
+from controller.api.models import (
+    ClusterState,
+    ClusterStatus,
+    ErrorBody,
+    InstanceState,
+    StopProgress,
+)
+from controller.core.scheduler import SchedulerConfig
+from controller.core.snapshot import InstanceSnapshot, QueueHead
+from controller.runtime.controller import Controller
+from controller.runtime.messages import DispatchAsked, EngineInfo, Hello, StatusPushed, encode
+
+TOKEN = "t0ken"
+LABELS = ClusterLabels("c1", "embedded", "llumnix", "http://127.0.0.1:8000")
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Mailbox:
+    """Delivers what the test says; keeps nothing of what the controller answers."""
+
+    address = "mem://controller"
+
+    def start(self, on_message: Any, on_lost: Any) -> None:
+        self.say, self.lose = on_message, on_lost
+
+    def send(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def forget(self, _address: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Launcher:
+    def launch_instance(self, _instance_id: str) -> None:
+        pass
+
+    def launch_frontend(self, _frontend_id: str) -> None:
+        pass
+
+    def terminate(self, _member_id: str) -> None:
+        pass
+
+
+class Cluster:
+    """A controller that hears what the test says in the names of its members."""
+
+    def __init__(self, num_instances: int = 1) -> None:
+        self.mailbox = Mailbox()
+        self.controller = Controller(
+            self.mailbox, Launcher(), SchedulerConfig(stall_timeout_s=10.0)
+        )
+        self.now_s = 100.0
+        self.controller.now_s = lambda: self.now_s  # type: ignore[method-assign]
+        self.controller.start(num_instances, num_frontends=1)
+
+    def hello(self, member_id: str, phase: str = "active", nonce: str = "a", **what: Any) -> None:
+        is_instance = member_id.startswith("i")
+        hello = Hello(
+            kind="instance" if is_instance else "frontend",
+            member_id=member_id,
+            nonce=nonce,
+            incarnation=what.pop("incarnation", 0),
+            address=f"mem://{member_id}",
+            node="n1",
+            pid=77,
+            phase=phase,  # type: ignore[arg-type]
+            info=EngineInfo(512, 101, 16, ("generate",)) if is_instance else None,
+            **what,
+        )
+        self.mailbox.say(encode(hello), [])
+
+    def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
+        snapshot = InstanceSnapshot(
+            **{
+                "instance_id": instance_id,
+                "incarnation": incarnation,
+                "block_size": 16,
+                "num_total_blocks": 100,
+                "num_free_blocks": 100,
+            }
+            | what
+        )
+        self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345)), [])
+
+    def up(self) -> None:
+        for member in self.controller.roster.members:
+            self.hello(member)
+        for member in self.controller.roster.instances():
+            self.report(member.member_id, member.incarnation)
+
+    def view(self) -> ClusterStatus:
+        status = cluster_status(self.controller, LABELS, 1.0)
+        assert ClusterStatus.model_validate_json(status.model_dump_json()) == status
+        return status
+
+    def states(self) -> list[str]:
+        status = self.view()
+        return [str(status.state), *[str(m.state) for m in (*status.instances, *status.frontends)]]
+
+
+# -- views --------------------------------------------------------------------------------
+
+
+async def test_starting() -> None:
+    cluster = Cluster()
+    assert cluster.states() == ["starting", "starting", "starting"]
+    assert cluster.view().instances[0].incarnation == 0
+    cluster.hello("i-0", "starting", detail="loading the model")
+    cluster.hello("f-0")
+    assert cluster.states() == ["starting", "starting", "active"]
+    assert cluster.view().instances[0].detail == "loading the model"
+    cluster.hello("i-0")
+    assert cluster.states() == ["starting", "starting", "active"], "no status yet"
+    assert cluster.view().instances[0].num_free_blocks is None
+    cluster.report()
+    assert cluster.states() == ["ready", "active", "active"]
+
+
+async def test_a_failed_start_fails_the_cluster_in_the_member_s_words() -> None:
+    cluster = Cluster(num_instances=2)
+    cluster.hello("i-0", "starting")
+    cluster.hello("i-1", "failed", detail="RuntimeError: no memory")
+    assert cluster.states() == ["failed", "starting", "failed", "starting"]
+    assert cluster.view().detail == "i-1: RuntimeError: no memory"
+
+
+async def test_a_member_that_is_gone_is_restarting_and_the_cluster_degraded() -> None:
+    cluster = Cluster(num_instances=2)
+    cluster.up()
+    cluster.mailbox.lose("mem://i-1")
+    assert cluster.states() == ["degraded", "active", "restarting", "active"]
+    view = cluster.view()
+    assert view.detail == "i-1 is restarting"
+    gone = view.instances[1]
+    assert (gone.pid, gone.num_free_blocks, gone.freeness_steps) == (None, None, None)
+    cluster.hello("i-1", "starting", nonce="b")
+    assert cluster.states() == ["degraded", "active", "restarting", "active"]
+    again = cluster.view().instances[1]
+    assert (again.incarnation, again.num_restarts, again.pid) == (2, 1, 77)
+    cluster.hello("i-1", nonce="b", incarnation=2)
+    cluster.report("i-1", 2)
+    assert cluster.states() == ["ready", "active", "active", "active"]
+
+
+async def test_a_member_that_fails_later_degrades_the_cluster() -> None:
+    cluster = Cluster()
+    cluster.up()
+    cluster.hello("i-0", "failed", nonce="b", detail="why")
+    assert cluster.states() == ["degraded", "failed", "active"]
+    assert cluster.view().detail == "i-0 is failed"
+
+
+async def test_an_instance_whose_engine_is_silent_is_stalled() -> None:
+    cluster = Cluster()
+    cluster.up()
+    cluster.now_s += 10.5
+    assert cluster.states() == ["degraded", "stalled", "active"]
+    assert cluster.view().instances[0].age_s == 10.5
+    assert cluster.view().instances[0].num_free_blocks == 100, "its last word, to look at"
+    cluster.report()
+    assert cluster.states() == ["ready", "active", "active"]
+
+
+async def test_a_draining_instance_has_no_freeness() -> None:
+    cluster = Cluster()
+    cluster.up()
+    cluster.report(draining=True, num_free_blocks=60)
+    assert cluster.states() == ["ready", "draining", "active"]
+    draining = cluster.view().instances[0]
+    assert (draining.freeness_steps, draining.virtual_usage_blocks) == (None, None)
+    assert draining.num_free_blocks == 60
+
+
+async def test_the_load_of_an_instance() -> None:
+    cluster = Cluster()
+    cluster.up()
+    head = QueueHead("r9", 1, 30, time.time() - 5.0, evicted=True)
+    cluster.report(
+        num_free_blocks=40,
+        watermark_blocks=2,
+        num_running=3,
+        num_running_by_rank={0: 3},
+        num_queued=1,
+        queued_demand_blocks=30,
+        queue_head=head,
+        num_evictions=4,
+    )
+    cluster.mailbox.say(encode(DispatchAsked("r", "f-0", 100, 0, 1.0)), [])
+    load = cluster.view().instances[0]
+    assert load.freeness_steps == 16 * (98 - 60 - 30) / 4
+    assert (load.virtual_usage_blocks, load.headroom_blocks, load.kv_cache_usage) == (90, 0, 0.6)
+    assert (load.num_running_reqs, load.num_waiting_reqs, load.num_unreported_reqs) == (3, 1, 1)
+    assert (load.num_steps, load.step_time_s, load.num_evictions) == (12, 0.007251, 4)
+    assert load.queue_head is not None
+    assert (load.queue_head.level, load.queue_head.evicted) == ("high", True)
+    assert load.queue_head.waited_s == pytest.approx(5.0, abs=1.0)
+
+
+async def test_stopping() -> None:
+    cluster = Cluster()
+    cluster.up()
+    cluster.hello("f-0", incarnation=1, num_live_reqs=3)
+    cluster.controller.stop(drain=True, grace_s=0.0)
+    view = cluster.view()
+    assert (view.state, view.detail) == (ClusterState.STOPPING, "3 requests live")
+    cluster.now_s += 100
+    assert cluster.controller._stopping is not None
+    await cluster.controller._stopping
+
+
+# -- the listener -------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.cluster.up()
+        self.server = ControlServer(self.cluster.controller, LABELS, TOKEN, "127.0.0.1", 0)
+        self.url = "http://127.0.0.1:%d" % self.server._socket.getsockname()[1]
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+    listener, over = Listener(), asyncio.Event()
+
+    async def work() -> None:
+        await over.wait()
+
+    serving = asyncio.create_task(listener.server.run_beside(work()))
+    try:
+        async with httpx.AsyncClient(base_url=listener.url, timeout=5.0, trust_env=False) as client:
+            yield listener, client
+    finally:
+        over.set()
+        await asyncio.wait_for(serving, 5.0)
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+    async with listening() as both:
+        yield both
+
+
+Both = tuple[Listener, httpx.AsyncClient]
+
+
+async def test_who_may_ask(listener: Both) -> None:
+    _, client = listener
+    refusals = [
+        ({}, 401, "no_token"),
+        ({"Authorization": ""}, 401, "no_token"),
+        ({"Authorization": "Bearer wrong"}, 403, "bad_token"),
+        ({"Authorization": TOKEN}, 403, "bad_token"),
+        ({"Authorization": f"bearer {TOKEN} "}, 403, "bad_token"),
+        (AUTHORIZED | {"Origin": "http://evil.example"}, 403, "foreign_origin"),
+        (AUTHORIZED | {"Origin": "null"}, 403, "foreign_origin"),
+    ]
+    for headers, status, code in refusals:
+        for path in ("/v1/status", "/nowhere"):
+            answer = await client.get(path, headers=headers)
+            assert answer.status_code == status, headers
+            assert ErrorBody.model_validate_json(answer.content).code == code
+            assert "default-src" not in answer.text
+    assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
+
+
+async def test_the_status_is_the_view(listener: Both) -> None:
+    own, client = listener
+    answer = await client.get("/v1/status", headers=AUTHORIZED)
+    assert answer.headers["content-type"] == "application/json"
+    status = ClusterStatus.model_validate_json(answer.content)
+    assert status.uptime_s < 60
+    same = {"uptime_s": 1.0}
+    assert status.model_copy(update=same) == own.cluster.view().model_copy(update=same)
+    assert status.instances[0].state is InstanceState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/status/", 404),
+        ("POST", "/v1/status", 405),
+        ("GET", "/v1/stop", 405),
+    ],
+)
+async def test_unknown_paths_and_methods(
+    listener: Both, method: str, path: str, status: int
+) -> None:
+    own, client = listener
+    answer = await client.request(method, path, headers=AUTHORIZED)
+    assert answer.status_code == status
+    body = ErrorBody.model_validate_json(answer.content)
+    assert body.code == {404: "not_found", 405: "bad_method"}[status]
+    assert len(answer.content) < 300
+    assert ("allow" in answer.headers) == (status == 405)
+    assert not own.cluster.controller.stopping
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b"null", b"\xff\xfe", b'{"grace_s": "soon"}', b'{"drain": 7}', b"x" * 100_000],
+)
+async def test_a_malformed_stop_stops_nothing(listener: Both, body: bytes) -> None:
+    own, client = listener
+    answer = await client.post("/v1/stop", headers=AUTHORIZED, content=body)
+    assert answer.status_code == 400
+    assert ErrorBody.model_validate_json(answer.content).code == "bad_request"
+    assert len(answer.content) < 500
+    assert not own.cluster.controller.stopping
+
+
+async def test_stop_is_idempotent_and_tells_how_far_it_has_come(listener: Both) -> None:
+    own, client = listener
+    controller = own.cluster.controller
+    own.cluster.hello("f-0", incarnation=1, num_live_reqs=2)
+    for body in (b'{"grace_s": 0}', b""):
+        answer = await client.post("/v1/stop", headers=AUTHORIZED, content=body)
+        assert answer.status_code == 200
+        progress = StopProgress.model_validate_json(answer.content)
+        assert (progress.stopped, progress.num_live_reqs) == (False, 2)
+    own.cluster.hello("f-0", "stopped", incarnation=1)
+    assert controller._stopping is not None
+    await asyncio.wait_for(controller._stopping, 5.0)
+    answer = await client.post("/v1/stop", headers=AUTHORIZED)
+    assert StopProgress.model_validate_json(answer.content).stopped
+
+
+async def test_a_controller_that_fails_ends_its_listener() -> None:
+    listener = Listener()
+
+    async def work() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
+        await asyncio.wait_for(listener.server.run_beside(work()), 5.0)
+
+
+async def test_a_listener_that_ends_ends_its_controller() -> None:
+    listener, cancelled = Listener(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    listener.server._server.should_exit = True
+    await asyncio.wait_for(listener.server.run_beside(work()), 5.0)
+    assert cancelled.is_set()

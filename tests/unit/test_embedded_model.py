@@ -1,0 +1,207 @@
+"""The embedded model's folder: its tokenizer, its files, and how it comes to be."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from controller.adapters.embedded_model import build as build_module
+from controller.adapters.embedded_model import ensure
+from controller.adapters.embedded_model.architecture import EOS_ID, HIDDEN
+from controller.adapters.embedded_model.grammar import SHARES, STATES
+from controller.adapters.embedded_model.tokenizer import tokenizer
+from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, byte_symbol, vocabulary
+from controller.adapters.embedded_model.words import words
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure(tmp_path_factory.mktemp("cache"))
+
+
+def encode(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text).ids)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def fail_half_way(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    raise KeyboardInterrupt
+
+
+@given(st.text())
+@example("The river carries a lantern, doesn't it? 42\r\n\t\x00\x7f 🎉👩‍🚀 naïve e\u0301 \u2028 ")
+@example("<|user|>hi<|end|> <|endless")
+@example("  two  spaces   and\n\n\nlines  ")
+def test_decoding_gives_the_text_back(text: str) -> None:
+    assert TOKENIZER.decode(encode(text), skip_special_tokens=False) == text
+
+
+def test_every_byte_is_a_token() -> None:
+    ids = {TOKENIZER.token_to_id(byte_symbol(value)) for value in range(256)}
+    assert None not in ids
+    assert len(ids) == 256
+
+
+def test_words_are_single_tokens() -> None:
+    for word in (word for entries in words().values() for word in entries):
+        capital = word[0].upper() + word[1:]
+        for text in (word, f" {word}", capital, f" {capital}"):
+            assert len(encode(text)) == 1, text
+
+
+def test_a_sentence_is_one_token_per_word_and_mark() -> None:
+    assert len(encode("The river carries my lantern, slowly.")) == 8
+
+
+def test_an_unknown_word_is_its_bytes() -> None:
+    assert len(encode("zyzzyva")) == 7
+    assert len(encode("é")) == 2
+
+
+def test_the_word_list_has_no_duplicates() -> None:
+    listed = [word for entries in words().values() for word in entries]
+    assert len(listed) == len(set(listed))
+    assert 1500 <= len(listed) <= 2500
+
+
+def test_tokenizer_ids_are_places_in_the_vocabulary() -> None:
+    tokens = vocabulary()
+    assert TOKENIZER.get_vocab_size() == len(tokens)
+    assert [TOKENIZER.token_to_id(name) for name in SPECIAL_TOKENS] == [*range(len(SPECIAL_TOKENS))]
+    ordinary = range(len(SPECIAL_TOKENS) + 256, len(tokens))
+    assert all(TOKENIZER.decode([i]) == tokens[i].data.decode() for i in ordinary)
+
+
+def test_the_grammar_knows_every_state_and_names_only_kinds_that_exist() -> None:
+    assert {token.state for token in vocabulary()} == set(SHARES)
+    kinds = {token.kind for token in vocabulary()}
+    assert {kind for shares in SHARES.values() for kind in shares} <= kinds
+
+
+def test_layers_leave_the_grammar_channels_alone(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    free = HIDDEN - len(STATES)
+    written = [name for name in weights if "o_proj" in name or "down_proj" in name]
+    assert len(written) == 8
+    assert not any(weights[name][free:].any() for name in written)
+
+
+def test_files_agree_with_each_other(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    generation = json.loads((model / "generation_config.json").read_text())
+    saved = Tokenizer.from_file(str(model / "tokenizer.json"))
+    weights = load_file(model / "model.safetensors")
+    assert config["vocab_size"] == saved.get_vocab_size()
+    assert config["vocab_size"] == weights["lm_head.weight"].shape[0]
+    assert config["eos_token_id"] == generation["eos_token_id"] == EOS_ID
+    assert saved.token_to_id("<|end|>") == EOS_ID
+    assert sum(path.stat().st_size for path in model.iterdir()) < 60e6
+
+
+def test_another_process_makes_the_same_bytes_without_torch(model: Path, tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys\n"
+        "from controller.adapters.embedded_model import ensure\n"
+        "folder = ensure(pathlib.Path(sys.argv[1]))\n"
+        "assert not {'torch', 'transformers', 'vllm'} & sys.modules.keys()\n"
+    )
+    env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script, tmp_path], env=env, check=True, timeout=60)
+    assert hashes(tmp_path / model.name) == hashes(model)
+
+
+def test_a_second_call_takes_the_folder_as_it_is(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "build", fail_half_way)
+    assert ensure(model.parent) == model
+
+
+def test_racing_builders_leave_one_whole_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_built = threading.Barrier(2, timeout=30)
+
+    def build(folder: Path) -> None:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        both_built.wait()
+
+    monkeypatch.setattr(build_module, "build", build)
+    results: list[Path] = []
+    threads = [threading.Thread(target=lambda: results.append(ensure(tmp_path))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [tmp_path / model.name] * 2
+    assert [path.name for path in tmp_path.iterdir()] == [model.name]
+    assert hashes(results[0]) == hashes(model)
+
+
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "build", fail_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        ensure(tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_draft_of_a_killed_build_is_not_taken(model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / ".building-killed"
+    draft.mkdir()
+    (draft / "config.json").write_text("{}")
+    assert ensure(tmp_path) == tmp_path / model.name
+    assert hashes(tmp_path / model.name) == hashes(model)
+
+
+def refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def render(model: Path, messages: list[dict[str, object]], **values: object) -> str:
+    source = (model / "chat_template.jinja").read_text()
+    template = jinja2.Environment().from_string(source)
+    return template.render(
+        messages=messages, bos_token="<|begin|>", raise_exception=refuse, **values
+    )
+
+
+def test_the_chat_template_marks_every_role(model: Path) -> None:
+    roles = ("system", "user", "assistant", "tool")
+    messages: list[dict[str, object]] = [{"role": role, "content": f"{role}?"} for role in roles]
+    expected = "<|begin|>" + "".join(f"<|{role}|>{role}?<|end|>" for role in roles)
+    assert render(model, messages) == expected
+    assert render(model, messages, add_generation_prompt=True) == expected + "<|assistant|>"
+
+
+def test_the_chat_template_shows_tools_and_their_calls(model: Path) -> None:
+    find = [{"name": "find"}]
+    call: dict[str, object] = {"role": "assistant", "content": None, "tool_calls": find}
+    text = render(model, [call], tools=find)
+    assert text == (
+        '<|begin|><|system|>[{"name": "find"}]<|end|><|assistant|>[{"name": "find"}]<|end|>'
+    )
+
+
+def test_the_chat_template_refuses_an_unknown_role(model: Path) -> None:
+    with pytest.raises(ValueError, match="unknown role: robot"):
+        render(model, [{"role": "robot", "content": "hi"}])

@@ -1,0 +1,252 @@
+"""The ZeroMQ mailbox between two in one process, and with a process that is killed."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+
+from controller.adapters.zmq.mailbox import HIGH_WATER_MARK, ZmqMailbox
+from controller.runtime.messages import AbortRequests, StatusPull, decode, encode
+
+PATIENCE_S = 10.0
+Open = Callable[[], "Inbox"]
+
+
+class Inbox:
+    """A started mailbox and what it got."""
+
+    def __init__(self, start: bool = True) -> None:
+        self.mailbox = ZmqMailbox("127.0.0.1")
+        self.address = self.mailbox.address
+        self.messages: list[tuple[bytes, list[bytes]]] = []
+        self.lost: list[str] = []
+        self._changed = asyncio.Event()
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        self.mailbox.start(self.on_message, self.on_lost)
+
+    def on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
+        self.messages.append((bytes(head), [bytes(part) for part in payload]))
+        self._changed.set()
+
+    def on_lost(self, address: str) -> None:
+        self.lost.append(address)
+        self._changed.set()
+
+    async def until(self, condition: Callable[["Inbox"], bool]) -> None:
+        async def holds() -> None:
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
+
+        await asyncio.wait_for(holds(), PATIENCE_S)
+
+    @property
+    def heads(self) -> list[bytes]:
+        return [head for head, _ in self.messages]
+
+
+@pytest.fixture
+async def inboxes() -> AsyncIterator[Callable[..., Inbox]]:
+    made: list[Inbox] = []
+
+    def make(**options: bool) -> Inbox:
+        made.append(Inbox(**options))
+        return made[-1]
+
+    yield make
+    for inbox in made:
+        await inbox.mailbox.close()
+
+
+async def test_messages_arrive_whole_and_in_order(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes()
+    big = os.urandom(300_000)  # beyond what is copied on sending
+    for number in range(2000):
+        payload = [big, b"", memoryview(b"x%d" % number)] if number % 100 == 0 else []
+        a.mailbox.send(b.address, b"%d" % number, payload)
+    await b.until(lambda i: len(i.messages) == 2000)
+    assert b.heads == [b"%d" % n for n in range(2000)]
+    assert b.messages[1900] == (b"1900", [big, b"", b"x1900"])
+    assert b.messages[1901] == (b"1901", [])
+
+
+async def test_both_directions_and_several_senders(inboxes: Open) -> None:
+    a, b, c = inboxes(), inboxes(), inboxes()
+    for number in range(100):
+        a.mailbox.send(c.address, b"a%d" % number)
+        b.mailbox.send(c.address, b"b%d" % number)
+        c.mailbox.send(a.address, b"c%d" % number)
+    await c.until(lambda i: len(i.messages) == 200)
+    await a.until(lambda i: len(i.messages) == 100)
+    for sender in (b"a", b"b"):
+        mine = [head for head in c.heads if head[:1] == sender]
+        assert mine == [sender + b"%d" % n for n in range(100)]
+
+
+async def test_only_droppable_messages_drop_while_the_peer_lags(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes(start=False)
+    filler = bytes(10_000)
+    total = 8 * HIGH_WATER_MARK
+    for number in range(total):
+        a.mailbox.send(b.address, b"status %d" % number, [filler], droppable=True)
+        a.mailbox.send(b.address, b"token %d" % number, [filler])
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    b.start()
+    await b.until(lambda i: i.heads.count(b"token %d" % (total - 1)) == 1)
+    tokens = [head for head in b.heads if head.startswith(b"token")]
+    assert tokens == [b"token %d" % n for n in range(total)]
+    statuses = [int(head.split()[1]) for head in b.heads if head.startswith(b"status")]
+    assert HIGH_WATER_MARK <= len(statuses) < total
+    assert statuses == sorted(set(statuses))
+
+
+async def test_a_peer_that_closes_is_reported_once(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes()
+    a.mailbox.send(b.address, b"one")
+    a.mailbox.send(b.address, b"two", droppable=True)
+    await b.until(lambda i: len(i.messages) == 2)
+    await b.mailbox.close()
+    await a.until(lambda i: i.lost == [b.address])
+    a.mailbox.send(b.address, b"three", droppable=True)  # as a Hello would
+    c = inboxes()
+    a.mailbox.send(c.address, b"four")
+    await c.until(lambda i: len(i.messages) == 1)
+    assert a.lost == [b.address]
+
+
+async def test_a_peer_that_was_never_there_is_lost_with_what_must_not_wait(
+    inboxes: Open,
+) -> None:
+    a = inboxes()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = "tcp://127.0.0.1:%d" % taken.getsockname()[1]
+    a.mailbox.send(nobody, b"a request")
+    await a.until(lambda i: i.lost == [nobody])
+
+
+async def test_droppable_messages_wait_for_a_controller_to_come(inboxes: Open) -> None:
+    a = inboxes()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    a.mailbox.send(f"tcp://127.0.0.1:{port}", b"hello", droppable=True)
+    got: list[bytes] = []
+    arrived = asyncio.Event()
+
+    def on_message(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        got.append(bytes(head))
+        arrived.set()
+
+    controller = ZmqMailbox("127.0.0.1", port)
+    try:
+        controller.start(on_message, lambda address: None)
+        await asyncio.wait_for(arrived.wait(), PATIENCE_S)
+    finally:
+        await controller.close()
+    assert got == [b"hello"]
+    assert a.lost in ([], [f"tcp://127.0.0.1:{port}"]), "only by its end here"
+
+
+async def test_what_waits_for_a_forgotten_peer_is_discarded(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes()
+    a.mailbox.send(b.address, b"one")
+    await b.until(lambda i: len(i.messages) == 1)
+    a.mailbox.forget(b.address)
+    a.mailbox.forget(b.address)
+    await b.mailbox.close()
+    c = inboxes()
+    a.mailbox.send(c.address, b"x")
+    await c.until(lambda i: len(i.messages) == 1)
+    assert a.lost == [], "a forgotten peer's end is nobody's business"
+
+
+async def test_a_forgotten_peer_can_be_written_to_again(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes()
+    a.mailbox.send(b.address, b"one")
+    await b.until(lambda i: len(i.messages) == 1)
+    a.mailbox.forget(b.address)
+    a.mailbox.send(b.address, b"two")
+    await b.until(lambda i: len(i.messages) == 2)
+    assert b.heads == [b"one", b"two"]
+
+
+async def test_a_malformed_message_is_logged_and_the_next_one_is_heard(
+    inboxes: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = inboxes(), inboxes(start=False)
+    heard: list[object] = []
+    done = asyncio.Event()
+
+    def on_message(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        heard.append(decode(head))
+        if isinstance(heard[-1], StatusPull):
+            done.set()
+
+    b.mailbox.start(on_message, b.on_lost)
+    with caplog.at_level(logging.ERROR):
+        for bad in (b"", b"\xc1", b"not msgpack", encode(AbortRequests(("r",)))[:-1]):
+            a.mailbox.send(b.address, bad)
+        a.mailbox.send(b.address, encode(AbortRequests(("r",))), [b"odd payload"])
+        a.mailbox.send(b.address, encode(StatusPull()))
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+    assert heard == [AbortRequests(("r",)), StatusPull()]
+    assert [record.message for record in caplog.records] == ["message refused"] * 4
+
+
+PEER = """
+import asyncio, sys
+from controller.adapters.zmq.mailbox import ZmqMailbox
+
+async def main():
+    mailbox = ZmqMailbox("127.0.0.1")
+    mailbox.start(lambda head, payload: mailbox.send(sys.argv[1], b"echo " + bytes(head)), print)
+    mailbox.send(sys.argv[1], mailbox.address.encode())
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def peer_process() -> AsyncIterator[Callable[[str], Awaitable[subprocess.Popen[bytes]]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(address: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", PEER, address]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+async def test_a_killed_process_is_noticed_at_once_and_once(
+    inboxes: Open, peer_process: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    a = inboxes()
+    process = peer_process(a.address)
+    await a.until(lambda i: len(i.messages) == 1)
+    there = a.heads[0].decode()
+    a.mailbox.send(there, b"one")
+    a.mailbox.send(there, b"two", droppable=True)
+    await a.until(lambda i: len(i.messages) == 3)
+    assert sorted(a.heads[1:]) == [b"echo one", b"echo two"]
+    killed_s = asyncio.get_running_loop().time()
+    process.send_signal(signal.SIGKILL)
+    await a.until(lambda i: i.lost == [there])
+    assert asyncio.get_running_loop().time() - killed_s < 1.0
+    process.wait()
+    b = inboxes()
+    b.mailbox.send(a.address, b"after")
+    await a.until(lambda i: i.heads[-1] == b"after")
+    assert a.lost == [there]
