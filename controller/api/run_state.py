@@ -13,9 +13,9 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_origin
 
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 
@@ -48,6 +48,10 @@ class RunState:
     """Seconds since the epoch."""
     log_dir: str
     temp_dir: str
+    grace_s: float = 30.0
+    """How long live requests may take when nobody says otherwise."""
+    ray_environment: dict[str, str] = field(default_factory=dict)
+    """What a process needs to reach this Ray: how it authenticates and where its token is."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -60,12 +64,14 @@ class RunState:
             raise ValueError("schema_version is missing")
         if version > SCHEMA_VERSION:
             raise NewerSchemaError(version)
-        for item in fields(cls):
-            if item.name not in raw:
-                raise ValueError(f"{item.name} is missing")
-            if not _fits(raw[item.name], item.type):
-                raise ValueError(f"{item.name} has the wrong type")
-        return cls(**{item.name: raw[item.name] for item in fields(cls)})
+        known = {item.name: item for item in fields(cls)}
+        for name, item in known.items():
+            if name not in raw:
+                if item.default is MISSING and item.default_factory is MISSING:
+                    raise ValueError(f"{name} is missing")
+            elif not _fits(raw[name], item.type):
+                raise ValueError(f"{name} has the wrong type")
+        return cls(**{name: value for name, value in raw.items() if name in known})
 
 
 class NewerSchemaError(ValueError):
@@ -204,4 +210,4 @@ def _fits(value: object, kind: Any) -> bool:
         return kind is bool
     if isinstance(value, int):
         return isinstance(value, kind) or isinstance(0.0, kind)
-    return isinstance(value, kind)
+    return isinstance(value, dict if get_origin(kind) is dict else kind)

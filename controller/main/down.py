@@ -21,15 +21,21 @@ POLL_S = 0.1
 # What the controller needs beyond the grace time to cut what still runs.
 STOP_MARGIN_S = 10.0
 HEAD_PATIENCE_S = 5.0
+KILL_TIMEOUT_S = 60.0
 
 
-def run(cluster: str, *, drain: bool, timeout_s: float, progress: Callable[[str], None]) -> bool:
-    """False if there was nothing to stop."""
+def run(
+    cluster: str, *, drain: bool, timeout_s: float | None, progress: Callable[[str], None]
+) -> bool:
+    """False if there was nothing to stop. `timeout_s`: None takes the cluster's own grace time."""
+    if run_state.load(cluster) is None:
+        return False
     with run_state.lock(cluster):
         state = run_state.load(cluster)
         if state is None:
             return False
-        tear_down(state, drain=drain, grace_s=timeout_s, progress=progress)
+        grace_s = state.grace_s if timeout_s is None else timeout_s
+        tear_down(state, drain=drain, grace_s=grace_s, progress=progress)
         progress(f"cluster {cluster} has stopped")
         return True
 
@@ -78,21 +84,27 @@ def _ask_controller(
 
 
 def _kill_actors(state: RunState) -> None:
-    """On somebody else's Ray: end our actors through it, wherever they run."""
-    with (Path(state.log_dir) / "down.log").open("ab") as log:
-        subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "controller.main.kill_actors",
-                state.ray_address,
-                state.namespace,
-            ],
-            cwd=run_state.state_path(state.cluster),
-            env={k: v for k, v in os.environ.items() if k != NONCE_VARIABLE},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
-            timeout=60,
+    """On somebody else's Ray: end our actors through it, wherever they run. Raises if that
+    Ray cannot be reached: the run state is kept then, so that `down` can be tried again."""
+    log_file = Path(state.log_dir) / "down.log"
+    command = [sys.executable, "-P", "-m", "controller.main.kill_actors"]
+    environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}
+    with log_file.open("ab") as log:
+        try:
+            done = subprocess.run(
+                [*command, state.ray_address, state.namespace],
+                cwd=run_state.state_path(state.cluster),
+                env=environment | state.ray_environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=KILL_TIMEOUT_S,
+            )
+            code: int | str = done.returncode
+        except subprocess.TimeoutExpired:
+            code = f"no answer in {KILL_TIMEOUT_S:.0f} s"
+    if code != 0:
+        raise LlumctlError(
+            f"the cluster's actors on Ray at {state.ray_address} could not be ended ({code})",
+            f"see {log_file}, then: llumctl down --cluster {state.cluster}",
         )

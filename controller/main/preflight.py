@@ -3,6 +3,7 @@
 Each check raises LlumctlError with what, why and the next command.
 """
 
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import psutil
 from controller.adapters.embedded_model import ensure
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EMBEDDED_MODEL, Settings
-from controller.core.dispatch import find_policy
+from controller.core.dispatch import POLICIES, find_policy
 from controller.main.engine_args import check_engine_args
 
 GIB = 1 << 30
@@ -26,6 +27,8 @@ INSTANCE_BYTES = GIB
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
+# vLLM cuts the context to what the KV cache holds, where nobody asked for more.
+AUTO_FIT = -1
 HUB_TIMEOUT_S = 10.0
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
@@ -75,9 +78,10 @@ def check_port(host: str, port: int, what: str, flag: str) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
         raise LlumctlError(
-            f"{what} cannot listen on {host}:{port}: {error.strerror or error}",
-            f"llumctl up {flag} {free_port(host)}",
+            f"{what} cannot listen on {host}:{port}: {os.strerror(error.errno or 0).lower()}",
+            f"llumctl up {flag} {free_port(host)}" if in_use else "llumctl up --host 127.0.0.1",
         ) from error
 
 
@@ -108,14 +112,18 @@ def check_policy(name: str) -> None:
     try:
         find_policy(name)
     except ValueError as error:
-        raise UsageError(f"scheduler.policy: {error}") from error
+        raise UsageError(
+            f"scheduler.policy: {error}", f"set scheduler.policy to one of: {', '.join(POLICIES)}"
+        ) from error
 
 
-def resolve_model(model: str, cache_dir: Path) -> str:
-    """A folder or a Hugging Face id that vLLM will find; the embedded model is made first."""
+def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
+    """A folder or a Hugging Face id that vLLM will find, and the model's config.json. The
+    embedded model is made first."""
     if model == EMBEDDED_MODEL:
-        return str(ensure(cache_dir))
-    path = Path(model).expanduser()
+        folder = ensure(cache_dir)
+        return str(folder), folder / "config.json"
+    path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
     if path.exists() or model.startswith((".", "/", "~")):
         if not (path / "config.json").is_file():
             why = "it has no config.json" if path.is_dir() else "there is no such folder"
@@ -123,20 +131,20 @@ def resolve_model(model: str, cache_dir: Path) -> str:
                 f"{model} is not a model folder: {why}",
                 "llumctl up PATH      or      llumctl up Qwen/Qwen3-0.6B      or      llumctl up",
             )
-        return str(path.resolve())
-    _check_hub_id(model)
-    return model
+        return str(path.resolve()), path.resolve() / "config.json"
+    return model, _config_from_hub(model)
 
 
-def _check_hub_id(model: str) -> None:
+def _config_from_hub(model: str) -> Path:
     """One question, no retries: vLLM would ask for minutes before it gives up."""
-    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import build_hf_headers
 
     try:
-        if isinstance(try_to_load_from_cache(model, "config.json"), str):
-            return
+        cached = try_to_load_from_cache(model, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
         if constants.HF_HUB_OFFLINE:
             raise OSError("HF_HUB_OFFLINE is set and it is not in the cache")
         answer = httpx.head(
@@ -147,6 +155,7 @@ def _check_hub_id(model: str) -> None:
         )
         if answer.is_error:
             raise OSError(f"the hub answers {answer.status_code} {answer.reason_phrase}")
+        return Path(hf_hub_download(model, "config.json"))
     except (HFValidationError, httpx.HTTPError, OSError) as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise LlumctlError(
@@ -164,6 +173,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
             available = psutil.virtual_memory().available
             share = int(available * CPU_KV_SHARE / num_instances)
             args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share)
+            args["max_model_len"] = AUTO_FIT
     if settings.cluster.model == EMBEDDED_MODEL:
         args |= {
             "dtype": "float32",
@@ -180,10 +190,10 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     return args
 
 
-def check_memory(args: dict[str, Any], model: str, num_instances: int) -> None:
+def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
     """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
     kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
-    each = INSTANCE_BYTES + kv_bytes + _weight_bytes(Path(model))
+    each = INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
     available = psutil.virtual_memory().available
     if each * num_instances > available:
         fits = available // each
@@ -196,28 +206,29 @@ def check_memory(args: dict[str, Any], model: str, num_instances: int) -> None:
         )
 
 
-def check_kv_cache(args: dict[str, Any], model: str) -> None:
+def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
     """A KV cache that cannot hold one request of the full context is refused by vLLM, but only
-    after half a minute; with the sizes in config.json it can be said at once."""
-    kv_bytes, context = args.get("kv_cache_memory_bytes"), args.get("max_model_len")
-    file = Path(model) / "config.json"
-    if not (kv_bytes and context and file.is_file()):
-        return
-    config = json.loads(file.read_text(encoding="utf-8"))
+    after minutes; with the sizes in config.json it can be said at once."""
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{config_file} is not JSON: {error}", "llumctl up PATH") from error
     try:
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         width = 4 if args.get("dtype", config.get("torch_dtype")) == "float32" else 2
         per_token = 2 * config["num_hidden_layers"] * heads * head_dim * width
-    except (KeyError, TypeError):
-        return
-    needed = per_token * int(context)
-    if int(kv_bytes) < needed:
+        context = int(args.get("max_model_len") or config["max_position_embeddings"])
+        kv_bytes = int(args["kv_cache_memory_bytes"])
+    except (KeyError, TypeError, ValueError):
+        return  # not sizes that we can read: vLLM will judge
+    needed = per_token * context
+    if context != AUTO_FIT and kv_bytes < needed:
         raise UsageError(
-            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {int(kv_bytes) // per_token} tokens,"
+            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {kv_bytes // per_token} tokens,"
             f" less than one request of max_model_len = {context}",
             f"llumctl up --engine-arg kv_cache_memory_bytes={needed * 2}"
-            f"      or      --engine-arg max_model_len={int(kv_bytes) // per_token // 16 * 16}",
+            f"      or      --engine-arg max_model_len={kv_bytes // per_token // 32 * 32}",
         )
 
 

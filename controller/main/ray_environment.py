@@ -6,21 +6,34 @@ from pathlib import Path
 
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 """Marks every process of one cluster, so that `down` finds what an accident left."""
+AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
-def ray_environment(state_dir: str, nonce: str) -> dict[str, str]:
+def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
+    """How our processes prove themselves to Ray. Our own Ray gets a token of its own; with
+    somebody else's, what the user's environment says holds, for `down` too."""
+    given = {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
+    if ray_address:
+        return given
     token = Path(state_dir) / "ray.token"
-    if not token.exists():
-        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(16))
-    return {
-        NONCE_VARIABLE: nonce,
-        # A user's own setting wins: another machine's Ray has its own token.
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
-        "RAY_AUTH_TOKEN_PATH": os.environ.get("RAY_AUTH_TOKEN_PATH", str(token)),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "PYTHONSAFEPATH": "1",
-    }
+    token.unlink(missing_ok=True)
+    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(16))
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def head_environment(nonce: str, authentication: dict[str, str]) -> dict[str, str]:
+    """All of the head's environment. RAY_ADDRESS would turn "start one" into "join that"."""
+    user = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return (
+        user
+        | authentication
+        | {
+            NONCE_VARIABLE: nonce,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "PYTHONSAFEPATH": "1",
+        }
+    )

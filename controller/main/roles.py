@@ -29,7 +29,8 @@ async def controller(plan_json: str) -> None:
         plan.namespace,
         plan.log_dir,
         instance=ActorPlan(f"{__name__}:llumlet", arguments, plan.num_gpus_per_instance),
-        frontend=ActorPlan(f"{__name__}:frontend", arguments),
+        # Where the controller is, which is the machine of `up`: its address is the endpoint's.
+        frontend=ActorPlan(f"{__name__}:frontend", arguments, node_id=_ray_node_id()),
     )
     service = Controller(mailbox, launcher, plan.scheduler_config)
     service.start(plan.num_instances, plan.settings.cluster.frontends)
@@ -110,6 +111,12 @@ def _bind_host(plan: ClusterPlan) -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def _ray_node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _node() -> str:

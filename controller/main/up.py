@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -27,7 +28,7 @@ from controller.main import preflight
 from controller.main.down import tear_down
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
-from controller.main.ray_environment import ray_environment
+from controller.main.ray_environment import head_environment, ray_authentication
 from controller.main.roles import endpoint_url
 from controller.main.start_errors import explain_failure, head_failure
 
@@ -83,11 +84,11 @@ def make_plan(settings: Settings) -> ClusterPlan:
     gpus = preflight.num_gpus()
     per_instance = preflight.gpus_per_instance(settings) if gpus else 0
     num_instances = cluster.instances or preflight.default_instances(gpus, per_instance)
-    model = preflight.resolve_model(cluster.model, _cache_dir())
+    model, config_file = preflight.resolve_model(cluster.model, _cache_dir())
     args = preflight.engine_args(settings, model, num_instances, gpus)
     if not gpus:
-        preflight.check_kv_cache(args, model)
-        preflight.check_memory(args, model, num_instances)
+        preflight.check_kv_cache(args, config_file)
+        preflight.check_memory(args, config_file.parent, num_instances)
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     for old in log_dir.glob("*.log"):
@@ -113,14 +114,15 @@ def make_plan(settings: Settings) -> ClusterPlan:
 def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
     """The head in its own session, with the run state on disk before it can leave traces."""
     plan_file = Path(plan.state_dir) / PLAN_FILE
-    descriptor = os.open(plan_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(plan.model_dump_json())
-    with (Path(plan.log_dir) / "head.log").open("wb") as log:
+    with _private_file(plan_file) as file:
+        file.write(plan.model_dump_json().encode())
+    address = plan.settings.cluster.ray_address or ""
+    authentication = ray_authentication(plan.state_dir, address)
+    with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
             [sys.executable, "-P", "-m", "controller.main.head", str(plan_file)],
             cwd=plan.state_dir,
-            env=os.environ | ray_environment(plan.state_dir, plan.nonce),
+            env=head_environment(plan.nonce, authentication),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -134,14 +136,16 @@ def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
         control_url=f"http://{table.control.host}:{table.control.port}",
         control_token=plan.control_token,
         endpoint_url=endpoint_url(plan),
-        ray_address=table.cluster.ray_address or "",
-        owns_ray=not table.cluster.ray_address,
+        ray_address=address,
+        owns_ray=not address,
         ray_head_pid=head.pid,
         ray_head_started_s=psutil.Process(head.pid).create_time(),
         namespace=plan.namespace,
         started_at_s=time.time(),
         log_dir=plan.log_dir,
         temp_dir=plan.temp_dir,
+        grace_s=table.scheduler.grace_s,
+        ray_environment=authentication,
     )
     run_state.save(state)
     return head, state
@@ -179,6 +183,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
                 if run_state.load(state.cluster) != state:
+                    progress(f"cluster {state.cluster} was stopped by another command")
                     return
                 status = _status_or_none(client)
                 if status is not None:
@@ -199,7 +204,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
 def _stop_on_request(state: RunState, progress: Progress) -> None:
     progress("stopping: live requests may finish; Ctrl-C again to stop at once")
     try:
-        tear_down(state, drain=True, grace_s=30.0, progress=progress)
+        tear_down(state, drain=True, grace_s=state.grace_s, progress=progress)
     except KeyboardInterrupt:
         with _no_interrupts():
             tear_down(state, drain=False, grace_s=0.0)
@@ -226,6 +231,11 @@ def _refuse_running(cluster: str, progress: Progress) -> None:
     if processes_of(state.nonce):
         progress(f"clearing what a dead cluster {cluster} left behind")
     tear_down(state, drain=False, grace_s=0.0)
+
+
+def _private_file(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def _api_keys(settings: Settings) -> tuple[str, ...]:

@@ -152,6 +152,15 @@ class Controller:
             return  # a late push of a dead incarnation
         self.step_stats[snapshot.instance_id] = StepStats(status.num_steps, status.step_time_s)
         self._handle(StatusReported(snapshot, status.last_dispatch_seq))
+        self._note_readiness()
+
+    def _note_readiness(self) -> None:
+        """Once every member served and every instance had reported, absence is a fault."""
+        if not self.was_ready:
+            self.was_ready = all(
+                m.serving and (m.kind == "frontend" or m.member_id in self.step_stats)
+                for m in self.roster.members.values()
+            )
 
     def _on_hello(self, hello: Hello) -> None:
         change = self.roster.hello(hello, self.now_s())
@@ -176,7 +185,7 @@ class Controller:
             self._handle(InstanceStarted(member.member_id, member.incarnation))
             self._send_directory()
             self._send(member, StatusPull())
-        self.was_ready = self.was_ready or all(m.serving for m in self.roster.members.values())
+        self._note_readiness()
 
     def _on_lost(self, address: str) -> None:
         member = self.roster.lost(address)

@@ -253,16 +253,19 @@ class Router:
             del self._instances[lost.instance_id]
             self._mailbox.forget(entry.address)
         self._fail_routes(
-            lambda route: (route.instance_id, route.incarnation)
-            == (lost.instance_id, lost.incarnation)
+            lambda route: (
+                (route.instance_id, route.incarnation) == (lost.instance_id, lost.incarnation)
+            )
         )
 
     def _lose_replaced(self) -> None:
         """A directory with another incarnation says so too, where InstanceLost was missed."""
         known = {i: (entry.incarnation, entry.address) for i, entry in self._instances.items()}
         self._fail_routes(
-            lambda route: known.get(route.instance_id, (route.incarnation, route.address))
-            != (route.incarnation, route.address)
+            lambda route: (
+                known.get(route.instance_id, (route.incarnation, route.address))
+                != (route.incarnation, route.address)
+            )
         )
 
     def _fail_routes(self, is_lost: Callable[[_Route], bool]) -> None:

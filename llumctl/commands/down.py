@@ -8,8 +8,6 @@ from controller.api.errors import RefusedError
 from llumctl import config_file, output
 from llumctl.commands.options import Cluster, positive
 
-DEFAULT_GRACE_S = 30.0
-
 
 def down(
     cluster: Cluster = None,
@@ -22,8 +20,11 @@ def down(
         typer.Option("--drain/--now", help="Let live requests finish first, or stop at once."),
     ] = True,
     timeout: Annotated[
-        float, typer.Option(metavar="S", help="How many seconds live requests may take.")
-    ] = DEFAULT_GRACE_S,
+        float | None,
+        typer.Option(
+            metavar="S", help="How many seconds live requests may take (scheduler.grace_s)."
+        ),
+    ] = None,
 ) -> None:
     """Stop the cluster and all its processes."""
     positive(timeout, "--timeout")

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import openai
@@ -184,6 +187,22 @@ def test_bad_requests_are_refused_by_name(
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
     assert len(answer.content) < 8192
+
+
+def test_vllms_own_load_generator_finds_no_fault(
+    cluster: Cluster, base_env: dict[str, str]
+) -> None:
+    """`vllm bench serve`, as vLLM ships it."""
+    folder = next(Path(base_env["XDG_CACHE_HOME"]).glob("llumctl/models/embedded-*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.vllm_bench_serve", cluster.url, "--tokenizer", folder],
+        cwd=Path(__file__).parents[2],
+        env=base_env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "32 of 32 requests completed, 0 failed" in done.stdout
 
 
 def test_vllms_own_scaling_routes_are_not_served(cluster: Cluster) -> None:

@@ -160,7 +160,7 @@ def test_down(calls: dict[str, Any], capsys: Captured) -> None:
 def test_down_of_nothing(calls: dict[str, Any], capsys: Captured) -> None:
     calls["result"] = False
     assert run(["down"]) == 0
-    assert calls["down"] == ("default", {"drain": True, "timeout_s": 30.0})
+    assert calls["down"] == ("default", {"drain": True, "timeout_s": None})
     assert "nothing to stop: cluster default is not running" in capsys.readouterr().err
 
 

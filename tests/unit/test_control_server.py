@@ -232,7 +232,7 @@ class Listener:
         self.cluster = Cluster()
         self.cluster.up()
         self.server = ControlServer(self.cluster.controller, LABELS, TOKEN, "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:%d" % self.server._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"
 
 
 @asynccontextmanager
@@ -267,7 +267,7 @@ async def test_who_may_ask(listener: Both) -> None:
         ({"Authorization": ""}, 401, "no_token"),
         ({"Authorization": "Bearer wrong"}, 403, "bad_token"),
         ({"Authorization": TOKEN}, 403, "bad_token"),
-        ({"Authorization": f"bearer {TOKEN} "}, 403, "bad_token"),
+        ({"Authorization": f"bearer {TOKEN}"}, 403, "bad_token"),
         (AUTHORIZED | {"Origin": "http://evil.example"}, 403, "foreign_origin"),
         (AUTHORIZED | {"Origin": "null"}, 403, "foreign_origin"),
     ]
@@ -308,7 +308,7 @@ async def test_unknown_paths_and_methods(
     answer = await client.request(method, path, headers=AUTHORIZED)
     assert answer.status_code == status
     body = ErrorBody.model_validate_json(answer.content)
-    assert body.code == {404: "not_found", 405: "bad_method"}[status]
+    assert body.code == {404: "not_found", 405: "method_not_allowed"}[status]
     assert len(answer.content) < 300
     assert ("allow" in answer.headers) == (status == 405)
     assert not own.cluster.controller.stopping

@@ -95,12 +95,12 @@ async def test_both_directions_and_several_senders(inboxes: Open) -> None:
 async def test_only_droppable_messages_drop_while_the_peer_lags(inboxes: Open) -> None:
     a, b = inboxes(), inboxes(start=False)
     filler = bytes(10_000)
-    total = 8 * HIGH_WATER_MARK
+    total = 5 * HIGH_WATER_MARK
     for number in range(total):
         a.mailbox.send(b.address, b"status %d" % number, [filler], droppable=True)
         a.mailbox.send(b.address, b"token %d" % number, [filler])
-        if number % 100 == 0:
-            await asyncio.sleep(0)
+        if number % 50 == 0:
+            await asyncio.sleep(0.001)  # slower than the wire: only the inbox is in the way
     b.start()
     await b.until(lambda i: i.heads.count(b"token %d" % (total - 1)) == 1)
     tokens = [head for head in b.heads if head.startswith(b"token")]
@@ -129,7 +129,7 @@ async def test_a_peer_that_was_never_there_is_lost_with_what_must_not_wait(
 ) -> None:
     a = inboxes()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = "tcp://127.0.0.1:%d" % taken.getsockname()[1]
+        nobody = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
     a.mailbox.send(nobody, b"a request")
     await a.until(lambda i: i.lost == [nobody])
 
@@ -244,7 +244,7 @@ async def test_a_killed_process_is_noticed_at_once_and_once(
     killed_s = asyncio.get_running_loop().time()
     process.send_signal(signal.SIGKILL)
     await a.until(lambda i: i.lost == [there])
-    assert asyncio.get_running_loop().time() - killed_s < 1.0
+    assert asyncio.get_running_loop().time() - killed_s < 2.0
     process.wait()
     b = inboxes()
     b.mailbox.send(a.address, b"after")

@@ -4,7 +4,8 @@ import asyncio
 import hmac
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -38,16 +39,18 @@ class ControlServer:
             middleware=[Middleware(TokenGuard, token=token)],
             exception_handlers={HTTPException: _http_error, ValidationError: _invalid_body},
         )
+        app.router.redirect_slashes = False
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
 
     async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Serve while `work` runs; whichever ends or fails first ends both."""
-        async with asyncio.TaskGroup() as group:
-            working = group.create_task(work)
-            serving = group.create_task(self._server.serve(sockets=[self._socket]))
-            working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
-            serving.add_done_callback(lambda _: working.cancel())
+        with self._socket:
+            async with asyncio.TaskGroup() as group:
+                working = group.create_task(work)
+                serving = group.create_task(self._server.serve(sockets=[self._socket]))
+                working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
+                serving.add_done_callback(lambda _: working.cancel())
 
     async def _status(self, _request: Request) -> Response:
         uptime_s = time.monotonic() - self._started_s
@@ -91,15 +94,16 @@ def _json(model: Any) -> Response:
     return Response(model.model_dump_json(), media_type="application/json")
 
 
-def _error(status: int, code: str, message: str) -> JSONResponse:
-    return JSONResponse(ErrorBody(code=code, message=message).model_dump(), status)
+def _error(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    return JSONResponse(ErrorBody(code=code, message=message).model_dump(), status, headers)
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(
-        error.status_code, "not_found" if error.status_code == 404 else "bad_request", error.detail
-    )
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    return _error(error.status_code, code, error.detail, error.headers)
 
 
 async def _invalid_body(_request: Request, error: Exception) -> Response:

@@ -18,6 +18,7 @@ class ActorPlan:
     role: str
     arguments: dict[str, Any]
     num_gpus: int = 0
+    node_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -41,7 +42,13 @@ class RayLauncher:
     def _launch(self, member_id: str, plan: ActorPlan) -> None:
         arguments = {"member_id": member_id, **plan.arguments}
         self._handles[member_id] = launch_actor(
-            self.namespace, member_id, plan.role, arguments, self.log_dir, plan.num_gpus
+            self.namespace,
+            member_id,
+            plan.role,
+            arguments,
+            self.log_dir,
+            plan.num_gpus,
+            plan.node_id,
         )
 
 

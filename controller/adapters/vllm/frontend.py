@@ -50,19 +50,28 @@ class OpenAIFrontend:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the server ends. vLLM is imported and configured on another thread, so
-        that this process can say how far it is and hear of the instances meanwhile."""
+        """Serve until the cluster stops, then hold until the process is ended; a start that
+        fails is reported and held too, since it would fail again."""
         self.router.start()
         try:
-            self._member.report("starting", "importing vLLM")
-            args, config = await asyncio.to_thread(self._configure)
+            serving = await self._start()
         except Exception as error:
             log.exception("the frontend could not start")
             self._member.report("failed", f"{type(error).__name__}: {error}")
-            await asyncio.Event().wait()  # held: the same start would fail again
+        else:
+            self._member.report("active")
+            await serving
+            self._member.report("stopped")
+        await asyncio.Event().wait()
+
+    async def _start(self) -> asyncio.Task[None]:
+        """vLLM is imported and configured on another thread, so that this process can say how
+        far it is and hear of the instances meanwhile."""
+        self._member.report("starting", "importing vLLM")
+        args, config = await asyncio.to_thread(self._configure)
         self._member.report("starting", "waiting for an instance")
         info = await self._info
-        await self._serve(args, config, info)
+        return await self._serve(args, config, info)
 
     def _configure(self) -> tuple[Any, Any]:
         environment.prepare()
@@ -72,7 +81,7 @@ class OpenAIFrontend:
         args = openai_app.parse_args(cfg.engine_args, list(cfg.api_keys), cfg.host, cfg.port)
         return args, openai_app.build_config(args)
 
-    async def _serve(self, args: Any, config: Any, info: EngineInfo) -> None:
+    async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
         from controller.adapters.vllm import openai_app
         from controller.adapters.vllm.pool_client import PoolLimits
         from controller.adapters.vllm.pool_llm import PoolLLM
@@ -89,10 +98,9 @@ class OpenAIFrontend:
         serving = asyncio.create_task(self._server.serve(sockets=[socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
-        self._member.report("active")
-        await serving
-        self._member.report("stopped")
-        await asyncio.Event().wait()  # until the controller ends the process
+        if serving.done():
+            await serving  # raises what kept it from starting
+        return serving
 
     def _on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
         self._llm.engine_core.receive(emitted, payload)

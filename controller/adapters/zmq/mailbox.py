@@ -84,7 +84,7 @@ class ZmqMailbox:
         monitor = socket.get_monitor_socket(gone)
         socket.connect(address)
         watch = self._spawn(self._watch(address, monitor))
-        return _Peer(socket, watch)
+        return _Peer(socket, monitor, watch)
 
     async def _watch(self, address: str, monitor: zmq.asyncio.Socket) -> None:
         await recv_monitor_message(monitor)
@@ -95,6 +95,7 @@ class ZmqMailbox:
         if peer.watch is not asyncio.current_task():
             peer.watch.cancel()
         peer.socket.disable_monitor()
+        peer.monitor.close(linger=0)
         peer.out.close()
         peer.socket.close(linger=0)
 
@@ -106,8 +107,11 @@ class ZmqMailbox:
 
 
 class _Peer:
-    def __init__(self, socket: zmq.asyncio.Socket, watch: asyncio.Task[None]) -> None:
+    def __init__(
+        self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, watch: asyncio.Task[None]
+    ) -> None:
         self.socket = socket
+        self.monitor = monitor
         self.watch = watch
         # The same socket without asyncio: a PUSH without a mark never has to wait.
         self.out: zmq.Socket[bytes] = zmq.Socket.shadow(socket)

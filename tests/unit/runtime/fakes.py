@@ -182,9 +182,7 @@ class FakePeer:
 
         return await asyncio.wait_for(found(), PATIENCE_S)
 
-    async def receive(
-        self, kind: type[M], where: Callable[[M], bool] = lambda message: True
-    ) -> M:
+    async def receive(self, kind: type[M], where: Callable[[M], bool] = lambda message: True) -> M:
         return (await self.receive_with_payload(kind, where))[0]
 
     def received(self, kind: type[M]) -> list[M]:
@@ -443,9 +441,7 @@ class FakeClock:
     module: SimpleNamespace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.module = SimpleNamespace(
-            monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s
-        )
+        self.module = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds

@@ -110,9 +110,7 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(
-    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Cluster]:
+async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     monkeypatch.setattr("controller.runtime.llumlet.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
     monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)

@@ -120,6 +120,8 @@ async def test_an_instance_that_serves_is_announced_and_asked_for_its_status(
     assert told.instances[0].snapshot.num_free_blocks == 7
     assert not bed.controller.was_ready
     await bed.joins("i-1")
+    assert not bed.controller.was_ready
+    await bed.reports("i-1")
     assert bed.controller.was_ready
 
 
@@ -281,9 +283,7 @@ async def test_a_late_status_of_a_dead_incarnation_is_refused(network: FakeNetwo
     assert record.snapshot is not None
     network.lose("mem://i-0")
     await settle()
-    network.peer("mem://late").send(
-        HERE, StatusPushed(idle_snapshot("i-0", 2, free=1), 0, 0, 0.0)
-    )
+    network.peer("mem://late").send(HERE, StatusPushed(idle_snapshot("i-0", 2, free=1), 0, 0, 0.0))
     await settle()
     assert record.snapshot.num_free_blocks == 64
 

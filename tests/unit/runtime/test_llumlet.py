@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 from fakes import (
@@ -248,17 +249,21 @@ async def test_a_dispatch_that_is_not_used_is_accounted(bed: Bed) -> None:
 
 async def test_no_status_names_a_dispatch_whose_request_it_does_not_count(bed: Bed) -> None:
     await bed.start()
-    seen = 0
+    bed.engine.hold()
+    seen: list[StatusPushed] = []
     for seq in range(1, 40):
-        bed.add(f"r{seq}", seq=seq, max_tokens=10_000)  # more than fits: they wait
-        if seq % 7 == 0:
-            status = await bed.status(lambda s, seq=seq: s.last_dispatch_seq >= seq)
-            seen = status.last_dispatch_seq
-    await bed.status(lambda s: s.last_dispatch_seq == 39)
-    assert seen
-    for status in bed.controller.received(StatusPushed):
+        bed.add(f"r{seq}", seq=seq, max_tokens=10_000)  # more than fits: none ends
+        bed.engine.allow(1)
+        if seq % 5 == 0:
+            await bed.controller.receive(Hello, lambda h, seq=seq: h.num_live_reqs == seq)
+            bed.engine.allow(2)  # the step that it is in, and one that has seen them all
+            await bed.status(lambda s, seq=seq: s.last_dispatch_seq == seq)
+        seen += bed.controller.received(StatusPushed)
+        bed.controller.inbox.clear()
+    assert {status.last_dispatch_seq for status in seen} > {0}
+    for status in seen:
         in_engine = status.snapshot.num_running + status.snapshot.num_queued
-        assert in_engine == status.last_dispatch_seq, "none of them ends"
+        assert in_engine == status.last_dispatch_seq
 
 
 async def test_a_frontend_that_is_gone_has_its_requests_aborted(bed: Bed) -> None:
@@ -393,7 +398,7 @@ async def test_a_busy_instance_pushes_no_more_often_than_asked(
     assert last.step_time_s == pytest.approx(0.001)
     busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
     assert len(busy) in (19, 20)
-    assert {b - a for a, b in zip(busy, busy[1:], strict=False)} == {5}
+    assert {b - a for a, b in pairwise(busy)} == {5}
     await bed.end()
 
 

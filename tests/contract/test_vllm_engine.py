@@ -1,0 +1,376 @@
+"""The engine adapter against vLLM's own state: every touch point of adapters/vllm/engine.py."""
+
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
+
+from controller.adapters.vllm.engine import VllmEngine
+from controller.core.freeness import freeness
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
+
+Add = Callable[..., None]
+
+
+@pytest.fixture
+def add(engine: VllmEngine) -> Add:
+    """Adds a request of so many random prompt tokens, by way of the wire."""
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    encoder = MsgpackEncoder()
+
+    def add(
+        request_id: str,
+        num_prompt_tokens: int = 40,
+        max_tokens: int = 5,
+        *,
+        rank: int = 0,
+        arrival_s: float = 0.0,
+        frontend_index: int = 0,
+        **sampling: Any,
+    ) -> None:
+        dice = random.Random(request_id)
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=[dice.randrange(300, 2000) for _ in range(num_prompt_tokens)],
+            mm_features=None,
+            sampling_params=SamplingParams(
+                **{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True} | sampling
+            ),
+            pooling_params=None,
+            arrival_time=arrival_s,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            priority=-rank,
+        )
+        engine.add(engine.prepare(encoder.encode(request), frontend_index))
+
+    return add
+
+
+def look(engine: VllmEngine) -> InstanceSnapshot:
+    """A snapshot, compared with what vLLM itself says."""
+    found = engine.snapshot("i-0", 7)
+    scheduler = engine._core.scheduler
+    requests = scheduler.requests.values()
+    stats = scheduler.make_stats()
+    queued = [r for r in requests if r.status.name in ("WAITING", "PREEMPTED")]
+    running = [r for r in requests if r.status.name == "RUNNING"]
+    held = {
+        r.request_id: scheduler.kv_cache_manager.get_block_ids(r.request_id)[0] for r in requests
+    }
+    used = {block for blocks in held.values() for block in blocks}
+    assert (found.instance_id, found.incarnation) == ("i-0", 7)
+    assert found.num_total_blocks == scheduler.cache_config.num_gpu_blocks - 1 == NUM_BLOCKS
+    assert found.num_used_blocks == len(used)
+    assert found.num_free_blocks == scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    assert found.num_used_blocks / NUM_BLOCKS == pytest.approx(stats.kv_cache_usage, abs=1e-6)
+    assert (found.num_running, found.num_queued) == scheduler.get_request_counts()
+    assert (found.num_running, found.num_queued) == (len(running), len(queued))
+    assert found.num_evicted_queued == sum(r.status.name == "PREEMPTED" for r in queued)
+    assert sum(found.num_running_by_rank.values()) == found.num_running
+    assert found.queued_demand_blocks == sum(blocks_for(r.num_tokens, BLOCK_SIZE) for r in queued)
+    assert all(held[r.request_id] == [] for r in queued), "a queued request holds no block"
+    # A request is in prefill as long as tokens that are known were not computed.
+    assert found.fill_blocks == sum(
+        blocks_for(r.num_tokens, BLOCK_SIZE) - len(held[r.request_id])
+        for r in running
+        if r.num_computed_tokens < r.num_tokens - 1
+    )
+    return found
+
+
+def finish(engine: VllmEngine) -> dict[str, list[int]]:
+    """Tokens by request until nothing is left to do; every moment is looked at."""
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work():
+        for out in engine.step():
+            assert [e.request_id for e in out.emitted] == [o.request_id for o in out.body.outputs]
+            for emitted, output in zip(out.emitted, out.body.outputs, strict=True):
+                assert emitted.num_tokens == len(output.new_token_ids)
+                assert emitted.finished == (output.finish_reason is not None)
+                tokens.setdefault(emitted.request_id, []).extend(output.new_token_ids)
+        look(engine)
+    return tokens
+
+
+def decode(engine: VllmEngine, out: Any) -> Any:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    frames = [bytes(frame) for frame in engine.encode(out.body)]
+    return MsgpackDecoder(EngineCoreOutputs).decode(frames)
+
+
+# -- what it is ---------------------------------------------------------------------------
+
+
+def test_what_the_frontends_must_know(engine: VllmEngine, told: list[str]) -> None:
+    assert (engine.max_model_len, engine.block_size) == (512, BLOCK_SIZE)
+    assert engine.num_gpu_blocks == NUM_BLOCKS + 1
+    assert "generate" in engine.supported_tasks
+    assert told == ["importing vLLM", "loading the model"]
+    idle = look(engine)
+    assert freeness(idle, DEFAULT_LEVELS) == BLOCK_SIZE * NUM_BLOCKS
+    assert not engine.has_work()
+
+
+def test_the_engine_runs_in_this_process(engine: VllmEngine) -> None:
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    assert isinstance(engine._core.model_executor, UniProcExecutor)
+
+
+def test_the_methods_that_are_called(engine: VllmEngine) -> None:
+    """Their parameters, so that a change shows here and not at midnight."""
+    core, scheduler = engine._core, engine._scheduler
+
+    def parameters(function: Any) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    assert parameters(core.preprocess_add_request) == ["request"]
+    assert parameters(core.add_request)[0] == "request"
+    assert parameters(core.abort_requests) == ["request_ids"]
+    assert parameters(core.post_step) == ["model_executed"]
+    assert parameters(core.step_fn) == []
+    assert parameters(type(scheduler)._preempt_request)[:3] == ["self", "request", "timestamp"]
+    for request_queue in (scheduler.waiting, scheduler.kv_holding_waiting):
+        assert isinstance(request_queue._heap, list), "what the snapshot iterates"
+
+
+# -- load ---------------------------------------------------------------------------------
+
+
+def test_a_prefill_that_is_cut_says_what_it_will_still_take(engine: VllmEngine, add: Add) -> None:
+    add("r", num_prompt_tokens=4 * STEP_TOKENS + 10)
+    fills, free = [], []
+    for _ in range(6):
+        engine.step()
+        now = look(engine)
+        fills.append(now.fill_blocks)
+        free.append(now.num_free_blocks)
+    assert fills == [7, 5, 3, 1, 0, 0]
+    assert [x - fill for x, fill in zip(free, fills, strict=True)] == [NUM_BLOCKS - 9] * 6
+
+
+def test_used_fill_and_demand_add_up_while_the_engine_works(engine: VllmEngine, add: Add) -> None:
+    for n in range(6):
+        add(f"r{n}", num_prompt_tokens=30 + 25 * n, max_tokens=20 + n, arrival_s=float(n))
+    tokens = finish(engine)
+    assert {r: len(t) for r, t in tokens.items()} == {f"r{n}": 20 + n for n in range(6)}
+
+
+def test_the_queue_head_is_the_highest_rank_then_the_earliest(engine: VllmEngine, add: Add) -> None:
+    waiting = [("late", 0, 9.0), ("first", 0, 1.0), ("high-late", 1, 8.0), ("high", 1, 7.0)]
+    waiting += [("b-same", 0, 3.0), ("a-same", 0, 3.0)]
+    for request_id, rank, arrival_s in waiting:
+        add(request_id, 33, rank=rank, arrival_s=arrival_s)
+    order = []
+    for _ in waiting:
+        now = look(engine)
+        head = now.queue_head
+        assert head is not None
+        assert (head.demand_blocks, head.evicted) == (2, False)
+        assert (head.request_id, head.rank, head.arrival_time_s) in waiting
+        order.append(head.request_id)
+        engine.abort([head.request_id])
+    assert order == ["high", "high-late", "first", "a-same", "b-same", "late"]
+    assert look(engine).queue_head is None
+
+
+def test_requests_start_in_the_order_of_the_queue(engine: VllmEngine, add: Add) -> None:
+    for request_id, rank, arrival_s in [("c", 0, 2.0), ("b", 0, 1.0), ("a", 1, 3.0)]:
+        add(request_id, STEP_TOKENS - 8, max_tokens=50, rank=rank, arrival_s=arrival_s)
+    started: list[str] = []
+    for _ in range(5):
+        for out in engine.step():
+            started += [e.request_id for e in out.emitted if e.request_id not in started]
+        look(engine)
+    assert started == ["a", "b", "c"]
+    assert look(engine).num_running_by_rank == {0: 2, 1: 1}
+
+
+def test_watermark_blocks_are_those_of_vllm(engine: VllmEngine) -> None:
+    manager = engine._scheduler.kv_cache_manager
+    assert look(engine).watermark_blocks == manager.watermark_blocks == 0
+    assert "watermark" in inspect.signature(type(manager).__init__).parameters
+
+
+# -- eviction -----------------------------------------------------------------------------
+
+
+def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
+    engine: VllmEngine, add: Add
+) -> None:
+    before = look(engine).num_evictions
+    arrivals = [("late", 0, 3.0), ("high", 1, 4.0), ("early", 0, 1.0), ("middle", 0, 2.0)]
+    for request_id, rank, arrival_s in arrivals:
+        add(request_id, 4 * BLOCK_SIZE, max_tokens=120, rank=rank, arrival_s=arrival_s)
+    evicted: list[str] = []
+    requests = dict(engine._scheduler.requests)
+    while engine.has_work():
+        engine.step()
+        now = look(engine)
+        lost = {r: requests[r].num_preemptions for r in requests}
+        evicted += [r for r in requests if lost[r] and r not in evicted]
+        assert now.num_evictions - before == sum(lost.values())
+        if now.num_evicted_queued:
+            assert now.queue_head is not None
+            assert now.queue_head.evicted
+            assert now.queue_head.demand_blocks > 4, "with the tokens made before"
+    assert evicted[0] == "late"
+    assert evicted == ["late", "middle"][: len(evicted)]
+    assert look(engine).num_evictions > before
+
+
+def test_an_evicted_request_goes_on_where_it_was(engine: VllmEngine, add: Add) -> None:
+    add("r", 4 * BLOCK_SIZE, max_tokens=120)
+    alone = finish(engine)["r"]
+    before = look(engine).num_evictions
+    add("r", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=9.0)
+    for n in range(3):
+        add(f"other{n}", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=float(n))
+    tokens = finish(engine)
+    assert look(engine).num_evictions > before
+    assert tokens["r"] == alone
+
+
+# -- abort --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 12])
+def test_abort_frees_all_blocks_at_once(engine: VllmEngine, add: Add, num_steps: int) -> None:
+    """Waiting, in mid-prefill, and decoding."""
+    for n in range(3):
+        add(f"r{n}", 150, max_tokens=50, arrival_s=float(n))
+    for _ in range(num_steps):
+        engine.step()
+    engine.abort(["r0", "unknown"])
+    assert look(engine).num_running + look(engine).num_queued == 2
+    engine.abort(["r1", "r2", "r0"])
+    now = look(engine)
+    assert (now.num_free_blocks, now.num_running, now.num_queued) == (NUM_BLOCKS, 0, 0)
+    while engine.has_work():
+        assert engine.step() == []
+
+
+def test_an_id_can_be_used_again_after_an_abort(engine: VllmEngine, add: Add) -> None:
+    add("r")
+    for _ in range(3):
+        engine.step()
+    engine.abort(["r"])
+    while engine.has_work():
+        engine.step()
+    add("r")
+    assert len(finish(engine)["r"]) == 5
+
+
+# -- the wire -----------------------------------------------------------------------------
+
+
+def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) -> None:
+    add("r", max_tokens=4, logprobs=3)
+    tokens, last = [], None
+    while engine.has_work():
+        for out in engine.step():
+            there = decode(engine, out)
+            (mine,), (theirs,) = out.body.outputs, there.outputs
+            assert theirs.request_id == "r"
+            assert theirs.new_token_ids == mine.new_token_ids
+            assert theirs.finish_reason == mine.finish_reason
+            assert theirs.new_logprobs is not None
+            assert theirs.new_logprobs.logprobs.shape == (1, 4)
+            for a, b in zip(theirs.new_logprobs[:3], mine.new_logprobs[:3], strict=True):
+                assert (a == b).all()
+            assert theirs.new_logprobs.logprob_token_ids[0, 0] == theirs.new_token_ids[0]
+            tokens += theirs.new_token_ids
+            last = theirs
+    assert len(tokens) == 4
+    assert last is not None
+    assert last.finished
+
+
+def test_logprobs_can_be_cut_as_the_frontend_cuts_them() -> None:
+    import numpy as np
+    from vllm.v1.outputs import LogprobsLists
+
+    ids = np.arange(12).reshape(4, 3)
+    whole = LogprobsLists(ids, ids * 0.1, np.arange(4), None)
+    cut = whole.slice_request(1, 3)
+    assert (cut.logprob_token_ids == ids[1:]).all()
+    assert (cut.sampled_token_ranks == np.arange(1, 4)).all()
+
+
+def test_outputs_go_to_the_frontend_that_asked(engine: VllmEngine, add: Add) -> None:
+    add("a", 10, frontend_index=0)
+    add("b", 10, frontend_index=3)
+    by_frontend: dict[int, set[str]] = {}
+    while engine.has_work():
+        for out in engine.step():
+            ids = by_frontend.setdefault(out.frontend_index, set())
+            ids.update(e.request_id for e in out.emitted)
+    assert by_frontend == {0: {"a"}, 3: {"b"}}
+
+
+def test_a_request_that_does_not_decode_is_a_value_error(engine: VllmEngine) -> None:
+    for frames in ([b"\xc1"], [b"\x90"], [b"\x93\x01\x02\x03"], [b""]):
+        with pytest.raises(ValueError, match=r".+"):
+            engine.prepare(frames, 0)
+
+
+def test_the_fields_of_a_request_that_are_read(engine: VllmEngine, add: Add) -> None:
+    add("r", 40, arrival_s=3.5, rank=1)
+    request = engine._scheduler.requests["r"]
+    assert (request.request_id, request.priority, request.arrival_time) == ("r", -1, 3.5)
+    assert (request.num_tokens, request.status.name) == (40, "WAITING")
+    assert not request.is_prefill_chunk
+    engine.step()
+    assert request.status.name == "RUNNING"
+
+
+def test_greedy_tokens_do_not_depend_on_company(engine: VllmEngine, add: Add) -> None:
+    add("r", max_tokens=30)
+    alone = finish(engine)["r"]
+    for request_id in ("x", "r", "y"):
+        add(request_id, max_tokens=30)
+    together = finish(engine)
+    assert together["r"] == alone
+    assert all(len(set(t)) > 3 for t in together.values()), "no loop"
+    assert together["x"] != together["y"]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
+def test_neither_a_cut_prefill_nor_an_eviction_changes_the_tokens(
+    engine: VllmEngine, add: Add, sampling: dict[str, Any]
+) -> None:
+    """A seed is where the CPU needs our help (cpu_generators.py)."""
+    assert STEP_TOKENS < 150
+    add("r", 150, max_tokens=110, **sampling)
+    cut = finish(engine)["r"]
+    engine._core.scheduler.reset_prefix_cache()
+    add("r", 60, max_tokens=1, **sampling)  # its first tokens are cached: a smaller prefill
+    finish(engine)
+    before = look(engine).num_evictions
+    add("r", 150, max_tokens=110, arrival_s=9.0, **sampling)
+    for n in range(3):
+        add(f"other{n}", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=float(n), seed=n)
+    tokens = finish(engine)
+    assert look(engine).num_evictions > before
+    assert tokens["r"] == cut
+
+
+def test_a_seed_is_one_sequence_of_tokens(engine: VllmEngine, add: Add) -> None:
+    sampling = {"temperature": 1.0, "max_tokens": 20}
+    add("r", 40, seed=7, **sampling)
+    first = finish(engine)["r"]
+    add("r", 40, seed=8, **sampling)
+    assert finish(engine)["r"] != first
+    add("other", 40, seed=9, **sampling)
+    add("r", 40, seed=7, **sampling)
+    assert finish(engine)["r"] == first

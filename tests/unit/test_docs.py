@@ -1,0 +1,115 @@
+"""The documents agree with the tree: packages, links, make targets, commands, field names."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from controller.api.models import (
+    ClusterStatus,
+    FrontendStatus,
+    InstanceStatus,
+    QueueHeadStatus,
+)
+from llumctl.app import app
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*.md"))]
+
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def each_document() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+
+
+def code(text: str) -> Iterator[str]:
+    """All that is set in code font: blocks, then words in the text around them."""
+    yield from _FENCE.findall(text)
+    yield from _CODE.findall(_FENCE.sub("", text))
+
+
+def prose(text: str) -> str:
+    return _CODE.sub("", _FENCE.sub("", text))
+
+
+def named_after(word: str, text: str) -> set[str]:
+    """Every X of `{word} X` where code gives it as a command: a line's start, a prompt, a hint."""
+    pattern = re.compile(rf"(?:^|\$ |try: +| or +){word} ([a-z][a-z-]*)", re.MULTILINE)
+    return {name for piece in code(text) for name in pattern.findall(piece)}
+
+
+def first_cells(text: str) -> Iterator[str]:
+    """Of each table row, headers and rules too."""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            yield line.split("|")[1].strip()
+
+
+def test_the_package_map_lists_the_packages() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.split("## Package map\n")[1].split("\n## ")[0]
+    listed = [cell.strip("`") for cell in first_cells(section) if cell.startswith("`")]
+    packages = [
+        ".".join(file.parent.relative_to(ROOT).parts)
+        for top in ("controller", "llumctl", "tui")
+        for file in (ROOT / top).rglob("__init__.py")
+    ]
+    assert sorted(listed) == sorted(packages)
+
+
+@each_document()
+def test_links_resolve(path: Path) -> None:
+    targets = [link.partition("#")[0] for link in _LINK.findall(prose(path.read_text()))]
+    relative = [target for target in targets if target and "://" not in target]
+    missing = [target for target in relative if not (path.parent / target).exists()]
+    assert not missing
+
+
+@each_document()
+def test_make_targets_exist(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    assert named_after("make", path.read_text()) <= targets
+
+
+@each_document()
+def test_commands_exist(path: Path) -> None:
+    commands = {command.name for command in app.registered_commands}
+    assert named_after("llumctl", path.read_text()) <= commands
+
+
+def test_the_readme_shows_every_command_and_the_two_of_make() -> None:
+    text = README.read_text()
+    assert named_after("llumctl", text) == {command.name for command in app.registered_commands}
+    assert named_after("make", text) >= {"up", "test"}
+
+
+def test_metrics_name_each_field_once() -> None:
+    cells = first_cells((ROOT / "docs" / "metrics.md").read_text())
+    counts = Counter(cell.strip("`") for cell in cells if cell.startswith("`"))
+    models: tuple[type[BaseModel], ...] = (
+        InstanceStatus,
+        FrontendStatus,
+        ClusterStatus,
+        QueueHeadStatus,
+    )
+    fields = {field for model in models for field in model.model_fields}
+    assert counts == dict.fromkeys(fields, 1)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda p: p.name
+)
+def test_decisions_have_one_form(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith(f"# {int(path.name[:4])}. ")
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings == ["## Context", "## Decision", "## Consequences"]
+    assert len(lines) <= 60, "one page at most"

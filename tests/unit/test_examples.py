@@ -1,0 +1,102 @@
+"""The examples work as they are shipped."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api.settings import PriorityTable, Settings
+from controller.core.dispatch import POLICIES
+from llumctl import settings as llumctl_settings
+from llumctl.settings_errors import table_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIG = EXAMPLES / "llumctl.toml"
+CLIENT = EXAMPLES / "stream_client.py"
+
+_COMMENTED_KEY = re.compile(r"^# (?=[a-z_]+ = )", re.MULTILINE)
+_KEY = re.compile(r"^(?:# )?([a-z_]+)(?: = |: )", re.MULTILINE)
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text of each table by its name; repeated tables are joined."""
+    _, *parts = re.split(r"^\[{1,2}([a-z]+)\]{1,2}\n", text, flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        found[name] = found.get(name, "") + body
+    return found
+
+
+def uncommented() -> dict[str, Any]:
+    return tomllib.loads(_COMMENTED_KEY.sub("", CONFIG.read_text()))
+
+
+def test_the_configuration_as_shipped_is_the_defaults() -> None:
+    assert llumctl_settings.load(config=CONFIG, environ={}) == Settings()
+
+
+def test_each_default_is_written_out() -> None:
+    """Not merely left out: every key of the file's tables has its default's value."""
+    written = tomllib.loads(CONFIG.read_text())
+    defaults = Settings().model_dump(exclude_none=True)
+    defaults["priority"] = list(defaults["priority"])
+    assert written == defaults
+
+
+def test_every_key_of_every_table_is_there() -> None:
+    found = sections(CONFIG.read_text())
+    assert list(found) == list(Settings.model_fields)
+    for table in found.keys() - {"engine"}:
+        assert set(_KEY.findall(found[table])) == set(table_model(table).model_fields), table
+
+
+def test_the_configuration_with_every_key_uncommented_is_valid() -> None:
+    data = uncommented()
+    settings = Settings.model_validate(data)
+    assert settings.cluster.ray_address
+    assert settings.endpoint.api_key_file
+    assert settings.engine
+
+
+def test_the_configuration_names_every_policy_and_level() -> None:
+    found = sections(CONFIG.read_text())
+    assert all(policy in found["scheduler"] for policy in POLICIES)
+    assert all(isinstance(level, PriorityTable) for level in Settings().priority)
+
+
+def test_the_client_explains_itself() -> None:
+    compile(CLIENT.read_text(), str(CLIENT), "exec")
+    done = subprocess.run(
+        [sys.executable, str(CLIENT), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for option in ("--base-url", "--model"):
+        assert option in done.stdout
+
+
+def test_the_client_says_that_nobody_listens() -> None:
+    done = subprocess.run(
+        [sys.executable, str(CLIENT), "--base-url", "http://127.0.0.1:1/v1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error: Connection error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "examples/several_machines.md"])
+def test_configurations_in_the_texts_are_valid(name: str) -> None:
+    text = (EXAMPLES.parent / name).read_text()
+    for block in re.findall(r"^```\n(\[[a-z]+\]\n.*?)^```", text, re.DOTALL | re.MULTILINE):
+        Settings.model_validate(tomllib.loads(block))

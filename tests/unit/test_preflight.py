@@ -1,0 +1,406 @@
+"""What `up` refuses before it starts anything, and the choices that it makes."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.adapters.embedded_model.architecture import KV_BYTES_PER_TOKEN, config
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.settings import Settings
+from controller.main import engine_args, preflight
+from controller.main.start_errors import explain_failure, head_failure
+
+GIB = 1 << 30
+KNOWN = frozenset({"max_model_len", "tensor_parallel_size", "kv_cache_memory_bytes", "dtype"})
+
+
+@pytest.fixture(autouse=True)
+def _known_engine_args(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM need not be there; tests/contract checks the list against it."""
+    monkeypatch.setattr(engine_args, "known_engine_args", lambda: KNOWN)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    def set_available(gib: float) -> None:
+        known = SimpleNamespace(available=int(gib * GIB))
+        monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: known)
+
+    return set_available
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+def settings(engine: dict[str, Any] | None = None, **cluster: Any) -> Settings:
+    return Settings.model_validate({"cluster": cluster, "engine": engine or {}})
+
+
+def model_folder(folder: Path, weight_bytes: int = 0, **fields: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(config() | fields))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(weight_bytes)  # sparse
+    return str(folder)
+
+
+# -- ports and addresses ------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_refused_with_one_that_is_free(taken_port: int) -> None:
+    with pytest.raises(LlumctlError) as caught:
+        preflight.check_port("127.0.0.1", taken_port, "the endpoint", "--port")
+    error = caught.value
+    assert f"the endpoint cannot listen on 127.0.0.1:{taken_port}" in error.message
+    assert "in use" in error.message
+    command, _, port = error.hint.rpartition(" ")
+    assert command == "llumctl up --port"
+    preflight.check_port("127.0.0.1", int(port), "the endpoint", "--port")
+
+
+def test_a_free_port_stays_free_after_the_check() -> None:
+    port = preflight.free_port("127.0.0.1")
+    for _ in range(2):
+        preflight.check_port("127.0.0.1", port, "the endpoint", "--port")
+    assert preflight.free_port("auto") > 0
+
+
+def test_an_address_that_is_not_this_machine_s_is_refused() -> None:
+    with pytest.raises(LlumctlError, match=r"cannot listen on 203\.0\.113\.1:8000"):
+        preflight.check_port("203.0.113.1", 8000, "the endpoint", "--port")
+
+
+def test_a_ray_that_does_not_answer(taken_port: int) -> None:
+    preflight.check_ray_address(f"127.0.0.1:{taken_port}")
+    for address in (f"127.0.0.1:{preflight.free_port('127.0.0.1')}", "nonsense", "a:b"):
+        with pytest.raises(LlumctlError, match=f"no Ray answers at {address}"):
+            preflight.check_ray_address(address)
+
+
+# -- names --------------------------------------------------------------------------------
+
+
+def test_an_unknown_policy_names_the_nearest() -> None:
+    preflight.check_policy("llumnix")
+    with pytest.raises(UsageError, match=r"scheduler\.policy.*round-robin"):
+        preflight.check_policy("roundrobin")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("model", "llumctl up MODEL"),
+        ("port", "endpoint.port"),
+        ("scheduling_policy", "priority"),
+        ("scheduler_cls", "hooks the scheduler"),
+        ("data_parallel_size", "one engine per instance"),
+        ("data_parallel_backend", "one engine per instance"),
+    ],
+)
+def test_engine_arguments_of_our_own_are_refused_with_what_to_do(name: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        preflight.check_engine_args_of(settings({name: 1}))
+    assert f"[engine]: engine argument {name} is llumctl's own" in caught.value.message
+    assert why in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_an_unknown_engine_argument_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="max_model_length; did you mean max_model_len"):
+        preflight.check_engine_args_of(settings({"max_model_length": 1}))
+    with pytest.raises(UsageError) as caught:
+        preflight.check_engine_args_of(settings({"zzz": 1}))
+    assert caught.value.message == "[engine]: vLLM has no engine argument zzz"
+    preflight.check_engine_args_of(settings({"dtype": "float32"}))
+
+
+# -- the model ----------------------------------------------------------------------------
+
+
+def test_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path)
+    found = (str(tmp_path), tmp_path / "config.json")
+    assert preflight.resolve_model(str(tmp_path), tmp_path) == found
+    monkeypatch.chdir(tmp_path.parent)
+    assert preflight.resolve_model(f"./{tmp_path.name}", tmp_path) == found
+    assert preflight.resolve_model(tmp_path.name, tmp_path) == found, "exists here"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("/no/such/folder", "there is no such folder"),
+        ("./nothing", "there is no such folder"),
+        ("~nobody-of-that-name/x", "there is no such folder"),
+        ("{tmp}", "it has no config.json"),
+        ("{tmp}/file", "there is no such folder"),
+    ],
+)
+def test_a_model_folder_that_is_none(tmp_path: Path, model: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    model = model.format(tmp=tmp_path)
+    with pytest.raises(UsageError) as caught:
+        preflight.resolve_model(model, tmp_path)
+    assert why in caught.value.message
+    assert model in caught.value.message
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], None]:
+    """An empty cache and a hub that answers what it is given."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def answers(answer: int | Exception) -> None:
+        def head(url: str, **_: object) -> httpx.Response:
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer, request=httpx.Request("HEAD", url))
+
+        monkeypatch.setattr(preflight.httpx, "head", head)
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (httpx.ConnectError("no network\nand a long story"), "no network and a long story"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (404, "the hub answers 404 Not Found"),
+        (401, "the hub answers 401 Unauthorized"),
+    ],
+)
+def test_a_hub_model_that_cannot_be_had(
+    tmp_path: Path, hub: Callable[[Any], None], answer: Any, why: str
+) -> None:
+    hub(answer)
+    with pytest.raises(LlumctlError) as caught:
+        preflight.resolve_model("some/model", tmp_path)
+    assert caught.value.message == f"model some/model cannot be had: {why}"
+    assert "HF_TOKEN" in caught.value.hint
+
+
+def test_a_hub_model(
+    tmp_path: Path, hub: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    hub(200)
+    config_file = tmp_path / "config.json"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(config_file))
+    assert preflight.resolve_model("some/model", tmp_path) == ("some/model", config_file)
+    with pytest.raises(LlumctlError, match="cannot be had"):
+        preflight.resolve_model("not a/model/name", tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LlumctlError, match="HF_HUB_OFFLINE is set"):
+        preflight.resolve_model("some/model", tmp_path)
+
+
+# -- memory -------------------------------------------------------------------------------
+
+
+def test_a_kv_cache_that_holds_no_request(tmp_path: Path) -> None:
+    config = Path(model_folder(tmp_path)) / "config.json"
+    args = {"dtype": "float32", "max_model_len": 8192}
+    needed = 8192 * KV_BYTES_PER_TOKEN
+    preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed}, config)
+    with pytest.raises(UsageError) as caught:
+        preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed - 1}, config)
+    assert "holds 8191 tokens, less than one request of max_model_len = 8192" in (
+        caught.value.message
+    )
+    assert f"kv_cache_memory_bytes={2 * needed}" in caught.value.hint
+    half = args | {"dtype": "bfloat16", "kv_cache_memory_bytes": needed // 2}
+    preflight.check_kv_cache(half, config)
+
+
+def test_a_kv_cache_that_cannot_be_judged_is_left_to_vllm(tmp_path: Path) -> None:
+    config = Path(model_folder(tmp_path)) / "config.json"
+    preflight.check_kv_cache({"kv_cache_memory_bytes": 1, "max_model_len": -1}, config)
+    preflight.check_kv_cache({"max_model_len": 9}, config)
+    config.write_text('{"hidden_size": 4}')
+    preflight.check_kv_cache({"kv_cache_memory_bytes": 1, "max_model_len": 9}, config)
+
+
+def test_a_context_that_nobody_named_is_the_model_s(tmp_path: Path) -> None:
+    config = Path(model_folder(tmp_path)) / "config.json"
+    sizes = json.loads(config.read_text())
+    config.write_text(json.dumps(sizes | {"max_position_embeddings": 8192}))
+    with pytest.raises(UsageError, match="max_model_len = 8192"):
+        preflight.check_kv_cache({"dtype": "float32", "kv_cache_memory_bytes": 4096}, config)
+
+
+def test_a_config_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    args = {"kv_cache_memory_bytes": 1, "max_model_len": 9}
+    with pytest.raises(LlumctlError):
+        preflight.check_kv_cache(args, tmp_path / "config.json")
+
+
+def test_instances_that_do_not_fit_the_memory(
+    tmp_path: Path, memory: Callable[[float], None]
+) -> None:
+    model = Path(model_folder(tmp_path, weight_bytes=2 * GIB))
+    args = {"kv_cache_memory_bytes": GIB}
+    memory(8.5)
+    preflight.check_memory(args, model, 2)
+    with pytest.raises(LlumctlError) as caught:
+        preflight.check_memory(args, model, 3)
+    assert caught.value.message == (
+        "3 instances need about 12.0 GiB (4.0 GiB each), 8.5 GiB are available"
+    )
+    assert caught.value.hint == "llumctl up -n 2"
+    memory(3.0)
+    with pytest.raises(LlumctlError) as caught:
+        preflight.check_memory(args, model, 1)
+    assert "-n 0" not in caught.value.hint
+
+
+# -- GPUs, instances, threads -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1, 3", 3), ("GPU-ab,MIG-cd", 2)]
+)
+def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert preflight.num_gpus() == count
+
+
+def test_gpus_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    listing = "GPU 0: H100 (UUID: GPU-1)\n  MIG 1g.10gb: ...\nGPU 1: H100 (UUID: GPU-2)\n"
+
+    def listed(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(stdout=listing)
+
+    monkeypatch.setattr(preflight.subprocess, "run", listed)
+    assert preflight.num_gpus() == 2
+
+    for error in (FileNotFoundError(), subprocess.CalledProcessError(9, "nvidia-smi")):
+
+        def failing(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(preflight.subprocess, "run", failing)
+        assert preflight.num_gpus() == 0
+
+
+def test_how_many_instances_by_default() -> None:
+    assert preflight.gpus_per_instance(settings()) == 1
+    wide = settings({"tensor_parallel_size": 2, "pipeline_parallel_size": "2"})
+    assert preflight.gpus_per_instance(wide) == 4
+    assert preflight.default_instances(0, 0) == 2
+    assert preflight.default_instances(9, 4) == 2
+    with pytest.raises(LlumctlError, match="an instance needs 4 GPUs, this machine has 2"):
+        preflight.default_instances(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "instances", "threads"),
+    [("", 8, 2, 3), ("", 2, 2, 1), ("", 1, 1, 1), ("5", 8, 2, 5), ("0", 8, 2, 3), ("4,2", 8, 2, 3)],
+)
+def test_threads(
+    monkeypatch: pytest.MonkeyPatch, given: str, cores: int, instances: int, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(preflight.os, "cpu_count", lambda: cores)
+    assert preflight.threads_per_instance(instances) == threads
+
+
+# -- engine arguments ---------------------------------------------------------------------
+
+
+def test_defaults_of_a_cpu_machine(memory: Callable[[float], None]) -> None:
+    memory(10)
+    args = preflight.engine_args(settings(model="hub/model"), "hub/model", 3, gpus=0)
+    assert args == {
+        "block_size": 32,
+        "kv_cache_memory_bytes": GIB,
+        "max_model_len": preflight.AUTO_FIT,
+        "model": "hub/model",
+        "served_model_name": "hub/model",
+        "scheduling_policy": "priority",
+    }
+    memory(1000)
+    capped = preflight.engine_args(settings(model="hub/model"), "hub/model", 3, gpus=0)
+    assert capped["kv_cache_memory_bytes"] == 4 * GIB
+
+
+def test_the_user_s_arguments_win_over_ours(memory: Callable[[float], None]) -> None:
+    memory(10)
+    own = {"block_size": 64, "kv_cache_memory_bytes": 5, "max_model_len": 100}
+    args = preflight.engine_args(settings(own), "/folder", 2, gpus=0)
+    assert own.items() <= args.items()
+    assert (args["served_model_name"], args["dtype"]) == ("embedded", "float32")
+
+
+def test_a_gpu_machine_leaves_memory_to_vllm() -> None:
+    args = preflight.engine_args(settings(model="hub/model"), "hub/model", 1, gpus=1)
+    assert set(args) == {"model", "served_model_name", "scheduling_policy"}
+
+
+def test_the_embedded_model_s_defaults_hold_a_request(
+    tmp_path: Path, memory: Callable[[float], None]
+) -> None:
+    memory(10)
+    args = preflight.engine_args(settings(), "/folder", 2, gpus=0)
+    preflight.check_kv_cache(args, Path(model_folder(tmp_path)) / "config.json")
+
+
+# -- when it did not come up --------------------------------------------------------------
+
+
+def failed(detail: str) -> tuple[Any, Any]:
+    ok = SimpleNamespace(id="i-0", state="active", detail="")
+    bad = SimpleNamespace(id="i-1", state="failed", detail=detail)
+    status = SimpleNamespace(instances=[ok, bad], frontends=[])
+    return status, SimpleNamespace(log_dir="/logs", model_name="m")
+
+
+@pytest.mark.parametrize(
+    ("detail", "kind", "hint"),
+    [
+        ("ValueError: no room for the KV cache", UsageError, "kv_cache_memory_bytes"),
+        ("RuntimeError: out of Memory", LlumctlError, "llumctl up -n 1"),
+        ("OSError: [Errno 98] Address already in use", LlumctlError, "--port"),
+        ("RuntimeError: who knows", LlumctlError, "less /logs/i-1.log"),
+    ],
+)
+def test_a_failed_member_is_explained(detail: str, kind: type, hint: str) -> None:
+    error = explain_failure(*failed(detail + "\n  " + 1000 * "x"))
+    assert type(error) is kind
+    assert error.message.startswith(f"i-1 could not start m: {detail}")
+    assert len(error.message) < 700
+    assert hint in error.hint
+
+
+def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "head.log"
+    log.write_text("one\nRuntimeError: no\n\n")
+    assert head_failure(tmp_path, "").message.endswith("or joined: RuntimeError: no")
+    log.write_text("")
+    assert "h:1 could not be" in head_failure(tmp_path, "h:1").message
+
+
+def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
+    probe = (
+        "import controller.main.preflight, controller.main.up, sys;"
+        "sys.exit(len({'torch', 'ray', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
