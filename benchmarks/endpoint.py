@@ -44,6 +44,7 @@ class Options:
     streams: tuple[int, ...]
     requests: int | None
     """Of one measurement; None: four per stream, at least eight."""
+    staggered: bool
     patience_s: float
     """How long each measurement may wait for others on the machine to be quiet, or be
     repeated because they were not."""
@@ -122,13 +123,11 @@ def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, 
             note = " (disturbs the other)" if cores > IDLE_CPU_LIMIT else ""
             console.print(f"idle, {name} uses {cores:.3f} cores{note}")
         for server in (ours, vllm):
-            _warm_up(server, max(options.streams))
+            _warm_up(server, options)
         rounds: dict[int, list[Round]] = {streams: [] for streams in options.streams}
         for index in range(options.rounds):
             for streams, done in rounds.items():
-                workload = _workload(
-                    plan, streams, options.requests, seed=100_000 * index + 1000 * streams
-                )
+                workload = _workload(plan, streams, options, index)
                 order: tuple[Server, Server] = (ours, vllm) if index % 2 == 0 else (vllm, ours)
                 measured = {s: _measure(s, workload, options.patience_s) for s in order}
                 done.append(Round(measured[ours], measured[vllm]))
@@ -141,6 +140,7 @@ def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, 
         "num_engines": plan.num_engines,
         "engine_args": plan.engine_args,
         "omp_num_threads": plan.num_threads,
+        "staggered": options.staggered,
         "idle_cores": idle,
         "num_failed": sum(side.load.num_failed for side in every),
         "streams": {
@@ -150,18 +150,22 @@ def _compare(plan: EnginePlan, options: Options, console: Console) -> dict[str, 
     }
 
 
-def _workload(plan: EnginePlan, streams: int, requests: int | None, seed: int) -> Workload:
+def _workload(plan: EnginePlan, streams: int, options: Options, index: int) -> Workload:
+    """`index` counts the rounds; -1 is the warm-up."""
     return Workload(
         model=plan.served_model_name,
         vocab_size=plan.vocab_size,
         num_streams=streams,
-        num_requests=requests or max(MIN_REQUESTS, DEFAULT_REQUESTS_PER_STREAM * streams),
-        seed=seed,
+        num_requests=options.requests or max(MIN_REQUESTS, DEFAULT_REQUESTS_PER_STREAM * streams),
+        seed=100_000 * index + 1000 * streams,
+        staggered=options.staggered,
     )
 
 
-def _warm_up(server: Server, streams: int) -> None:
-    run_load(server.base_url, _workload(server.plan, streams, streams, seed=-1))
+def _warm_up(server: Server, options: Options) -> None:
+    """Every size of batch once, from one stream to the most."""
+    workload = _workload(server.plan, max(options.streams), options, index=-1)
+    run_load(server.base_url, replace(workload, num_requests=workload.num_streams))
 
 
 def _measure(server: Server, workload: Workload, patience_s: float) -> Measurement:
@@ -249,6 +253,9 @@ def _options() -> Options:
     parser.add_argument("--streams", default="1,8,32", help="concurrent streams, with commas")
     parser.add_argument("--requests", type=int, help="of one measurement; default 4 per stream")
     parser.add_argument(
+        "--in-step", action="store_true", help="all streams begin at once with full requests"
+    )
+    parser.add_argument(
         "--patience",
         type=float,
         default=0.0,
@@ -262,6 +269,7 @@ def _options() -> Options:
         rounds=given.rounds,
         streams=tuple(int(part) for part in given.streams.split(",")),
         requests=given.requests,
+        staggered=not given.in_step,
         patience_s=given.patience,
         pairs=tuple(num for num, is_wanted in wanted.items() if is_wanted),
     )

@@ -7,7 +7,7 @@ infinity: a draining instance's freeness is null beside its state.
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 
@@ -101,7 +101,7 @@ class StopRequest(WireModel):
     """Stop the cluster. With `drain`, live requests may finish within `grace_s`."""
 
     drain: bool = True
-    grace_s: float = 30.0
+    grace_s: float = Field(30.0, ge=0, allow_inf_nan=False)
 
 
 class StopProgress(WireModel):

@@ -74,20 +74,31 @@ def threads_per_instance(num_instances: int) -> int:
 
 
 def check_port(host: str, port: int, what: str, flag: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        socket.create_server((host, port), family=_family(host)).close()
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         raise LlumctlError(
-            f"{what} cannot listen on {host}:{port}: {os.strerror(error.errno or 0).lower()}",
+            f"{what} cannot listen on {host}:{port}: {_reason(error)}",
             f"llumctl up {flag} {free_port(host)}" if in_use else "llumctl up --host 127.0.0.1",
         ) from error
 
 
+def _reason(error: OSError) -> str:
+    """Without the address that the socket module adds. strerror knows no gaierror's number."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror or error)
+    return os.strerror(error.errno or 0).lower()
+
+
 def free_port(host: str) -> int:
-    with socket.create_server((host if host != "auto" else "127.0.0.1", 0)) as probe:
+    host = "127.0.0.1" if host == "auto" else host
+    with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def check_ray_address(address: str) -> None:

@@ -50,13 +50,14 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
 
 
 def sweep(nonce: str, deadline_s: float = 10.0) -> int:
-    """Kill what carries the nonce, until nothing does; how many there were."""
-    ended = 0
+    """Kill what carries the nonce, until nothing does; how many there were. One round is not
+    enough: a process may start another while it is being ended."""
+    ended: set[int] = set()
     give_up_s = time.monotonic() + deadline_s
     while (left := processes_of(nonce)) and time.monotonic() < give_up_s:
-        ended += len(left)
-        end(left, patience_s=0.0 if ended > len(left) else 1.0)
-    return ended
+        end(left, patience_s=0.0 if ended else 1.0)
+        ended.update(process.pid for process in left)
+    return len(ended)
 
 
 def _quietly(action: Callable[[], None]) -> None:

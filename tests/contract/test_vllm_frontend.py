@@ -382,7 +382,6 @@ async def a_closed_gate(bed: Bed) -> None:
     bed.gate.closed = False
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="PoolLLM.fail keeps the parent")
 async def test_a_failed_request_of_several_choices_leaves_nothing(
     engine: VllmEngine, engine_args: dict[str, Any]
 ) -> None:
@@ -391,7 +390,6 @@ async def test_a_failed_request_of_several_choices_leaves_nothing(
         assert bed.left_over() == set()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="KeyError in PoolLLM.has_failed: 500")
 @pytest.mark.parametrize("code", ["overloaded", "unavailable"])
 async def test_a_refused_request_of_several_choices(
     engine: VllmEngine, engine_args: dict[str, Any], code: str

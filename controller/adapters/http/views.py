@@ -106,7 +106,7 @@ def _instance(controller: Controller, member: Member, now_s: float) -> InstanceS
         node=member.node,
         pid=member.pid if member.alive else None,
     )
-    if record is None or record.snapshot is None or not member.alive:
+    if record is None or record.snapshot is None or not record.alive:
         return status
     stats = controller.step_stats.get(member.member_id, StepStats())
     load = _load(controller, record.snapshot)

@@ -36,6 +36,7 @@ class OpenAIFrontend:
         self._member = member
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._llm: Any = None
+        self._server: Any = None
         self.router = Router(
             member,
             mailbox,
@@ -126,8 +127,8 @@ class OpenAIFrontend:
 
     async def _drain(self, grace_s: float) -> None:
         """New requests get 503; live ones may end by themselves for `grace_s`."""
-        if self._llm is None:
-            return
+        if self._server is None:
+            return  # nothing was served yet
         self._gate.closed = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while self.router.num_live_reqs and asyncio.get_running_loop().time() < deadline_s:

@@ -33,12 +33,12 @@ class FailedRequests(Protocol):
         """End this request, and its siblings of `n > 1`, with this error."""
 
     def has_failed(self, request_id: str) -> bool:
-        """Whether an error already waits for this request's reader (a sibling's)."""
+        """Whether it was ended together with a sibling before it was sent anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """`engine_indexes` is what vLLM's stat loggers were declared for: an output with any
+    """`max_engine_index` is what vLLM's stat loggers were declared for: an output with any
     other index would end the app (KeyError)."""
 
     supported_tasks: tuple[str, ...]

@@ -63,15 +63,11 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
             return
         if state.queue is not None:
             state.queue.put(error)
-        parent = state.parent_req
-        siblings = parent.child_requests if parent is not None else ()
+        whole = state.parent_req or state
         self.engine_core.abort(
-            self.output_processor.abort_requests({request_id, *siblings}, internal=True)
+            self.output_processor.abort_requests([whole.request_id], internal=True)
         )
 
     def has_failed(self, request_id: str) -> bool:
-        state = self.output_processor.request_states[request_id]
-        if state.queue is None or not isinstance(state.queue.output, Exception):
-            return False
-        self.output_processor.abort_requests([request_id], internal=True)
-        return True
+        """Whether it was ended together with a sibling before it was sent anywhere."""
+        return request_id not in self.output_processor.request_states
