@@ -52,9 +52,10 @@ def check_engine_args(names: Iterable[str]) -> None:
             raise UsageError(f"engine argument {name} is llumctl's own: {why}", "llumctl up --help")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(
-                f"vLLM has no engine argument {name}"
-                + (f"; did you mean {near[0]}?" if near else "")
+                f"vLLM has no engine argument {name}{meant}",
+                f"llumctl up --engine-arg {near[0] if near else 'max_model_len'}=...",
             )
 
 

@@ -7,6 +7,11 @@ import pytest
 from tests.e2e.cluster import Cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `last` end the cluster that all others share."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
 @pytest.fixture(scope="session")
 def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The test's own XDG folders: nothing of the user's clusters is seen or touched."""

@@ -148,8 +148,9 @@ def test_dead_ray_is_told_and_cleared(base_env: dict[str, str]) -> None:
         cluster.clean_up()
 
 
+@pytest.mark.last
 def test_sigkilled_foreground_then_down(cluster: Cluster) -> None:
-    """Last of all: the cluster of the other tests loses its terminal, then is stopped."""
+    """The cluster of all other tests loses its terminal, then is stopped under load."""
     shm = set(Path("/dev/shm").iterdir())
     assert cluster.process is not None
     cluster.process.kill()

@@ -167,10 +167,11 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: 
     assert 0 < len(doomed) < 20
     await dying.end()
     cluster.instances["i-0"] = Instance(cluster.network, "i-0", process=1)
+    records = cluster.controller.scheduler.instances
+    await cluster.until(lambda: records["i-0"].incarnation == 2 and records["i-0"].snapshot)
     await cluster.until(lambda: frontend.known == ["i-0", "i-1"])
     again = await asyncio.gather(*[frontend.request(f"again{n}", 8, 5) for n in range(8)])
     assert set(again) == {"finished"}
-    assert cluster.controller.scheduler.instances["i-0"].incarnation == 2
 
 
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
