@@ -93,7 +93,7 @@ class Round:
 
 def main() -> int:
     options = _options()
-    console = Console(soft_wrap=True)
+    console = results.make_console()
     comparisons = []
     failed = 0
     try:

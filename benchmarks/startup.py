@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
@@ -33,7 +32,7 @@ CASES: dict[str, Callable[[], Server]] = {
 
 def main() -> int:
     options = _options()
-    console = Console(soft_wrap=True)
+    console = results.make_console()
     started: dict[str, list[dict[str, float]]] = {name: [] for name in options.cases}
     try:
         with signals_interrupt():
