@@ -39,6 +39,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def _hear_interrupts() -> None:
+    """A shell without job control has its background jobs, tests too, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def marked_processes(nonce: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
@@ -101,6 +106,7 @@ class Cluster:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=_hear_interrupts,
             )
         run_file = self.state_dir / "run.json"
         wait_for(lambda: run_file.exists() or self.process.poll() is not None, "the run state", 30)
