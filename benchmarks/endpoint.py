@@ -80,12 +80,18 @@ class Round:
 
     @property
     def ttft_difference_ms(self) -> float:
+        """Of the medians."""
         return 1000 * (self.ours.load.ttft_s - self.vllm.load.ttft_s)
+
+    @property
+    def ttft_mean_difference_ms(self) -> float:
+        return 1000 * (self.ours.load.ttft_mean_s - self.vllm.load.ttft_mean_s)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "throughput_ratio": self.throughput_ratio,
             "ttft_difference_ms": self.ttft_difference_ms,
+            "ttft_mean_difference_ms": self.ttft_mean_difference_ms,
             "ours": self.ours.as_json(),
             "vllm": self.vllm.as_json(),
         }
@@ -191,13 +197,17 @@ def _summary(done: list[Round]) -> dict[str, Any]:
         "ttft_difference_ms": statistics.median(differences),
         "ttft_difference_ms_min": min(differences),
         "ttft_difference_ms_max": max(differences),
+        "ttft_mean_difference_ms": statistics.median(r.ttft_mean_difference_ms for r in done),
         "ours": _medians([r.ours for r in done]),
         "vllm": _medians([r.vllm for r in done]),
     }
 
 
 def _medians(measured: list[Measurement]) -> dict[str, float]:
-    names = ("output_tokens_per_s", "ttft_s", "tpot_s", "itl_s", "itl_p99_s", "e2e_latency_s")
+    names = (
+        *("output_tokens_per_s", "ttft_s", "ttft_mean_s", "ttft_p99_s"),
+        *("tpot_s", "itl_s", "itl_p99_s", "e2e_latency_s"),
+    )
     figures = {n: statistics.median(getattr(m.load, n) for m in measured) for n in names}
     return figures | {
         "cpu_ms_per_token": statistics.median(m.cpu_ms_per_token for m in measured),

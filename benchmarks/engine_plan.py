@@ -1,6 +1,7 @@
 """What both servers run: llumctl's own plan, and the same engine arguments for vLLM."""
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any
 from controller.main import up
 from llumctl import settings as llumctl_settings
 
-CLUSTER = "bench"
+# Its own, so that two runs, or a user's cluster, do not end one another.
+CLUSTER = f"bench-{os.getpid()}"
 # Below the ports that the kernel gives to connections: Ray opens many while it starts.
 _ports = count(18100)
 

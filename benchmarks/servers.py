@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ class Server(ABC):
         self.started_at_s = 0.0  # since the epoch, as in the logs
         self.log_file = RESULTS / "logs" / f"{name.replace(' ', '-')}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_served = False
 
     def start(self) -> None:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +66,7 @@ class Server(ABC):
         with httpx.Client(base_url=self.base_url, timeout=60.0, trust_env=False) as client:
             while time.perf_counter() < deadline_s:
                 if self._completes(client):
+                    self._has_served = True
                     return time.perf_counter() - self.started_s
                 if self._has_failed():
                     raise ServerError(f"{self.name} ended while it started; see {self.log_file}")
@@ -124,16 +127,19 @@ class LlumctlServer(Server):
 
     def stop(self) -> None:
         super().stop()  # an `up` that still runs tears its cluster down itself
-        state = run_state.load(self.plan.cluster)
-        if self._process is None or state is None:
-            return
+        if (state := run_state.load(self.plan.cluster)) is not None:
+            self._bring_down()
+            if sweep(state.nonce):
+                print(f"llumctl down left processes of {state.cluster}; ended", file=sys.stderr)
+        if self._has_served:  # else its logs are wanted
+            shutil.rmtree(run_state.state_path(self.plan.cluster), ignore_errors=True)
+
+    def _bring_down(self) -> None:
         command = [_llumctl(), "down", "--now", "--cluster", self.plan.cluster]
         with contextlib.suppress(subprocess.TimeoutExpired), self.log_file.open("ab") as log:
             subprocess.run(
                 command, stdout=log, stderr=log, start_new_session=True, timeout=DOWN_TIMEOUT_S
             )
-        if sweep(state.nonce):
-            print(f"llumctl down left processes of {self.plan.cluster}; ended", file=sys.stderr)
 
     def parts(self) -> dict[int, str]:
         state = run_state.load(self.plan.cluster)
