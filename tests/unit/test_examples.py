@@ -7,8 +7,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from controller.api.settings import PriorityTable, Settings
 from controller.core.dispatch import POLICIES
 from llumctl import settings as llumctl_settings
@@ -95,8 +93,9 @@ def test_the_client_says_that_nobody_listens() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["README.md", "examples/several_machines.md"])
-def test_configurations_in_the_texts_are_valid(name: str) -> None:
-    text = (EXAMPLES.parent / name).read_text()
-    for block in re.findall(r"^```\n(\[[a-z]+\]\n.*?)^```", text, re.DOTALL | re.MULTILINE):
+def test_configurations_in_the_texts_are_valid() -> None:
+    text = (EXAMPLES / "several_machines.md").read_text()
+    blocks = re.findall(r"^```\n(\[[a-z]+\]\n.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
         Settings.model_validate(tomllib.loads(block))

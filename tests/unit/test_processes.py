@@ -76,6 +76,7 @@ def test_ending_what_is_gone_already(start: Start, nonce: str) -> None:
     gone.kill()
     gone.wait()
     end([process], patience_s=0.1)
+    assert not process.is_running()
 
 
 def test_the_same_process_is_known_by_pid_and_start(start: Start) -> None:

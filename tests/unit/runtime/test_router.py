@@ -212,7 +212,8 @@ async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
     await bed.controller.receive(DispatchAsked)
     bed.say(Dispatched("r", "i-0", 1, 1))
     await submitted
-    await bed.instances["i-0"].receive(AddRequest)
+    sent = await bed.instances["i-0"].receive(AddRequest)
+    assert sent.request_id == "r"
 
 
 @virtual_time
