@@ -81,6 +81,13 @@ class Server(ABC):
         """Leaves no process, whatever state it is in; safe to call twice."""
         if self._process is not None:
             end_session(self._process)
+        if self._has_served:  # else its logs are wanted
+            self._forget_plan()
+
+    def _forget_plan(self) -> None:
+        """Planning alone made the cluster's state folder."""
+        if run_state.load(self.plan.cluster) is None:
+            shutil.rmtree(run_state.state_path(self.plan.cluster), ignore_errors=True)
 
     @abstractmethod
     def parts(self) -> dict[int, str]:
@@ -131,8 +138,8 @@ class LlumctlServer(Server):
             self._bring_down()
             if sweep(state.nonce):
                 print(f"llumctl down left processes of {state.cluster}; ended", file=sys.stderr)
-        if self._has_served:  # else its logs are wanted
-            shutil.rmtree(run_state.state_path(self.plan.cluster), ignore_errors=True)
+        if self._has_served:
+            self._forget_plan()
 
     def _bring_down(self) -> None:
         command = [_llumctl(), "down", "--now", "--cluster", self.plan.cluster]
