@@ -34,7 +34,8 @@ def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
 
 def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:
     log = log_dir / "head.log"
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     why = lines[-1][:300] if lines else "it said nothing"
     what = f"Ray at {ray_address}" if ray_address else "Ray"
     return LlumctlError(f"{what} could not be started or joined: {why}", f"less {log}")
