@@ -1,0 +1,157 @@
+"""How fast an engine is, and how large: the constants of one GPU with one model on it.
+
+A step has two costs that it shares among its requests, one pass over the weights and one over
+the KV cache, and both kinds of work go through the same pass:
+
+    pass over the weights    prefilling n tokens     prefill_base + prefill_per_token * n
+                             decoding                decode_base
+                             both in one step        the larger one: memory is read while others
+                                                     compute, and the weights are read once
+    attention                prefill of n after c    prefill_per_token_squared * (n^2 + 2 n c)
+                             decode                  decode_per_context_token * tokens in it
+    each decoding request                            decode_per_request
+
+So a step that only prefills or only decodes costs exactly what was measured for it, a prompt
+costs the same attention in chunks as in one piece, and more work is never faster. The sum of
+the two formulas would charge a mixed step the weights twice; on an A10 with LLaMA-7B that is
+35 ms for every chunk.
+"""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+_MAY_BE_ZERO = frozenset({"watermark_ratio"})
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyProfile:
+    """One GPU with one model. `source` says where the figures are from, `measured` whether
+    somebody measured them or they are estimates.
+
+    Sizes: `block_size` tokens per block, `num_total_blocks` blocks without vLLM's null block,
+    `watermark_ratio` of all blocks kept back from admissions (0 to 1), `max_num_running`
+    requests, `max_num_batched_tokens` per step, `max_model_len` tokens per request.
+    `copy_bytes_per_s` is what moves KV cache from one instance to another.
+    """
+
+    name: str
+    description: str
+    source: str
+    measured: bool
+    block_size: int
+    num_total_blocks: int
+    watermark_ratio: float
+    max_num_running: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    copy_bytes_per_s: float
+    prefill_base_s: float
+    prefill_per_token_s: float
+    prefill_per_token_squared_s: float
+    decode_base_s: float
+    decode_per_context_token_s: float
+    decode_per_request_s: float
+
+    def step_time_s(
+        self, prefill: Sequence[tuple[int, int]], num_decoding: int, num_context_tokens: int
+    ) -> float:
+        """How long one step takes; 0 for an empty one.
+
+        `prefill` holds (tokens computed in this step, tokens computed before) for each prompt
+        or chunk, `num_decoding` counts the requests that decode one token each, and
+        `num_context_tokens` sums the tokens of those.
+        """
+        if num_decoding:
+            weights_s = self.decode_base_s
+            rest_s = (
+                self.decode_per_request_s * num_decoding
+                + self.decode_per_context_token_s * num_context_tokens
+            )
+        else:
+            weights_s = rest_s = 0.0
+        if prefill:
+            num_tokens = num_pairs = 0
+            for num_new, num_before in prefill:
+                num_tokens += num_new
+                num_pairs += num_new * (num_new + 2 * num_before)
+            prefill_s = self.prefill_base_s + self.prefill_per_token_s * num_tokens
+            weights_s = max(weights_s, prefill_s)
+            rest_s += self.prefill_per_token_squared_s * num_pairs
+        return weights_s + rest_s
+
+
+def profile_names() -> list[str]:
+    """The profiles that come along, in order of their names."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in _shipped().iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def load_profile(name_or_path: str) -> LatencyProfile:
+    """The profile that comes along under this name, or the one in a TOML file of this path.
+
+    Anything with a slash or ending in .toml is a path.
+
+    Raises:
+        ValueError: no such profile or file, or the file does not hold one; says what is wrong.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        path = Path(name_or_path)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read the profile {name_or_path}: {error}") from error
+        return _parse(text, path.stem, name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        near = difflib.get_close_matches(name_or_path, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise ValueError(f"there is no profile {name_or_path!r}: {hint}")
+    text = (_shipped() / f"{name_or_path}.toml").read_text("utf-8")
+    return _parse(text, name_or_path, f"{name_or_path}.toml")
+
+
+def _shipped() -> Any:
+    return resources.files("controller.model") / "profiles"
+
+
+def _parse(text: str, name: str, where: str) -> LatencyProfile:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{where} is not TOML: {error}") from error
+    wanted = {f.name: f.type for f in fields(LatencyProfile) if f.name != "name"}
+    for key in found:
+        if key not in wanted:
+            near = difflib.get_close_matches(key, wanted, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{where}: unknown key {key!r}{hint}")
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    values = {key: _checked(key, found[key], wanted[key], where) for key in wanted}
+    if values["watermark_ratio"] >= 1:
+        raise ValueError(f"{where}: watermark_ratio must be below 1")
+    return LatencyProfile(name=name, **values)
+
+
+def _checked(key: str, value: Any, wanted: Any, where: str) -> Any:
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise ValueError(
+            f"{where}: {key} must be of type {wanted.__name__}, not {type(value).__name__}"
+        )
+    least = 0.0 if key in _MAY_BE_ZERO else math.nextafter(0.0, 1.0)
+    if wanted in (int, float) and not least <= value < math.inf:
+        raise ValueError(f"{where}: {key} must be positive, not {value}")
+    return value

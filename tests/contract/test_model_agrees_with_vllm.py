@@ -1,0 +1,43 @@
+"""The engine model decides as the installed vLLM's scheduler does, step by step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.contract.vllm_schedules import decisions_of_vllm
+from tests.schedules import (
+    RECORDED,
+    Scenario,
+    decisions_of_the_model,
+    random_scenario,
+    scripted,
+)
+
+NUM_AT_RANDOM = 40
+
+
+@pytest.mark.parametrize("scenario", scripted(), ids=lambda s: s.name)
+def test_a_rule(scenario: Scenario, model_path: Path) -> None:
+    assert decisions_of_the_model(scenario) == decisions_of_vllm(scenario, model_path)
+
+
+def test_random_sequences(model_path: Path) -> None:
+    steps = []
+    for seed in range(100, 100 + NUM_AT_RANDOM):
+        scenario = random_scenario(seed)
+        decisions = decisions_of_the_model(scenario)
+        assert decisions == decisions_of_vllm(scenario, model_path), f"seed {seed}"
+        steps += decisions
+    # They are about something.
+    assert sum(len(step.get("evicted", [])) for step in steps) > 100
+    assert sum(any(step.get("cached", [])) for step in steps) > 20
+
+
+def test_the_recording_is_what_the_installed_vllm_does(model_path: Path) -> None:
+    for entry in json.loads(RECORDED.read_text()):
+        scenario = Scenario.from_json(entry["scenario"])
+        assert entry["decisions"] == decisions_of_vllm(scenario, model_path), (
+            f"{scenario.name}: record again with python -m tests.contract.vllm_schedules, "
+            "and see in the diff what changed"
+        )

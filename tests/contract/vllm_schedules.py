@@ -1,0 +1,166 @@
+"""vLLM's own scheduler on a scenario, without an engine: it decides, and the tokens come from us.
+
+`python -m tests.contract.vllm_schedules` records the scenarios anew, for example after an
+upgrade of vLLM; what changed is then to be seen in the file's diff.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from controller.adapters.embedded_model import ensure
+from controller.adapters.vllm import environment
+from controller.model.engine_model import ModelConfig
+from tests.schedules import (
+    RECORDED,
+    Decisions,
+    Request,
+    Scenario,
+    decisions,
+    random_scenario,
+    scripted,
+)
+
+NUM_RECORDED_AT_RANDOM = 4
+
+
+def decisions_of_vllm(scenario: Scenario, model_path: Path) -> list[Decisions]:
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import RequestStatus
+
+    scheduler = _scheduler(scenario.config, model_path)
+    evicted: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+        evicted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = watched
+    requests: dict[str, Request] = {}
+    found: list[Decisions] = []
+
+    def step() -> Decisions:
+        evicted.clear()
+        before = {r.request_id for r in scheduler.running}
+        scheduled = scheduler.schedule()
+        tokens = dict(scheduled.num_scheduled_tokens)
+        admitted = [r for r in scheduler.running if r.request_id not in before]
+        cached = [r.num_computed_tokens - tokens[r.request_id] for r in admitted]
+        sampled = [
+            [] if r.is_prefill_chunk else [requests[r.request_id].token(r.num_tokens)]
+            for r in (scheduler.requests[request_id] for request_id in tokens)
+        ]
+        outputs = scheduler.update_from_output(
+            scheduled,
+            ModelRunnerOutput(
+                req_ids=list(tokens),
+                req_id_to_index={request_id: i for i, request_id in enumerate(tokens)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        emitted = [out for body in outputs.values() for out in body.outputs]
+        return decisions(
+            admitted=[r.request_id for r in admitted],
+            cached=cached,
+            evicted=list(evicted),
+            tokens=tokens,
+            emitted=[out.request_id for out in emitted],
+            finished=[out.request_id for out in emitted if out.finished],
+            free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        )
+
+    for op in scenario.operations:
+        if isinstance(op, Request):
+            requests[op.request_id] = op
+            scheduler.add_request(_vllm_request(op, scenario.config))
+        elif isinstance(op, str):
+            scheduler.finish_requests([op], RequestStatus.FINISHED_ABORTED)
+        else:
+            found.extend(step() for _ in range(op))
+    assert not scheduler.has_unfinished_requests(), "the scenario ends too early"
+    return found
+
+
+def _scheduler(config: ModelConfig, model_path: Path) -> Any:
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    num_blocks = config.num_total_blocks + 1  # and the null block
+    vllm_config = EngineArgs(
+        model=str(model_path),
+        dtype="float32",
+        enforce_eager=True,
+        scheduling_policy="priority",
+        async_scheduling=False,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_running,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_prefix_caching=config.prefix_caching,
+        watermark=(config.watermark_blocks + 0.5) / num_blocks,
+    ).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    vllm_config.cache_config.num_gpu_blocks = num_blocks
+    attention = FullAttentionSpec(
+        block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    scheduler = Scheduler(
+        vllm_config,
+        KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
+        StructuredOutputManager(vllm_config),
+        block_size=config.block_size,
+    )
+    assert type(scheduler) is Scheduler
+    assert scheduler.kv_cache_manager.watermark_blocks == config.watermark_blocks
+    assert scheduler.kv_cache_manager.enable_caching == config.prefix_caching
+    return scheduler
+
+
+def _vllm_request(request: Request, config: ModelConfig) -> Any:
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request as VllmRequest
+
+    init_none_hash(sha256)
+    return VllmRequest(
+        request.request_id,
+        [request.token(index) for index in range(request.num_prompt_tokens)],
+        SamplingParams(max_tokens=request.max_output_tokens, ignore_eos=True),
+        pooling_params=None,
+        arrival_time=request.arrival_time_s,
+        priority=-request.rank,
+        block_hasher=(
+            get_request_block_hasher(config.block_size, sha256) if config.prefix_caching else None
+        ),
+    )
+
+
+def record(model_path: Path) -> None:
+    """One step per line, for the diff."""
+    scenarios = [*scripted(), *(random_scenario(seed) for seed in range(NUM_RECORDED_AT_RANDOM))]
+    entries = []
+    for scenario in scenarios:
+        steps = [_compact(step) for step in decisions_of_vllm(scenario, model_path)]
+        entries.append(
+            f'{{"scenario":{_compact(scenario.to_json())},"decisions":[\n'
+            + ",\n".join(steps)
+            + "\n]}"
+        )
+    RECORDED.write_text("[\n" + ",\n".join(entries) + "\n]\n")
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    environment.prepare()
+    with tempfile.TemporaryDirectory() as folder:
+        record(ensure(Path(folder)))

@@ -1,0 +1,283 @@
+"""Sequences of adds, aborts and steps, for vLLM's scheduler and for the engine model alike.
+
+A scenario is plain data, so that it can be kept in a file beside what vLLM decided. Its requests
+have tokens: those of `group` up to `num_shared`, prompt and outputs counted, and from there on
+their own. Two requests of a group therefore agree in the blocks that lie within what both share.
+"""
+
+import random
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from controller.model.engine_model import EngineModel, ModelConfig, ModelRequest, StepResult
+from controller.model.profile import load_profile
+
+BLOCK_SIZE = 16
+RECORDED = Path(__file__).parent / "unit" / "model" / "recorded_vllm_schedules.json"
+
+# What one step decided, ready for JSON: ids in order, counts by id; nothing that is empty.
+Decisions = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """`number` tells its own tokens from those of others."""
+
+    request_id: str
+    number: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    rank: int
+    arrival_time_s: float
+    group: int
+    num_shared: int
+
+    def token(self, index: int) -> int:
+        if index < self.num_shared:
+            return 1000 * self.group + index
+        return 100_000 + 1000 * self.number + index
+
+    def for_model(self, block_size: int) -> ModelRequest:
+        def block_hash(index: int) -> Hashable:
+            shared = (index + 1) * block_size <= self.num_shared
+            return (shared, self.group if shared else self.number, index)
+
+        return ModelRequest(
+            self.request_id,
+            self.num_prompt_tokens,
+            self.max_output_tokens,
+            self.rank,
+            self.arrival_time_s,
+            block_hash,
+        )
+
+
+Operation = Request | str | int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`operations`: a Request to add, an id to abort, a number of steps to take."""
+
+    name: str
+    config: ModelConfig
+    operations: tuple[Operation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "config": asdict(self.config),
+            "operations": [
+                list(asdict(op).values()) if isinstance(op, Request) else op
+                for op in self.operations
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Scenario":
+        return cls(
+            found["name"],
+            ModelConfig(**found["config"]),
+            tuple(Request(*op) if isinstance(op, list) else op for op in found["operations"]),
+        )
+
+
+def decisions_of_the_model(scenario: Scenario) -> list[Decisions]:
+    """One entry per step; checks the model's state after every operation."""
+    model = new_model(scenario)
+    found: list[Decisions] = []
+    for operation in scenario.operations:
+        for step in apply(model, operation):
+            found.append(
+                decisions(
+                    admitted=list(step.admitted),
+                    cached=[step.num_cached_tokens[r] for r in step.admitted],
+                    evicted=list(step.evicted),
+                    tokens=dict.fromkeys(step.emitted, 1) | dict(step.num_prefill_tokens),
+                    emitted=list(step.emitted),
+                    finished=list(step.finished),
+                    free=model.snapshot("i-0", 1).num_free_blocks,
+                )
+            )
+            model.check()
+        model.check()
+    return found
+
+
+def decisions(**found: Any) -> Decisions:
+    return {key: value for key, value in found.items() if value or key == "free"}
+
+
+def random_scenario(seed: int, num_requests: int = 20) -> Scenario:
+    """Few blocks, so that requests are evicted and admitted again; drained at the end.
+
+    Even seeds with prefix caching, odd ones without.
+    """
+    dice = random.Random(seed)
+    num_long = dice.randint(8, 13)  # blocks of the longest possible request
+    config = ModelConfig(
+        block_size=BLOCK_SIZE,
+        num_total_blocks=num_long + dice.randint(0, 6),
+        watermark_blocks=dice.choice([0, 0, 0, 1, 3]),
+        max_num_running=dice.randint(3, 8),
+        max_num_batched_tokens=dice.choice([32, 48, 100, 256]),
+        max_model_len=num_long * BLOCK_SIZE,
+        prefix_caching=seed % 2 == 0,
+        mode="chunked",
+        long_prefill_token_threshold=dice.choice([0, 0, 20, 40]),
+    )
+    operations: list[Operation] = []
+    alive: list[str] = []
+    for number in range(num_requests):
+        operations.append(dice.choice([0, 0, 1, 2, 5]))
+        num_prompt_tokens = dice.randint(1, config.max_model_len // dice.choice([1, 3, 6]) - 1)
+        request = Request(
+            request_id=f"r{number}",
+            number=number,
+            num_prompt_tokens=num_prompt_tokens,
+            max_output_tokens=dice.randint(1, dice.choice([20, 120])),
+            rank=dice.choice([0, 0, 0, 1, 2]),
+            arrival_time_s=float(number + dice.choice([0, 0, 0, -3, 2])),
+            group=dice.randrange(3),
+            num_shared=dice.choice([0, num_prompt_tokens // 2, num_prompt_tokens, 999]),
+        )
+        operations.append(request)
+        alive.append(request.request_id)
+        if dice.random() < 0.1:
+            operations.append(alive.pop(dice.randrange(len(alive))))
+    return drained(Scenario(f"random {seed}", config, tuple(operations)))
+
+
+def drained(scenario: Scenario) -> Scenario:
+    """With as many steps at the end as the model takes until everything is done."""
+    model = new_model(scenario)
+    for operation in scenario.operations:
+        list(apply(model, operation))
+    num_steps = 0
+    while model.has_work():
+        model.step()
+        num_steps += 1
+    return replace(scenario, operations=(*scenario.operations, num_steps))
+
+
+def new_model(scenario: Scenario) -> EngineModel:
+    return EngineModel(scenario.config, load_profile("a10-llama-7b"))
+
+
+def apply(model: EngineModel, operation: Operation) -> Iterator[StepResult]:
+    if isinstance(operation, Request):
+        model.add(operation.for_model(model.config.block_size))
+    elif isinstance(operation, str):
+        model.abort([operation])
+    else:
+        yield from (model.step() for _ in range(operation))
+
+
+def scripted() -> list[Scenario]:
+    """One rule each, by name."""
+    roomy = ModelConfig(
+        block_size=BLOCK_SIZE,
+        num_total_blocks=12,
+        watermark_blocks=0,
+        max_num_running=4,
+        max_num_batched_tokens=64,
+        max_model_len=12 * BLOCK_SIZE,
+        prefix_caching=False,
+        mode="chunked",
+    )
+    tight = replace(roomy, num_total_blocks=6, max_model_len=6 * BLOCK_SIZE)
+    caching = replace(roomy, prefix_caching=True)
+    r = _request
+    return [
+        drained(Scenario(name, config, operations))
+        for name, config, operations in (
+            ("a prompt in chunks beside a decode", roomy, (r(0, 10, 20), 1, r(1, 150, 3))),
+            ("as long as the model allows", roomy, (r(0, 190, 50), r(1, 191, 50))),
+            ("the latest is evicted", tight, (r(0, 30, 30), r(1, 30, 30))),
+            ("the latest to arrive, not to run", tight, (r(5, 30, 30), 1, r(1, 30, 30))),
+            ("the lower rank is evicted, though earlier", tight, (r(0, 30, 30), r(1, 30, 30, 1))),
+            (
+                "who evicts itself holds up those after it",
+                tight,
+                (r(0, 20, 40, 1), 1, r(1, 30, 9), 1, r(2, 30, 40, 1)),
+            ),
+            (
+                "a victim that was picked already returns its tokens",
+                replace(
+                    roomy,
+                    num_total_blocks=14,
+                    max_num_batched_tokens=40,
+                    long_prefill_token_threshold=20,
+                ),
+                (r(0, 40, 40), 1, r(1, 100, 9, 1), r(2, 120, 9, 1)),
+            ),
+            (
+                "the watermark is kept back from admissions only",
+                replace(roomy, watermark_blocks=3),
+                (r(0, 100, 60), r(1, 50, 40), r(2, 20, 40)),
+            ),
+            ("a rank overtakes in the queue", roomy, (r(0, 150, 9), r(1, 90, 9), r(2, 90, 9, 2))),
+            (
+                "long prefills share the budget",
+                replace(roomy, long_prefill_token_threshold=32, num_total_blocks=30),
+                (r(0, 150, 5), r(1, 150, 5), r(2, 5, 9), r(3, 120, 5)),
+            ),
+            (
+                "aborted while waiting, running and in mid-prefill; an id comes again",
+                roomy,
+                (
+                    *(r(0, 150, 9), 1, "r0"),
+                    *(r(1, 20, 9), 1, r(2, 180, 9), r(3, 20, 9), 1, "r3", "r1", 1),
+                    *(r(3, 20, 9), "unknown"),
+                ),
+            ),
+            ("a cached prompt computes its last block", caching, _twice(r(0, 64, 2, shared=64))),
+            (
+                "the tail of a cached prompt is its own",
+                caching,
+                (r(0, 70, 20, shared=48), 1, r(1, 100, 5, shared=48)),
+            ),
+            (
+                "twins cache the same blocks, and their heir finds them",
+                caching,
+                (
+                    *(r(0, 40, 40, shared=999), r(1, 40, 40, shared=999), 30),
+                    *("r0", r(2, 100, 20, shared=999)),
+                ),
+            ),
+            (
+                "what was unused for longest is taken first",
+                caching,
+                (
+                    *(r(0, 60, 2, shared=999), r(1, 90, 2), 5, r(2, 90, 2), 3),
+                    *_twice(r(0, 60, 2, shared=999)),
+                ),
+            ),
+            (
+                "an evicted request finds its own blocks",
+                replace(tight, prefix_caching=True),
+                (r(0, 30, 30), r(1, 34, 30)),
+            ),
+        )
+    ]
+
+
+def _request(
+    number: int, num_prompt_tokens: int, max_output_tokens: int, rank: int = 0, *, shared: int = 0
+) -> Request:
+    return Request(
+        f"r{number}",
+        number,
+        num_prompt_tokens,
+        max_output_tokens,
+        rank,
+        arrival_time_s=float(number),
+        group=0,
+        num_shared=shared,
+    )
+
+
+def _twice(request: Request) -> tuple[Operation, ...]:
+    return (request, 20, request)

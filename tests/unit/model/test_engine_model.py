@@ -1,0 +1,294 @@
+"""The engine model's rules one by one; tests/contract compares the chunked mode with vLLM."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from controller.model import virtual_time
+from controller.model.engine_model import EngineModel, ModelConfig, ModelRequest, StepResult
+from controller.model.profile import load_profile
+
+PROFILE = load_profile("a10-llama-7b")
+PAPER = ModelConfig(
+    block_size=16,
+    num_total_blocks=10,
+    watermark_blocks=0,
+    max_num_running=4,
+    max_num_batched_tokens=100,
+    max_model_len=160,
+    prefix_caching=False,
+    mode="prefill-first",
+)
+CHUNKED = replace(PAPER, mode="chunked")
+
+
+def engine(config: ModelConfig, *requests: ModelRequest) -> EngineModel:
+    model = EngineModel(config, PROFILE)
+    for request in requests:
+        model.add(request)
+    return model
+
+
+def steps(model: EngineModel) -> list[StepResult]:
+    """All steps until nothing is left."""
+    taken = []
+    while model.has_work():
+        taken.append(model.step())
+        model.check()
+    return taken
+
+
+def request(
+    request_id: str, num_prompt_tokens: int, max_output_tokens: int = 5, **more: object
+) -> ModelRequest:
+    return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)  # type: ignore[arg-type]
+
+
+def prefilled(taken: Sequence[StepResult]) -> list[dict[str, int]]:
+    return [dict(step.num_prefill_tokens) for step in taken]
+
+
+# -- what goes in ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        (request("a", 160), "has 160 prompt tokens, but max_model_len is 160"),
+        (request("a", 0), "no prompt"),
+        (request("a", 5, 0), "wants no output"),
+        (request("there", 5), "already there"),
+    ],
+)
+def test_what_can_never_run_is_refused(asked: ModelRequest, complaint: str) -> None:
+    model = engine(PAPER, request("there", 5))
+    with pytest.raises(ValueError, match=complaint):
+        model.add(asked)
+    assert [step.finished for step in steps(model) if step.finished] == [("there",)]
+
+
+def test_what_outgrows_the_cache_is_refused() -> None:
+    small = replace(CHUNKED, num_total_blocks=5)
+    with pytest.raises(ValueError, match="grows to 82 tokens, but the KV cache holds 80"):
+        engine(small, request("a", 60, 22))
+    # The last token is given to the client and never computed.
+    assert len(steps(engine(small, request("a", 60, 21)))) == 21
+
+
+def test_it_ends_at_the_context_length() -> None:
+    taken = steps(engine(CHUNKED, request("a", 100, 1000)))
+    assert sum(len(step.emitted) for step in taken) == 60
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_size": 0},
+        {"num_total_blocks": 0},
+        {"watermark_blocks": -1},
+        {"watermark_blocks": 10},
+        {"max_num_running": 0},
+        {"max_num_running": 101},
+        {"max_model_len": -1},
+        {"mode": "fcfs"},
+        {"long_prefill_token_threshold": -1},
+    ],
+)
+def test_a_config_that_is_wrong(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(PAPER, **wrong)  # type: ignore[arg-type]
+
+
+# -- what a step costs ----------------------------------------------------------------------
+
+
+def test_a_step_is_charged_for_what_it_computes() -> None:
+    model = engine(CHUNKED, request("a", 30, 9))
+    assert model.step().duration_s == PROFILE.step_time_s([(30, 0)], 0, 0)
+    assert model.step().duration_s == PROFILE.step_time_s([], 1, 31)
+    model.add(request("b", 110))
+    assert model.step().duration_s == PROFILE.step_time_s([(99, 0)], 1, 32)
+    assert model.step().duration_s == PROFILE.step_time_s([(11, 99)], 1, 33)
+    assert model.step().duration_s == PROFILE.step_time_s([], 2, 34 + 111)
+
+
+def test_an_idle_step() -> None:
+    assert engine(CHUNKED).step() == StepResult(0.0, (), (), (), (), {}, {})
+
+
+# -- prefill-first: the paper's engine ------------------------------------------------------
+
+
+def test_prompts_go_whole_and_first() -> None:
+    model = engine(replace(PAPER, num_total_blocks=20), request("a", 20, 9))
+    taken = [model.step(), model.step()]
+    for name in ("b", "c", "d"):
+        model.add(request(name, 40))
+    taken += [model.step() for _ in range(3)]
+    assert prefilled(taken) == [{"a": 20}, {}, {"b": 40, "c": 40}, {"d": 40}, {}]
+    assert [step.emitted for step in taken] == [
+        ("a",),
+        ("a",),
+        ("b", "c"),
+        ("d",),
+        ("a", "b", "c", "d"),
+    ]
+
+
+def test_a_prompt_longer_than_a_step_goes_alone() -> None:
+    model = engine(PAPER, request("a", 150), request("b", 4))
+    assert prefilled([model.step(), model.step()]) == [{"a": 150}, {}]
+
+
+def test_first_come_first_served_whatever_the_arrival_times_say() -> None:
+    model = engine(
+        replace(PAPER, max_num_running=1),
+        request("a", 5, 1, arrival_time_s=9.0),
+        request("b", 5, 1, arrival_time_s=1.0),
+        request("c", 5, 1, rank=1),
+    )
+    assert [step.admitted for step in steps(model)] == [("c",), ("a",), ("b",)]
+
+
+def test_the_last_admitted_is_evicted_and_goes_to_the_front() -> None:
+    # 3 blocks each; the 10 are gone when the first two need their fourth.
+    small = replace(PAPER, max_num_running=3)
+    model = engine(small, *(request(name, 40, 20) for name in ("a", "b", "c")))
+    for name in ("x", "y"):
+        model.add(request(name, 16, 1))
+    taken = steps(model)
+    assert [step.evicted for step in taken if step.evicted] == [("c",)]
+    then = [name for step in taken for name in step.admitted]
+    assert then == ["a", "b", "c", "c", "x", "y"]
+    _, again = (step for step in taken if "c" in step.admitted)
+    # Its prompt and its outputs are computed again, and the step yields its next token.
+    assert again.num_prefill_tokens["c"] > 40
+    assert "c" in again.emitted
+    assert sum(step.emitted.count("c") for step in taken) == 20
+
+
+def test_a_lower_rank_is_evicted_first() -> None:
+    model = engine(
+        replace(PAPER, num_total_blocks=7),
+        request("low", 40, 20),
+        request("high", 40, 20, rank=1),
+    )
+    assert [step.evicted for step in steps(model) if step.evicted] == [("low",)]
+
+
+@pytest.mark.parametrize("config", [PAPER, CHUNKED])
+def test_the_watermark_is_kept_from_admissions_unless_nothing_runs(config: ModelConfig) -> None:
+    careful = replace(config, watermark_blocks=2)
+    model = engine(careful, request("a", 95, 50), request("b", 33, 2), request("c", 10))
+    # a takes 6 of 10 blocks, b needs 3 and would leave 1, and c does not overtake it.
+    assert model.step().admitted == ("a",)
+    assert model.snapshot("i-0", 1).num_free_blocks == 4
+    assert model.step().admitted == ()
+    model.abort(["a"])
+    assert model.step().admitted == ("b", "c")
+    # Alone, a request may have all of it.
+    assert engine(careful, request("d", 159)).step().admitted == ("d",)
+
+
+def test_whole_prompts_use_the_cache_too() -> None:
+    model = engine(replace(PAPER, prefix_caching=True), _named("a", 70), _named("b", 70))
+    first = model.step()
+    assert dict(first.num_cached_tokens) == {"a": 0, "b": 64}
+    assert prefilled([first]) == [{"a": 70, "b": 6}]
+
+
+def _named(name: str, num_prompt_tokens: int) -> ModelRequest:
+    return request(name, num_prompt_tokens, block_hash=lambda index: ("same", index))
+
+
+@pytest.mark.parametrize("config", [PAPER, CHUNKED])
+def test_nothing_is_cached_without_a_hash_or_without_prefix_caching(config: ModelConfig) -> None:
+    assert engine(config, _named("a", 70), _named("b", 70)).step().num_cached_tokens["a"] == 0
+    model = engine(replace(config, prefix_caching=True), request("a", 70), request("b", 70, 1))
+    steps(model)
+    model.add(request("b", 70))
+    assert model.step().num_cached_tokens == {"b": 0}
+
+
+# -- abort ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [PAPER, CHUNKED])
+def test_abort_frees_what_was_held(config: ModelConfig) -> None:
+    model = engine(config, request("a", 100), request("b", 100))
+    model.step()
+    model.abort(["a", "b", "nobody"])
+    model.check()
+    assert not model.has_work()
+    found = model.snapshot("i-0", 1)
+    assert found.num_free_blocks == found.num_total_blocks
+    assert (found.num_running, found.num_queued, found.queue_head) == (0, 0, None)
+    model.add(request("a", 100, 1))
+    assert model.step().finished == ("a",)
+
+
+# -- in virtual time ------------------------------------------------------------------------
+
+
+def test_virtual_time() -> None:
+    model = engine(CHUNKED)
+    times = virtual_time.run(
+        model,
+        [request("late", 20, 2, arrival_time_s=10.0), request("early", 30, 3, arrival_time_s=1.0)],
+    )
+    first_s = PROFILE.step_time_s([(30, 0)], 0, 0)
+    early = times["early"]
+    assert early.ttft_s == pytest.approx(first_s)
+    assert early.token_times_s == pytest.approx(
+        [
+            1 + first_s,
+            1 + first_s + PROFILE.step_time_s([], 1, 31),
+            1 + first_s + PROFILE.step_time_s([], 1, 31) + PROFILE.step_time_s([], 1, 32),
+        ]
+    )
+    assert early.finish_time_s == early.token_times_s[-1]
+    assert times["late"].token_times_s[0] == pytest.approx(
+        10 + PROFILE.step_time_s([(20, 0)], 0, 0)
+    )
+    assert not model.has_work()
+
+
+def test_virtual_time_waits_for_the_step_to_end() -> None:
+    times = virtual_time.run(
+        engine(CHUNKED),
+        [request("a", 90, 3), request("b", 10, 1, arrival_time_s=0.001)],
+    )
+    step_s = PROFILE.step_time_s([(90, 0)], 0, 0)
+    assert step_s > 0.001
+    second_s = PROFILE.step_time_s([(10, 0)], 1, 91)
+    assert times["b"].token_times_s == pytest.approx([step_s + second_s])
+
+
+def test_virtual_time_counts_evictions() -> None:
+    times = virtual_time.run(
+        engine(replace(CHUNKED, num_total_blocks=7)),
+        [request(name, 40, 30, arrival_time_s=i) for i, name in enumerate(("a", "b"))],
+    )
+    assert times["a"].num_evictions == 0
+    assert {name: len(seen.token_times_s) for name, seen in times.items()} == {"a": 30, "b": 30}
+
+
+# A copy of LLaMA-7B on an A10 at the paper's rates: many evictions, and everybody is served.
+def test_a_crowd() -> None:
+    crowd = [
+        request(f"r{i}", 200 + 37 * i % 900, 50 + 61 * i % 700, arrival_time_s=0.4 * i)
+        for i in range(150)
+    ]
+    results = {}
+    for mode in ("chunked", "prefill-first"):
+        model = EngineModel(ModelConfig.of(PROFILE, mode=mode), PROFILE)  # type: ignore[arg-type]
+        results[mode] = virtual_time.run(model, crowd)
+        model.check()
+        assert model.num_evictions == sum(s.num_evictions for s in results[mode].values()) > 0
+        for asked in crowd:
+            seen = results[mode][asked.request_id]
+            assert len(seen.token_times_s) == asked.max_output_tokens
+            assert seen.token_times_s == sorted(seen.token_times_s)
+            assert seen.token_times_s[0] > asked.arrival_time_s
+            assert seen.finish_time_s == seen.token_times_s[-1]

@@ -1,0 +1,142 @@
+"""Latency profiles: what steps cost, which profiles there are, and what is refused."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from controller.model.engine_model import ModelConfig
+from controller.model.profile import LatencyProfile, load_profile, profile_names
+
+
+@pytest.fixture
+def a10() -> LatencyProfile:
+    return load_profile("a10-llama-7b")
+
+
+@pytest.fixture
+def text(a10: LatencyProfile) -> str:
+    """A profile file that is right."""
+    names = (f.name for f in fields(a10) if f.name != "name")
+    return "\n".join(f"{name} = {_toml(getattr(a10, name))}" for name in names)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'''{value}'''" if isinstance(value, str) else repr(value)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_what_is_shipped(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert len(profile.source) > 200, "a profile says where its figures are from"
+    config = ModelConfig.of(profile)
+    assert config.max_model_len <= config.num_total_blocks * config.block_size
+    assert (config.mode, config.prefix_caching) == ("chunked", True)
+
+
+def test_measured_or_estimated() -> None:
+    assert {name: load_profile(name).measured for name in profile_names()} == {
+        "a10-llama-7b": True,
+        "h100-llama-8b": False,
+    }
+
+
+def test_the_watermark_is_rounded_as_vllm_rounds_it(a10: LatencyProfile) -> None:
+    assert ModelConfig.of(a10).watermark_blocks == 8  # of 851 and the null block
+
+
+# Figure 10 of the paper: recompute times.
+@pytest.mark.parametrize(
+    ("num_tokens", "time_s"),
+    [(256, 0.058), (512, 0.110), (1024, 0.220), (2048, 0.436), (4096, 0.940), (8192, 1.995)],
+)
+def test_a_prefill_costs_what_the_paper_measured(
+    a10: LatencyProfile, num_tokens: int, time_s: float
+) -> None:
+    assert a10.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(time_s, rel=0.03)
+
+
+def test_the_formulas(a10: LatencyProfile) -> None:
+    assert a10.step_time_s([], 10, 5000) == pytest.approx(0.035 + 5000 * 2.1e-6 + 10 * 0.45e-3)
+    assert a10.step_time_s([(100, 0)], 0, 0) == pytest.approx(
+        5.58e-3 + 100 * 202.8e-6 + 100**2 * 5.09e-9
+    )
+    assert a10.step_time_s([], 0, 0) == 0
+
+
+def test_chunks_cost_the_attention_of_the_whole(a10: LatencyProfile) -> None:
+    whole = a10.step_time_s([(1000, 0)], 0, 0)
+    chunks = sum(a10.step_time_s([chunk], 0, 0) for chunk in [(600, 0), (400, 600)])
+    assert chunks - whole == pytest.approx(a10.prefill_base_s)
+    together = a10.step_time_s([(600, 0), (400, 600)], 0, 0)
+    assert together == pytest.approx(whole)
+
+
+def test_a_mixed_step_reads_the_weights_once(a10: LatencyProfile) -> None:
+    decode = a10.step_time_s([], 10, 5000)
+    prefill = a10.step_time_s([(512, 0)], 0, 0)
+    mixed = a10.step_time_s([(512, 0)], 10, 5000)
+    assert max(decode, prefill) < mixed < decode + prefill
+    assert decode + prefill - mixed == pytest.approx(a10.decode_base_s)
+    # So few tokens are computed while the weights are read anyway, up to their attention.
+    few = a10.step_time_s([(64, 0)], 10, 5000)
+    assert few - decode == pytest.approx(64**2 * 5.09e-9)
+
+
+def test_a_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("num_total_blocks = 851", "num_total_blocks = 100"))
+    profile = load_profile(str(path))
+    assert (profile.name, profile.num_total_blocks) == ("mine", 100)
+    path.write_text(text.replace("copy_bytes_per_s = 2400000000.0", "copy_bytes_per_s = 5"))
+    assert type(load_profile(str(path)).copy_bytes_per_s) is float
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("block_size = 16", "block_siez = 16", "unknown key 'block_siez'; did you mean block_size"),
+        ("block_size = 16", "", "missing block_size"),
+        ("block_size = 16", "block_size = 16.0", "block_size must be of type int, not float"),
+        ("block_size = 16", "block_size = true", "block_size must be of type int, not bool"),
+        ("block_size = 16", "block_size = 0", "block_size must be positive, not 0"),
+        ("measured = true", "measured = 1", "measured must be of type bool, not int"),
+        ("decode_base_s = 0.035", "decode_base_s = -1", "decode_base_s must be positive"),
+        ("decode_base_s = 0.035", "decode_base_s = nan", "decode_base_s must be positive"),
+        ("decode_base_s = 0.035", "decode_base_s = inf", "decode_base_s must be positive"),
+        ("watermark_ratio = 0.01", "watermark_ratio = 1.0", "watermark_ratio must be below 1"),
+        ("measured = true", "measured =", "is not TOML"),
+    ],
+)
+def test_a_file_that_is_wrong(
+    text: str, tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match=complaint) as caught:
+        load_profile(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_no_watermark_is_fine(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("watermark_ratio = 0.01", "watermark_ratio = 0"))
+    assert ModelConfig.of(load_profile(str(path))).watermark_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("a10-lama-7b", "there is no profile 'a10-lama-7b': did you mean a10-llama-7b?"),
+        ("zzz", "there is no profile 'zzz': there are a10-llama-7b, h100-llama-8b"),
+        ("no/such/file", "cannot read the profile no/such/file"),
+        ("file.toml", "cannot read the profile file.toml"),
+    ],
+)
+def test_no_such_profile(name: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint.replace("?", r"\?")):
+        load_profile(name)

@@ -1,0 +1,35 @@
+"""The engine model repeats what vLLM's scheduler decided when it was recorded.
+
+That the recording is still true of the installed vLLM is tests/contract's business.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.schedules import RECORDED, Scenario, decisions_of_the_model, random_scenario, scripted
+
+ENTRIES = json.loads(RECORDED.read_text())
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e["scenario"]["name"])
+def test_the_model_decides_the_same(entry: dict[str, Any]) -> None:
+    scenario = Scenario.from_json(entry["scenario"])
+    assert decisions_of_the_model(scenario) == entry["decisions"]
+
+
+def test_the_recording_is_of_todays_scenarios() -> None:
+    recorded = [Scenario.from_json(entry["scenario"]) for entry in ENTRIES]
+    at_random = [random_scenario(seed) for seed in range(len(recorded) - len(scripted()))]
+    assert len(at_random) >= 4
+    assert recorded == [*scripted(), *at_random]
+
+
+def test_the_recording_shows_every_kind_of_decision() -> None:
+    steps = [step for entry in ENTRIES for step in entry["decisions"]]
+    evicted = {r for step in steps for r in step.get("evicted", [])}
+    assert evicted
+    for kind in ("admitted", "cached", "evicted", "finished"):
+        assert sum(any(step.get(kind, [])) for step in steps) >= 10, kind
+    assert RECORDED.stat().st_size < 200_000
