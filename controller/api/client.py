@@ -1,11 +1,15 @@
 """The typed client of the control API: the command line and the dashboard share it."""
 
+import getpass
+import platform
 import ssl
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
+from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from controller.api.errors import (
     ConflictError,
@@ -18,12 +22,19 @@ from controller.api.models import (
     SCHEMA_VERSION,
     ClusterStatus,
     ErrorBody,
+    EventPage,
+    Frame,
+    RequestDetail,
+    RequestList,
+    RequestState,
     StopProgress,
     StopRequest,
     WireModel,
 )
 
 DEFAULT_TIMEOUT_S = 5.0
+# The controller pings an idle stream every second.
+STREAM_SILENCE_S = 5.0
 UNREACHABLE_HINT = "llumctl down      then      llumctl up"
 
 _BY_STATUS: dict[int, type[LlumctlError]] = {
@@ -34,6 +45,9 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
 }
 
 Answer = TypeVar("Answer", bound=WireModel)
+Params = Mapping[str, str | int | float | list[str]]
+
+_frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 
 
 class ControlClient:
@@ -56,7 +70,7 @@ class ControlClient:
         try:
             self._http = httpx.Client(
                 base_url=self._url,
-                headers={"Authorization": f"Bearer {token}"},
+                headers={"Authorization": f"Bearer {token}", "X-Llumctl-Actor": actor()},
                 timeout=timeout_s,
                 trust_env=False,
                 verify=_certificates(base_url),
@@ -88,10 +102,65 @@ class ControlClient:
     def stop(self, request: StopRequest) -> StopProgress:
         return self._call(StopProgress, "POST", "/v1/stop", request)
 
+    def events(self, after: str = "", limit: int = 1000) -> EventPage:
+        """The oldest `limit` events after a position; "" begins with the oldest kept."""
+        return self._call(EventPage, "GET", "/v1/events", params={"after": after, "limit": limit})
+
+    def requests(
+        self,
+        instance: str | None = None,
+        states: tuple[RequestState, ...] = (),
+        limit: int = 1000,
+    ) -> RequestList:
+        """Live requests and those that ended lately; all states if none are named."""
+        params: dict[str, str | int | list[str]] = {"limit": limit, "state": list(states)}
+        if instance is not None:
+            params["instance"] = instance
+        return self._call(RequestList, "GET", "/v1/requests", params=params)
+
+    def request(self, reference: str) -> RequestDetail:
+        """By id, client's id or a unique beginning. Raises NotFoundError, ConflictError."""
+        return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
+
+    def watch(
+        self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
+    ) -> Iterator[Frame]:
+        """Frames as they come, for ever: statuses every so often (None: none) and events after
+        a position ("latest": only new ones, "": from the oldest kept).
+
+        Raises:
+            UnreachableError: nothing, not even a ping, came for 5 s, or the stream ended.
+        """
+        params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
+        if status_every_s is not None:
+            params["status_every_s"] = status_every_s
+        timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
+        try:
+            with self._http.stream("GET", "/v1/watch", params=params, timeout=timeout) as stream:
+                if not stream.is_success:
+                    stream.read()
+                    raise self._refusal(stream)
+                for line in stream.iter_lines():
+                    if line and (frame := parse_frame(line)) is not None:
+                        yield frame
+        except httpx.TimeoutException as error:
+            raise UnreachableError(
+                f"the controller at {self._url} said nothing for {STREAM_SILENCE_S:g} s",
+                UNREACHABLE_HINT,
+            ) from error
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        raise UnreachableError(f"the controller at {self._url} ended the stream", UNREACHABLE_HINT)
+
     def _call(
-        self, answer: type[Answer], method: str, path: str, body: WireModel | None = None
+        self,
+        answer: type[Answer],
+        method: str,
+        path: str,
+        body: WireModel | None = None,
+        params: Params | None = None,
     ) -> Answer:
-        response = self._send(method, path, body)
+        response = self._send(method, path, body, params)
         if not response.is_success:
             raise self._refusal(response)
         self._check_schema(response)
@@ -102,21 +171,25 @@ class ControlClient:
                 f"what answers at {self._url} is not a controller of llumctl", UNREACHABLE_HINT
             ) from error
 
-    def _send(self, method: str, path: str, body: WireModel | None) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: WireModel | None, params: Params | None
+    ) -> httpx.Response:
         content = None if body is None else body.model_dump_json()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            return self._http.request(method, path, content=content, headers=headers)
+            return self._http.request(method, path, content=content, headers=headers, params=params)
         except httpx.TimeoutException as error:
             raise UnreachableError(
                 f"the controller at {self._url} did not answer within {self._timeout_s:g} s",
                 UNREACHABLE_HINT,
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UnreachableError(
-                f"the controller at {self._url} cannot be reached: {_reason(error)}",
-                UNREACHABLE_HINT,
-            ) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        return UnreachableError(
+            f"the controller at {self._url} cannot be reached: {_reason(error)}", UNREACHABLE_HINT
+        )
 
     def _refusal(self, response: httpx.Response) -> LlumctlError:
         kind = _BY_STATUS.get(response.status_code, LlumctlError)
@@ -137,6 +210,26 @@ class ControlClient:
                 f" ({version}, this llumctl knows {SCHEMA_VERSION})",
                 "pip install --upgrade llumctl",
             )
+
+
+def parse_frame(line: str | bytes) -> Frame | None:
+    """One line of a watch stream or a recording; None for a type that this llumctl does not
+    know. Raises ValueError for what is no frame."""
+    try:
+        return _frames.validate_json(line)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] == "union_tag_invalid":
+            return None
+        raise ValueError("not a frame of llumctl's watch stream") from error
+
+
+def actor() -> str:
+    """Who acts, for the audit log: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no such user, no environment
+        user = "unknown"
+    return f"{user}@{platform.node()}".encode("ascii", "replace").decode()
 
 
 def _certificates(url: str) -> bool | ssl.SSLContext:

@@ -6,6 +6,7 @@ infinity: a draining instance's freeness is null beside its state.
 """
 
 from enum import StrEnum
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,11 +37,23 @@ class InstanceState(StrEnum):
 
 
 class QueueHeadStatus(WireModel):
+    """`why` it waits: batch-full, memory, fragmented or next-step (docs/metrics.md)."""
+
     request_id: str
     level: str
     demand_blocks: int
     waited_s: float
     evicted: bool
+    why: str = ""
+
+
+class EmulationStatus(WireModel):
+    """How well an emulated engine keeps its profile's time, since it began: what its steps should
+    have taken, what they took, and how many ended more than 5% late."""
+
+    profile_time_s: float
+    wall_time_s: float
+    num_late_steps: int
 
 
 class InstanceStatus(WireModel):
@@ -53,6 +66,7 @@ class InstanceStatus(WireModel):
     num_restarts: int = 0
     node: str = ""
     pid: int | None = None
+    up_s: float | None = None
     freeness_steps: float | None = None
     virtual_usage_blocks: int | None = None
     headroom_blocks: int | None = None
@@ -60,7 +74,9 @@ class InstanceStatus(WireModel):
     num_total_blocks: int | None = None
     num_free_blocks: int | None = None
     watermark_blocks: int | None = None
+    max_running_reqs: int | None = None
     num_running_reqs: int | None = None
+    num_running_by_level: dict[str, int] = Field(default_factory=dict)
     num_waiting_reqs: int | None = None
     num_unreported_reqs: int = 0
     kv_cache_usage: float | None = None
@@ -68,6 +84,8 @@ class InstanceStatus(WireModel):
     num_evictions: int | None = None
     step_time_s: float | None = None
     num_steps: int | None = None
+    emulation: EmulationStatus | None = None
+    ttft_p99_s: float | None = None
     age_s: float | None = None
 
 
@@ -79,8 +97,18 @@ class FrontendStatus(WireModel):
     num_restarts: int = 0
     node: str = ""
     pid: int | None = None
+    up_s: float | None = None
     num_live_reqs: int = 0
+    ttft_p99_s: float | None = None
     age_s: float | None = None
+
+
+class LevelStatus(WireModel):
+    """A priority level: higher ranks go first."""
+
+    name: str
+    rank: int
+    target_load_tokens: int | None = None
 
 
 class ClusterStatus(WireModel):
@@ -90,11 +118,127 @@ class ClusterStatus(WireModel):
     detail: str = ""
     model: str
     policy: str
+    engine: str = "vllm"
     endpoint_url: str
+    time_s: float = 0.0
+    """When this was so: seconds since the epoch, by the controller's clock."""
     uptime_s: float
     num_held_reqs: int
+    levels: tuple[LevelStatus, ...] = ()
+    last_event: str = ""
+    """Position of the newest event."""
     instances: tuple[InstanceStatus, ...]
     frontends: tuple[FrontendStatus, ...]
+
+
+class Event(WireModel):
+    """Something that happened; `kind` and `cause_id` as in docs/metrics.md.
+
+    `position` is where it stands in the controller's log. It is empty in a request's history,
+    which travels with the request and outlives the controller.
+    """
+
+    position: str = ""
+    kind: str
+    time_s: float
+    cause_id: str
+    reason: str = ""
+    instance_id: str | None = None
+    incarnation: int | None = None
+    frontend_id: str | None = None
+    request_id: str | None = None
+    level: str | None = None
+    actor: str | None = None
+    numbers: dict[str, float | int | None] = Field(default_factory=dict)
+
+
+class EventPage(WireModel):
+    """`missed`: events between the position asked for and the first one here that the
+    controller has forgotten; null if it cannot tell, because it restarted since."""
+
+    schema_version: int = SCHEMA_VERSION
+    events: tuple[Event, ...]
+    next_position: str
+    missed: int | None = 0
+
+
+class RequestState(StrEnum):
+    """`evicted` ran before and waits to run again; the last three are final."""
+
+    DISPATCHING = "dispatching"
+    WAITING = "waiting"
+    RUNNING = "running"
+    EVICTED = "evicted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class RequestStatus(WireModel):
+    """One sequence. `id` is llumctl's, `client_id` the one that the client knows; `parent_id`
+    is set where one client request became several (`n` > 1)."""
+
+    id: str
+    client_id: str
+    parent_id: str | None = None
+    state: RequestState
+    level: str
+    frontend_id: str
+    instance_id: str | None = None
+    arrival_time_s: float
+    age_s: float
+    """Since it arrived; of an ended one, how long it took."""
+    ttft_s: float | None = None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_evictions: int = 0
+    finish_reason: str | None = None
+
+
+class RequestList(WireModel):
+    """`num_matching` counts all; `silent_frontends` did not answer, theirs are missing."""
+
+    schema_version: int = SCHEMA_VERSION
+    requests: tuple[RequestStatus, ...]
+    num_matching: int
+    silent_frontends: tuple[str, ...] = ()
+
+
+class RequestDetail(RequestStatus):
+    schema_version: int = SCHEMA_VERSION
+    history: tuple[Event, ...] = ()
+
+
+class StatusFrame(WireModel):
+    type: Literal["status"] = "status"
+    time_s: float
+    status: ClusterStatus
+
+
+class EventFrame(WireModel):
+    type: Literal["event"] = "event"
+    time_s: float
+    event: Event
+
+
+class GapFrame(WireModel):
+    """Events were lost before the next one: `missed` of them, null if nobody can tell."""
+
+    type: Literal["gap"] = "gap"
+    time_s: float
+    missed: int | None = None
+
+
+class PingFrame(WireModel):
+    """Nothing happened: the stream is alive."""
+
+    type: Literal["ping"] = "ping"
+    time_s: float
+
+
+Frame = Annotated[StatusFrame | EventFrame | GapFrame | PingFrame, Field(discriminator="type")]
+"""One line of the watch stream, and of a recording. `time_s`: when the controller wrote it,
+seconds since the epoch. Readers skip types that they do not know."""
 
 
 class StopRequest(WireModel):

@@ -23,6 +23,9 @@ SCHEMA_VERSION = 1
 CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 """The same names as `controller.api.settings.ClusterName`."""
 
+VIEW_TOKEN_FILE = "view-token"
+"""Beside it: a token that may look at the control API and not act, for Prometheus."""
+
 _FILE = "run.json"
 _LOCK = "lock"
 

@@ -48,7 +48,8 @@ class InstanceSnapshot:
 
     `num_total_blocks` leaves out the null block; `num_used_blocks` counts a shared block
     once and cached, unreferenced blocks not at all. `fill_blocks` is summed over the
-    requests in mid-prefill, `queued_demand_blocks` over everything queued.
+    requests in mid-prefill, `queued_demand_blocks` over everything queued. `max_num_running`
+    is how many requests the batch has places for (0: not known).
     """
 
     instance_id: str
@@ -58,6 +59,7 @@ class InstanceSnapshot:
     num_free_blocks: int
     watermark_blocks: int = 0
     fill_blocks: int = 0
+    max_num_running: int = 0
     num_running: int = 0
     num_running_by_rank: Mapping[int, int] = field(default_factory=dict)
     num_queued: int = 0

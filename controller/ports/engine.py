@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from controller.core.snapshot import InstanceSnapshot
 
@@ -11,11 +11,18 @@ Frames = Sequence[bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class EmittedTokens:
-    """One request's share of a step: how many tokens, and whether they are its last."""
+    """One request's share of a step: how many tokens, and how it ended if it did.
+
+    `finish_reason` is vLLM's word: stop, length, abort or error.
+    """
 
     request_id: str
     num_tokens: int
-    finished: bool
+    finish_reason: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,35 @@ class StepOutputs:
     body: Any
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """A request entered the batch, or lost its blocks to memory pressure.
+
+    `num_cached_tokens` is what the prefix cache spared it on admission.
+    """
+
+    kind: Literal["admitted", "evicted"]
+    request_id: str
+    time_s: float
+    """Seconds since the epoch."""
+    num_tokens: int
+    """Of the request at that moment: prompt and outputs."""
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How well an emulated engine keeps the time of its profile, since it began.
+
+    `profile_time_s` is what its steps should have taken, `wall_time_s` what they took, with what
+    lay between steps that followed each other. `num_late_steps` ended more than 5% late.
+    """
+
+    profile_time_s: float = 0.0
+    wall_time_s: float = 0.0
+    num_late_steps: int = 0
+
+
 class Engine(Protocol):
     """One instance's engine. `prepare` and `encode` may be called from any thread; all the
     others only from the thread that built it, between steps."""
@@ -34,6 +70,10 @@ class Engine(Protocol):
     max_model_len: int
     num_gpu_blocks: int
     block_size: int
+    max_num_running: int
+    """Requests that fit into the batch."""
+    emulation: Emulation | None
+    """None for an engine that computes."""
     supported_tasks: tuple[str, ...]
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
@@ -49,6 +89,9 @@ class Engine(Protocol):
     def step(self) -> Sequence[StepOutputs]: ...
 
     def encode(self, body: Any) -> Frames: ...
+
+    def take_events(self) -> Sequence[EngineEvent]:
+        """What happened since the last call, in order."""
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot: ...
 

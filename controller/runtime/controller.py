@@ -8,6 +8,7 @@ What is lost: the counts of restarts, and requests it held (their frontends ask 
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,29 +26,35 @@ from controller.core.events import (
     Ticked,
 )
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.ports.engine import Emulation
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
+from controller.runtime.journal import Journal, best_candidates
 from controller.runtime.messages import (
     Directory,
     DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
     DrainFrontend,
+    Happened,
     Hello,
     InstanceEntry,
     InstanceLost,
     Message,
     Refused,
+    RequestsAnswered,
     StatusPull,
     StatusPushed,
     decode,
     encode,
 )
+from controller.runtime.request_query import RequestQueries
 from controller.runtime.roster import Member, Roster, RosterChange
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+DIRECTORY_EVERY_S = 0.4
 # A member that said nothing for this long gets no directories: they would pile up for it.
 SILENCE_S = 5.0
 # Beyond the grace time: what the frontends need to send their last bytes.
@@ -58,17 +65,32 @@ STOP_MARGIN_S = 6.0
 class StepStats:
     num_steps: int = 0
     step_time_s: float = 0.0
+    ttft_p99_s: float | None = None
+    emulation: Emulation | None = None
 
 
 class Controller:
-    def __init__(self, mailbox: Mailbox, launcher: Launcher, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        launcher: Launcher,
+        config: SchedulerConfig,
+        max_events: int = 10_000,
+    ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
         self.config = config
         self.scheduler = GlobalScheduler(config)
         self.roster = Roster()
         self.step_stats: dict[str, StepStats] = {}
+        self.journal = Journal(secrets.token_hex(4), max_events)
+        self.queries = RequestQueries(
+            lambda frontend_id, asked: self._send(self.roster.members[frontend_id], asked)
+        )
         self.was_ready = False
+        self._stalled: set[str] = set()
+        self._sent_directory: Directory | None = None
+        self._sent_directory_s = float("-inf")
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
 
@@ -76,6 +98,7 @@ class Controller:
 
     def start(self, num_instances: int, num_frontends: int) -> None:
         self._mailbox.start(self._on_message, self._on_lost)
+        self.journal.controller_started()
         for index in range(num_frontends):
             self.roster.expect("frontend", f"f-{index}")
             self._launcher.launch_frontend(f"f-{index}")
@@ -87,8 +110,8 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked())
-            self._pull_silent_instances()
-            self._send_directory()
+            self._watch_progress()
+            self._send_directory_if_due()
 
     def stop(self, drain: bool, grace_s: float) -> None:
         """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
@@ -128,6 +151,11 @@ class Controller:
         match decode(head):
             case StatusPushed() as status:
                 self._on_status(status)
+            case Happened(events=events):
+                for event in events:
+                    self.journal.append(event)
+            case RequestsAnswered() as answer:
+                self.queries.answered(answer)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
                 self._handle(
                     DispatchRequested(
@@ -150,7 +178,9 @@ class Controller:
         member = self.roster.members.get(snapshot.instance_id)
         if member is None or not member.alive or member.incarnation != snapshot.incarnation:
             return  # a late push of a dead incarnation
-        self.step_stats[snapshot.instance_id] = StepStats(status.num_steps, status.step_time_s)
+        self.step_stats[snapshot.instance_id] = StepStats(
+            status.num_steps, status.step_time_s, status.ttft_p99_s, status.emulation
+        )
         self._handle(StatusReported(snapshot, status.last_dispatch_seq))
         self._note_readiness()
 
@@ -168,8 +198,10 @@ class Controller:
             log.warning("hello of an unknown member %s", hello.member_id)
             return
         member = change.member
+        if change.failed:
+            self.journal.member(member, member.incarnation, "failed", member.detail)
         if change.died is not None:
-            self._announce_death(member, change.died)
+            self._announce_death(member, change.died, "another process took its place")
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
             self._send(member, change.welcome)
@@ -181,6 +213,7 @@ class Controller:
     def _begin_serving(self, change: RosterChange) -> None:
         member = change.member
         log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
+        self.journal.member(member, member.incarnation, "started")
         if member.kind == "instance":
             self._handle(InstanceStarted(member.member_id, member.incarnation))
             self._send_directory()
@@ -191,9 +224,10 @@ class Controller:
         member = self.roster.lost(address)
         if member is not None:
             log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
-            self._announce_death(member, member.incarnation)
+            self._announce_death(member, member.incarnation, "its process is gone")
 
-    def _announce_death(self, member: Member, incarnation: int) -> None:
+    def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
+        self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
             self._handle(InstanceDied(member.member_id, incarnation))
             self._to_frontends(InstanceLost(member.member_id, incarnation))
@@ -215,8 +249,11 @@ class Controller:
                     instruction.instance_id,
                     instruction.incarnation,
                     instruction.seq,
+                    best_candidates(instruction),
                 )
+                self.journal.dispatched(instruction, self.config.policy)
             case Reject():
+                self.journal.rejected(instruction)
                 answer = Refused(
                     instruction.request_id, str(instruction.code), instruction.retry_after_s
                 )
@@ -238,19 +275,34 @@ class Controller:
             )
         )
 
+    def _send_directory_if_due(self) -> None:
+        """At once what is new; else only often enough to be heard: frontends take a controller
+        that is silent for 1 s for dead."""
+        is_news = self._directory() != self._sent_directory
+        if is_news or self.now_s() - self._sent_directory_s >= DIRECTORY_EVERY_S:
+            self._send_directory()
+
     def _send_directory(self) -> None:
         directory, now_s = self._directory(), self.now_s()
+        self._sent_directory, self._sent_directory_s = directory, now_s
         for frontend in self.roster.frontends():
             if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
                 self._send(frontend, directory)
 
-    def _pull_silent_instances(self) -> None:
+    def _watch_progress(self) -> None:
         """Health by pull when the pushes stop (paper's successor, status tracking)."""
         now_s = self.now_s()
         for member in self.roster.instances():
             record = self.scheduler.instances.get(member.member_id)
-            if member.serving and record and not record.schedulable(now_s):
+            if not member.serving or record is None:
+                self._stalled.discard(member.member_id)
+                continue
+            refusal = record.refusal(now_s)
+            if refusal is not None:
                 self._send(member, StatusPull(), droppable=True)
+            if (refusal == "stalled") != (member.member_id in self._stalled):
+                self._stalled ^= {member.member_id}
+                self.journal.stalled(member, refusal == "stalled", now_s - record.last_report_s)
 
     def _to_frontends(self, message: Message) -> None:
         for frontend in self.roster.frontends():

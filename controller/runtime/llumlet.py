@@ -15,8 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.latency_window import LatencyWindow
 from controller.core.snapshot import InstanceSnapshot
-from controller.ports.engine import Engine, EngineFactory, StepOutputs
+from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
 from controller.runtime.messages import (
@@ -24,6 +28,7 @@ from controller.runtime.messages import (
     AddRequest,
     DispatchUnused,
     EngineInfo,
+    Happened,
     OutputItem,
     OutputsEmitted,
     RequestRefused,
@@ -38,6 +43,8 @@ log = logging.getLogger(__name__)
 
 # An idle engine thread wakes this often, so that a hang shows as missing progress.
 HEARTBEAT_S = 1.0
+# A percentile is computed at most this often; statuses are pushed every few milliseconds.
+PERCENTILE_EVERY_S = 1.0
 
 Command = Callable[[Engine], None]
 
@@ -49,6 +56,7 @@ class _Emitting:
     frontend: str
     attempt: int
     hop: int
+    arrival_time_s: float
     next_index: int = 0
 
 
@@ -70,6 +78,9 @@ class Llumlet:
         self._emitting: dict[str, _Emitting] = {}
         self._frontends: list[str] = []  # an engine's frontend_index is a position here
         self._last_dispatch_seq = 0
+        self._ttft = LatencyWindow()
+        self._ttft_p99_s: float | None = None
+        self._percentile_at_s = 0.0
         self._engine: Engine | None = None
         self._stopped: asyncio.Future[None]
         self._loop: asyncio.AbstractEventLoop
@@ -125,7 +136,9 @@ class Llumlet:
             self._refuse(add, str(error))
             self._commands.put(lambda engine: self._account(add.dispatch_seq))
             return
-        self._emitting[add.request_id] = _Emitting(add.reply_to, add.attempt, add.hop)
+        self._emitting[add.request_id] = _Emitting(
+            add.reply_to, add.attempt, add.hop, add.arrival_time_s
+        )
         self._commands.put(functools.partial(self._add, add, prepared))
 
     def _refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
@@ -160,8 +173,12 @@ class Llumlet:
                         emitting.hop,
                         emitting.next_index,
                         emitted.num_tokens,
+                        emitted.finish_reason,
                     )
                 )
+                if emitting.next_index == 0 and emitted.num_tokens:
+                    now_s = time.time()
+                    self._ttft.add(now_s, now_s - emitting.arrival_time_s)
                 emitting.next_index += emitted.num_tokens
                 if emitted.finished:
                     del self._emitting[emitted.request_id]
@@ -171,7 +188,41 @@ class Llumlet:
             frontend = self._frontends[step.frontend_index]
             self._mailbox.send(frontend, encode(header), self._engine.encode(step.body))
 
+    def _tell(self, events: Sequence[EngineEvent], num_steps: int) -> None:
+        """The controller, for its log, and each request's frontend, for its history."""
+        cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
+        by_frontend: dict[str, list[LoggedEvent]] = {}
+        for event in (self._logged(event, cause_id) for event in events):
+            self._member.tell(event)
+            if emitting := self._emitting.get(event.request_id or ""):
+                by_frontend.setdefault(emitting.frontend, []).append(event)
+        for frontend, its_events in by_frontend.items():
+            self._mailbox.send(frontend, encode(Happened(tuple(its_events))))
+
+    def _logged(self, event: EngineEvent, cause_id: str) -> LoggedEvent:
+        numbers = {"num_tokens": event.num_tokens}
+        if event.kind == "admitted":
+            kind, reason = EventKind.ADMITTED, "into the batch"
+            numbers["num_cached_tokens"] = event.num_cached_tokens
+        else:
+            kind, reason = EventKind.EVICTED, "memory pressure"
+        return LoggedEvent(
+            kind,
+            event.time_s,
+            cause_id,
+            reason,
+            instance_id=self._member.member_id,
+            incarnation=self._member.incarnation,
+            request_id=event.request_id,
+            numbers=numbers,
+        )
+
     def _push_status(self, status: StatusPushed) -> None:
+        now_s = time.time()
+        if now_s >= self._percentile_at_s:
+            self._percentile_at_s = now_s + PERCENTILE_EVERY_S
+            self._ttft_p99_s = self._ttft.percentile(0.99, now_s)
+        status = msgspec.structs.replace(status, ttft_p99_s=self._ttft_p99_s)
         self._mailbox.send(self._member.controller_address, encode(status), droppable=True)
 
     def _serve(self, engine: Engine) -> None:
@@ -208,6 +259,9 @@ class Llumlet:
                 ended_s = time.perf_counter()
                 step_time_s = ended_s - started_s
                 num_steps += 1
+                # Before the outputs: a request is admitted before its first token.
+                if events := engine.take_events():
+                    self._call(self._tell, events, num_steps)
                 if outputs:
                     self._call(self._emit, outputs)
             now_s = time.monotonic()
@@ -243,7 +297,9 @@ class Llumlet:
         snapshot: InstanceSnapshot = engine.snapshot(
             self._member.member_id, self._member.incarnation
         )
-        return StatusPushed(snapshot, self._last_dispatch_seq, num_steps, step_time_s)
+        return StatusPushed(
+            snapshot, self._last_dispatch_seq, num_steps, step_time_s, engine.emulation
+        )
 
     def _call_report(self, detail: str) -> None:
         self._call(self._member.report, "starting", detail)

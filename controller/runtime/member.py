@@ -7,11 +7,14 @@ its table from, and what shows that the process is alive while its engine still 
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Callable
 
+from controller.core.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
 from controller.runtime.messages import (
     EngineInfo,
+    Happened,
     Hello,
     MemberKind,
     Phase,
@@ -31,6 +34,7 @@ class Membership:
         controller_address: str,
         node: str,
         num_live_reqs: Callable[[], int],
+        ttft_p99_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.kind = kind
         self.member_id = member_id
@@ -39,10 +43,23 @@ class Membership:
         self._mailbox = mailbox
         self._node = node
         self._num_live_reqs = num_live_reqs
+        self._ttft_p99_s = ttft_p99_s
+        self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
         self._phase: Phase = "starting"
         self._detail = ""
         self._info: EngineInfo | None = None
+        self._untold: list[LoggedEvent] = []
+
+    def tell(self, event: LoggedEvent) -> None:
+        """The controller shall log it; what happens in one turn of the loop goes together."""
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_controller)
+        self._untold.append(event)
+
+    def _tell_controller(self) -> None:
+        told, self._untold = tuple(self._untold), []
+        self._mailbox.send(self.controller_address, encode(Happened(told)), droppable=True)
 
     def report(self, phase: Phase, detail: str = "", info: EngineInfo | None = None) -> None:
         """Tell the controller at once that this process has got so far."""
@@ -63,6 +80,8 @@ class Membership:
             detail=self._detail,
             info=self._info,
             num_live_reqs=self._num_live_reqs(),
+            up_s=time.monotonic() - self._began_s,
+            ttft_p99_s=self._ttft_p99_s(),
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 

@@ -8,7 +8,10 @@ from typing import Literal
 
 import msgspec
 
+from controller.core.event_log import LoggedEvent
+from controller.core.request_record import RequestRecord, RequestState
 from controller.core.snapshot import InstanceSnapshot
+from controller.ports.engine import Emulation
 
 MemberKind = Literal["instance", "frontend"]
 Phase = Literal["starting", "active", "failed", "stopped"]
@@ -45,6 +48,9 @@ class Hello(Message, frozen=True):
     detail: str = ""
     info: EngineInfo | None = None
     num_live_reqs: int = 0
+    up_s: float = 0.0
+    ttft_p99_s: float | None = None
+    """Of a frontend, over the last minute."""
 
 
 class Welcome(Message, frozen=True):
@@ -76,6 +82,33 @@ class StatusPushed(Message, frozen=True):
     last_dispatch_seq: int
     num_steps: int
     step_time_s: float
+    emulation: Emulation | None = None
+    ttft_p99_s: float | None = None
+
+
+class Happened(Message, frozen=True):
+    """Member to controller, and instance to the frontend whose requests it is about."""
+
+    events: tuple[LoggedEvent, ...]
+
+
+class RequestsAsked(Message, frozen=True):
+    """Controller to frontends: which requests have you? `matching` is an id, the client's own
+    id, or the beginning of one; with `history`, what happened to each comes along."""
+
+    query_id: str
+    instance_id: str | None
+    states: tuple[RequestState, ...]
+    matching: str | None
+    history: bool
+    max_requests: int
+
+
+class RequestsAnswered(Message, frozen=True):
+    query_id: str
+    frontend_id: str
+    requests: tuple[RequestRecord, ...]
+    num_matching: int
 
 
 class StatusPull(Message, frozen=True):
@@ -100,6 +133,8 @@ class Dispatched(Message, frozen=True):
     instance_id: str
     incarnation: int
     seq: int
+    candidates: tuple[tuple[str, float], ...] = ()
+    """The freest instances considered and their scores, best first."""
 
 
 class Refused(Message, frozen=True):
@@ -129,6 +164,7 @@ class AddRequest(Message, frozen=True):
     reply_to: str
     incarnation: int
     dispatch_seq: int
+    arrival_time_s: float = 0.0
     attempt: int = 0
     hop: int = 0
 
@@ -152,6 +188,7 @@ class OutputItem(msgspec.Struct, frozen=True, array_like=True):
     hop: int
     first_index: int
     num_tokens: int
+    finish_reason: str | None = None
 
 
 class OutputsEmitted(Message, frozen=True):
@@ -175,6 +212,9 @@ AnyMessage = (
     | Welcome
     | Directory
     | StatusPushed
+    | Happened
+    | RequestsAsked
+    | RequestsAnswered
     | StatusPull
     | DispatchAsked
     | DispatchWithdrawn

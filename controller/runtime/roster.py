@@ -26,7 +26,10 @@ class Member:
     detail: str = "launching"
     info: EngineInfo | None = None
     num_live_reqs: int = 0
+    ttft_p99_s: float | None = None
     num_restarts: int = 0
+    up_s: float = 0.0
+    """How long its process had run at its last Hello."""
     heard_s: float | None = None
 
     @property
@@ -42,6 +45,8 @@ class RosterChange:
     welcome: Welcome | None = None
     died: int | None = None
     began_serving: bool = False
+    failed: bool = False
+    """It says for the first time that it cannot start."""
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class Roster:
         if member is None or member.kind != hello.kind:
             return None
         was_serving = (member.incarnation, member.serving)
+        had_failed = member.phase == "failed" and member.nonce == hello.nonce
         died, welcome = None, None
         if member.nonce != hello.nonce:
             died = member.incarnation if member.alive else None
@@ -80,8 +86,10 @@ class Roster:
         member.address, member.node, member.pid = hello.address, hello.node, hello.pid
         member.phase, member.detail = hello.phase, hello.detail
         member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
+        member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
         began = member.serving and was_serving != (member.incarnation, True)
-        return RosterChange(member, welcome, died, began)
+        failed = member.phase == "failed" and not had_failed
+        return RosterChange(member, welcome, died, began, failed)
 
     def lost(self, address: str) -> Member | None:
         """The process behind `address` is gone; None if no live member was there."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.bypass import choose_without_controller
+from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery, Epoch, TokenOrder
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
@@ -25,15 +26,19 @@ from controller.runtime.messages import (
     DispatchUnused,
     DispatchWithdrawn,
     DrainFrontend,
+    Happened,
     InstanceEntry,
     InstanceLost,
     OutputsEmitted,
     Refused,
     RequestRefused,
+    RequestsAnswered,
+    RequestsAsked,
     Welcome,
     decode,
     encode,
 )
+from controller.runtime.request_book import RequestBook
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +54,19 @@ class NotDispatchedError(Exception):
         super().__init__(code)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One sequence to serve. `parent_id` is set where `n` > 1 made several of one request."""
+
+    request_id: str
+    client_request_id: str
+    num_prompt_tokens: int
+    rank: int
+    arrival_time_s: float
+    """Seconds since the epoch."""
+    parent_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -75,8 +93,11 @@ class RouterEvents:
 
 
 class Router:
-    def __init__(self, member: Membership, mailbox: Mailbox, events: RouterEvents) -> None:
+    def __init__(
+        self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
+    ) -> None:
         self._member = member
+        self._book = book
         self._mailbox = mailbox
         self._events = events
         self._routes: dict[str, _Route] = {}
@@ -102,17 +123,30 @@ class Router:
             self._hellos.cancel()
         await self._mailbox.close()
 
-    async def submit(
-        self,
-        request_id: str,
-        num_prompt_tokens: int,
-        rank: int,
-        arrival_time_s: float,
-        payload: Sequence[Any],
-    ) -> None:
+    async def submit(self, arrival: Arrival, payload: Sequence[Any]) -> None:
         """Dispatch and send. Raises NotDispatchedError; a request aborted meanwhile is not sent."""
+        self._book.arrived(
+            arrival.request_id,
+            arrival.client_request_id,
+            arrival.parent_id,
+            arrival.rank,
+            arrival.num_prompt_tokens,
+            arrival.arrival_time_s,
+        )
+        try:
+            await self._dispatch(arrival, payload)
+        except NotDispatchedError as refusal:
+            self._book.ended(arrival.request_id, RequestState.FAILED, refusal.code)
+            raise
+
+    async def _dispatch(self, arrival: Arrival, payload: Sequence[Any]) -> None:
+        request_id = arrival.request_id
         ask = DispatchAsked(
-            request_id, self._member.member_id, num_prompt_tokens, rank, arrival_time_s
+            request_id,
+            self._member.member_id,
+            arrival.num_prompt_tokens,
+            arrival.rank,
+            arrival.arrival_time_s,
         )
         asked = self._asked[request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -130,19 +164,23 @@ class Router:
         if entry is None or entry.incarnation != answer.incarnation:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)  # died in between
         self._routes[request_id] = _Route(entry.instance_id, entry.incarnation, entry.address)
+        self._note_dispatch(answer)
         add = AddRequest(
             request_id,
             self._member.member_id,
             self._mailbox.address,
             entry.incarnation,
             answer.seq,
+            arrival.arrival_time_s,
         )
         self._mailbox.send(entry.address, encode(add), payload)
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget these requests and have their instances free their blocks."""
+    def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
+        """Forget these requests and have their instances free their blocks; `outcome` is how
+        they ended for their clients."""
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
+            self._book.ended(request_id, outcome, reason)
             if route := self._routes.pop(request_id, None):
                 by_address.setdefault(route.address, []).append(request_id)
             elif asked := self._asked.pop(request_id, None):
@@ -152,7 +190,7 @@ class Router:
             self._mailbox.send(address, encode(AbortRequests(tuple(ids))))
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
-        """Of `outputs` (each with `request_id` and `finished`), those due now, in order."""
+        """Of `outputs` (each with a `request_id`), those due now, in order."""
         by_id = {output.request_id: output for output in outputs}
         due: list[Delivery[Any]] = []
         for item in emitted.items:
@@ -161,9 +199,12 @@ class Router:
             if route is None or output is None:
                 continue
             epoch = Epoch(item.attempt, item.hop)
-            for delivery in route.order.offer(epoch, item.first_index, item.num_tokens, output):
-                due.append(delivery)
-                if delivery.item.finished:
+            offered = route.order.offer(epoch, item.first_index, item.num_tokens, (item, output))
+            for (delivered, its_output), num_skip in offered:
+                due.append(Delivery(its_output, num_skip))
+                num_new = delivered.num_tokens - num_skip
+                self._book.emitted(item.request_id, num_new, delivered.finish_reason)
+                if delivered.finish_reason is not None:
                     self._routes.pop(item.request_id, None)
         return due
 
@@ -191,6 +232,17 @@ class Router:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)
         return Dispatched(ask.request_id, chosen.instance_id, chosen.incarnation, seq=0)
 
+    def _note_dispatch(self, answer: Dispatched) -> None:
+        alone = answer.seq == 0  # the controller counts from 1
+        self._book.dispatched(
+            answer.request_id,
+            answer.instance_id,
+            answer.incarnation,
+            answer.candidates,
+            "by the frontend alone: the controller is silent" if alone else "by the controller",
+            tell=alone,
+        )
+
     def _withdraw(self, request_id: str, asked: asyncio.Future[Dispatched]) -> None:
         if asked.done():
             if not asked.cancelled() and asked.exception() is None:
@@ -217,10 +269,20 @@ class Router:
                     asked.set_exception(NotDispatchedError(refused.code, refused.retry_after_s))
             case RequestRefused(request_id=request_id, message=message, retryable=retryable):
                 if self._routes.pop(request_id, None):
+                    self._book.ended(request_id, RequestState.FAILED, message)
                     tell = self._events.on_failed if retryable else self._events.on_refused
                     tell(request_id, message)
             case InstanceLost() as lost:
                 self._lose(lost)
+            case Happened(events=events):
+                for event in events:
+                    self._book.happened(event)
+            case RequestsAsked() as ask:
+                requests, num_matching = self._book.answer(ask)
+                answer = RequestsAnswered(
+                    ask.query_id, self._member.member_id, requests, num_matching
+                )
+                self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
             case Directory(instances=instances):
                 self._heard_controller_s = asyncio.get_running_loop().time()
                 self._instances = {entry.instance_id: entry for entry in instances}
@@ -273,4 +335,6 @@ class Router:
             if is_lost(route):
                 del self._routes[request_id]
                 why = f"instance {route.instance_id} died while it ran this request; send it again"
+                cause_id = f"lost-{route.instance_id}-{route.incarnation}"
+                self._book.ended(request_id, RequestState.FAILED, why, cause_id)
                 self._events.on_failed(request_id, why)

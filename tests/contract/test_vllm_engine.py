@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +215,7 @@ def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
         add(request_id, 4 * BLOCK_SIZE, max_tokens=120, rank=rank, arrival_s=arrival_s)
     evicted: list[str] = []
     requests = dict(engine._scheduler.requests)
+    engine.take_events()
     while engine.has_work():
         engine.step()
         now = look(engine)
@@ -224,6 +226,9 @@ def test_the_latest_arrival_of_the_lowest_rank_is_evicted_first(
             assert now.queue_head is not None
             assert now.queue_head.evicted
             assert now.queue_head.demand_blocks > 4, "with the tokens made before"
+    told = [event.request_id for event in engine.take_events() if event.kind == "evicted"]
+    assert len(told) == look(engine).num_evictions - before
+    assert list(dict.fromkeys(told)) == evicted
     assert evicted[0] == "late"
     assert evicted == ["late", "middle"][: len(evicted)]
     assert look(engine).num_evictions > before
@@ -239,6 +244,28 @@ def test_an_evicted_request_goes_on_where_it_was(engine: VllmEngine, add: Add) -
     tokens = finish(engine)
     assert look(engine).num_evictions > before
     assert tokens["r"] == alone
+
+
+def test_admissions_and_evictions_are_told_in_the_order_in_which_they_happen(
+    engine: VllmEngine, add: Add
+) -> None:
+    engine.take_events()
+    began_s = time.time()
+    for n in range(4):
+        add(f"r{n}", 4 * BLOCK_SIZE, max_tokens=120, arrival_s=float(n))
+    finish(engine)
+    events = engine.take_events()
+    assert engine.take_events() == []
+    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+    assert began_s <= events[0].time_s <= time.time()
+    for n in range(4):
+        kinds = [event.kind for event in events if event.request_id == f"r{n}"]
+        assert kinds == ["admitted", "evicted"] * (len(kinds) // 2) + ["admitted"]
+    first, *_ = events
+    assert (first.kind, first.request_id, first.num_tokens) == ("admitted", "r0", 4 * BLOCK_SIZE)
+    again = [e for e in events if e.kind == "admitted" and e.num_tokens > 4 * BLOCK_SIZE]
+    assert again, "with the tokens made before"
+    assert all(e.num_cached_tokens % BLOCK_SIZE == 0 for e in events)
 
 
 # -- abort --------------------------------------------------------------------------------

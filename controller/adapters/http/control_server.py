@@ -1,46 +1,122 @@
-"""The control API's listener: bearer token, JSON in and out, small errors."""
+"""The control API's listener: bearer tokens, JSON in and out, small errors."""
 
 import asyncio
-import hmac
+import secrets
 import socket
 import time
-from collections.abc import Coroutine, Mapping
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import uvicorn
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from controller.adapters.http.views import ClusterLabels, cluster_status
-from controller.api.models import ErrorBody, StopProgress, StopRequest
+from controller.adapters.http.errors import (
+    ApiError,
+    error_response,
+    on_api_error,
+    on_crash,
+    on_http_error,
+    on_invalid_input,
+)
+from controller.adapters.http.guard import BodyTooLargeError, Guard
+from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
+from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
+from controller.adapters.http.watch import WatchQuery, frames
+from controller.api.audit import AuditLog, printable
+from controller.api.models import (
+    ClusterStatus,
+    EventPage,
+    StopProgress,
+    StopRequest,
+)
 from controller.runtime.controller import Controller
+
+MAX_WATCHERS = 64
+# Watch streams never end by themselves; a stopping server does not wait for them.
+LAST_BYTES_S = 1
+
+Query = TypeVar("Query", bound=BaseModel)
+
+
+class EventsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    after: str = Field("", max_length=64)
+    limit: int = Field(1000, ge=1, le=10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the control API listens, and who may do what (see `Guard`)."""
+
+    host: str
+    port: int
+    control_token: str = field(repr=False)
+    view_token: str = field(repr=False)
 
 
 class ControlServer:
+    """`metrics` renders the exposition that `/metrics` answers."""
+
     def __init__(
-        self, controller: Controller, labels: ClusterLabels, token: str, host: str, port: int
+        self,
+        controller: Controller,
+        labels: ClusterLabels,
+        access: Access,
+        audit: AuditLog,
+        metrics: Callable[[ClusterStatus], bytes],
     ) -> None:
         self._controller = controller
         self._labels = labels
+        self._audit = audit
+        self._metrics = metrics
         self._started_s = time.monotonic()
-        self._socket = socket.create_server((host, port), backlog=128)
+        self._num_watchers = 0
+        self._stop_order: StopRequest | None = None
+        self._socket = socket.create_server((access.host, access.port), backlog=128)
         app = Starlette(
             routes=[
                 Route("/v1/status", self._status, methods=["GET"]),
+                Route("/v1/events", self._events, methods=["GET"]),
+                Route("/v1/watch", self._watch, methods=["GET"]),
+                Route("/v1/requests", self._requests, methods=["GET"]),
+                Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
+                Route("/metrics", self._scrape, methods=["GET"]),
             ],
-            middleware=[Middleware(TokenGuard, token=token)],
-            exception_handlers={HTTPException: _http_error, ValidationError: _invalid_body},
+            middleware=[
+                Middleware(
+                    Guard,
+                    control_token=access.control_token,
+                    view_token=access.view_token,
+                    host=access.host,
+                    on_refused=self._on_refused,
+                )
+            ],
+            exception_handlers={
+                ApiError: on_api_error,
+                HTTPException: on_http_error,
+                ValidationError: on_invalid_input,
+                BodyTooLargeError: _on_too_large,
+                Exception: on_crash,
+            },
         )
         app.router.redirect_slashes = False
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=LAST_BYTES_S,
+        )
         self._server = uvicorn.Server(config)
 
     async def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -52,62 +128,99 @@ class ControlServer:
                 working.add_done_callback(lambda _: setattr(self._server, "should_exit", True))
                 serving.add_done_callback(lambda _: working.cancel())
 
-    async def _status(self, _request: Request) -> Response:
+    # -- looking -------------------------------------------------------------------------
+
+    def _status_now(self) -> ClusterStatus:
         uptime_s = time.monotonic() - self._started_s
-        return _json(cluster_status(self._controller, self._labels, uptime_s))
+        return cluster_status(self._controller, self._labels, uptime_s)
+
+    async def _status(self, _request: Request) -> Response:
+        return _json(self._status_now())
+
+    async def _scrape(self, _request: Request) -> Response:
+        return Response(self._metrics(self._status_now()), media_type="text/plain; version=0.0.4")
+
+    async def _events(self, request: Request) -> Response:
+        query = _query(request, EventsQuery)
+        try:
+            page = self._controller.journal.log.after(query.after or None, query.limit)
+        except ValueError as error:
+            raise ApiError(400, "bad_position", str(error), "llumctl events") from error
+        events = tuple(event_model(event, position) for position, event in page.entries)
+        return _json(EventPage(events=events, next_position=page.next_position, missed=page.missed))
+
+    async def _watch(self, request: Request) -> Response:
+        query = _query(request, WatchQuery)
+        if self._num_watchers >= MAX_WATCHERS:
+            raise ApiError(429, "too_many_watchers", f"{MAX_WATCHERS} watch already")
+        lines = frames(self._controller.journal, self._status_now, query)
+        try:
+            first = await anext(lines)
+        except ValueError as error:
+            raise ApiError(400, "bad_position", str(error), "llumctl events -f") from error
+
+        async def counted() -> Any:
+            self._num_watchers += 1
+            try:
+                yield first
+                async for line in lines:
+                    yield line
+            finally:
+                self._num_watchers -= 1
+
+        return StreamingResponse(counted(), media_type="application/x-ndjson")
+
+    async def _requests(self, request: Request) -> Response:
+        return _json(await list_requests(self._controller, _query(request, RequestsQuery)))
+
+    async def _request(self, request: Request) -> Response:
+        return _json(await find_request(self._controller, request.path_params["reference"]))
+
+    # -- acting --------------------------------------------------------------------------
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
+        how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
+        if order != self._stop_order:  # not merely asked how far it is
+            self._record(request.scope, how, "the cluster", "done")
+            self._stop_order = order
         self._controller.stop(order.drain, order.grace_s)
         progress = StopProgress(
             stopped=self._controller.stopped, num_live_reqs=self._controller.num_live_reqs
         )
         return _json(progress)
 
+    def _record(self, scope: Scope, action: str, target: str, outcome: str) -> None:
+        cause_id, actor = f"op-{secrets.token_hex(4)}", _actor(scope)
+        self._audit.write(
+            actor=actor, action=action, target=target, outcome=outcome, cause_id=cause_id
+        )
+        self._controller.journal.operator(cause_id, actor, f"{action} ({outcome})")
 
-class TokenGuard:
-    """401 without a token, 403 for a wrong one or for a browser (it names its Origin)."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        headers = dict(scope["headers"])
-        given = headers.get(b"authorization", b"")
-        if not given:
-            refusal = _error(401, "no_token", "the control API wants a bearer token")
-        elif b"origin" in headers:
-            refusal = _error(403, "foreign_origin", "the control API is not for browsers")
-        elif not hmac.compare_digest(given, self._expected):
-            refusal = _error(403, "bad_token", "this is not the cluster's control token")
-        else:
-            await self._app(scope, receive, send)
-            return
-        await refusal(scope, receive, send)
+    def _on_refused(self, scope: Scope, code: str) -> None:
+        self._record(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
 
 
-def _json(model: Any) -> Response:
+def _query(request: Request, model: type[Query]) -> Query:
+    """Raises ValidationError: of unknown names too, so that a typing error is not ignored."""
+    given: dict[str, Any] = {}
+    for name in request.query_params:
+        values = request.query_params.getlist(name)
+        given[name] = values if name == "state" else values[-1]
+    return model.model_validate(given)
+
+
+def _actor(scope: Scope) -> str:
+    """Who says to be calling, and from where."""
+    claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
+    client = scope.get("client")
+    return printable(f"{claimed} from {client[0] if client else 'here'}")
+
+
+def _json(model: BaseModel) -> Response:
     return Response(model.model_dump_json(), media_type="application/json")
 
 
-def _error(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    return JSONResponse(ErrorBody(code=code, message=message).model_dump(), status, headers)
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return _error(error.status_code, code, error.detail, error.headers)
-
-
-async def _invalid_body(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ValidationError)
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return _error(400, "bad_request", f"{where}: {first['msg']}" if where else first["msg"])
+async def _on_too_large(_request: Request, _error: Exception) -> Response:
+    return error_response(413, "too_large", "the body is too large")

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
+    EmulationStatus,
+    Event,
     FrontendStatus,
     InstanceState,
     InstanceStatus,
+    LevelStatus,
     QueueHeadStatus,
+    RequestDetail,
 )
+from controller.core.event_log import LoggedEvent
 from controller.core.freeness import freeness
 from controller.core.instance_record import InstanceRecord
+from controller.core.queue_reason import queue_reason
+from controller.core.request_record import RequestRecord
 from controller.core.snapshot import InstanceSnapshot
 from controller.core.virtual_usage import instance_virtual_usage, total_headroom_blocks
 from controller.runtime.controller import Controller, StepStats
@@ -25,13 +32,20 @@ class ClusterLabels:
     cluster: str
     model: str
     policy: str
+    engine: str
     endpoint_url: str
 
 
 def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
     now_s = controller.now_s()
+    schedulable = [
+        record.snapshot
+        for record in controller.scheduler.instances.values()
+        if record.snapshot is not None and record.schedulable(now_s)
+    ]
     instances = tuple(
-        _instance(controller, member, now_s) for member in controller.roster.instances()
+        _instance(controller, member, schedulable, now_s)
+        for member in controller.roster.instances()
     )
     frontends = tuple(_frontend(member, now_s) for member in controller.roster.frontends())
     state, detail = _cluster_state(controller, [*instances, *frontends])
@@ -41,9 +55,18 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         detail=detail,
         model=labels.model,
         policy=labels.policy,
+        engine=labels.engine,
         endpoint_url=labels.endpoint_url,
+        time_s=round(time.time(), 3),
         uptime_s=round(uptime_s, 3),
         num_held_reqs=controller.scheduler.num_held,
+        levels=tuple(
+            LevelStatus(
+                name=level.name, rank=level.rank, target_load_tokens=level.target_load_tokens
+            )
+            for level in controller.config.levels
+        ),
+        last_event=controller.journal.log.last_position,
         instances=instances,
         frontends=frontends,
     )
@@ -90,12 +113,16 @@ def _frontend(member: Member, now_s: float) -> FrontendStatus:
         num_restarts=member.num_restarts,
         node=member.node,
         pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
         num_live_reqs=member.num_live_reqs,
+        ttft_p99_s=_rounded(member.ttft_p99_s),
         age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
     )
 
 
-def _instance(controller: Controller, member: Member, now_s: float) -> InstanceStatus:
+def _instance(
+    controller: Controller, member: Member, schedulable: list[InstanceSnapshot], now_s: float
+) -> InstanceStatus:
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
         id=member.member_id,
@@ -105,23 +132,43 @@ def _instance(controller: Controller, member: Member, now_s: float) -> InstanceS
         num_restarts=member.num_restarts,
         node=member.node,
         pid=member.pid if member.alive else None,
+        up_s=_up_s(member, now_s),
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
     stats = controller.step_stats.get(member.member_id, StepStats())
-    load = _load(controller, record.snapshot)
+    load = _load(controller, record.snapshot, schedulable)
     return status.model_copy(
         update=load
         | {
             "num_unreported_reqs": record.unreported.num_requests,
             "step_time_s": round(stats.step_time_s, 6),
             "num_steps": stats.num_steps,
+            "emulation": stats.emulation
+            and EmulationStatus(
+                profile_time_s=round(stats.emulation.profile_time_s, 4),
+                wall_time_s=round(stats.emulation.wall_time_s, 4),
+                num_late_steps=stats.emulation.num_late_steps,
+            ),
+            "ttft_p99_s": _rounded(stats.ttft_p99_s),
             "age_s": round(now_s - record.last_report_s, 3),
         }
     )
 
 
-def _load(controller: Controller, snapshot: InstanceSnapshot) -> dict[str, object]:
+def _up_s(member: Member, now_s: float) -> float | None:
+    if not member.alive or member.heard_s is None:
+        return None
+    return round(member.up_s + now_s - member.heard_s, 1)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _load(
+    controller: Controller, snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
+) -> dict[str, object]:
     levels = controller.config.levels
     names = {level.rank: level.name for level in levels}
     usage, steps = instance_virtual_usage(snapshot, levels), freeness(snapshot, levels)
@@ -134,7 +181,12 @@ def _load(controller: Controller, snapshot: InstanceSnapshot) -> dict[str, objec
         "num_total_blocks": snapshot.num_total_blocks,
         "num_free_blocks": snapshot.num_free_blocks,
         "watermark_blocks": snapshot.watermark_blocks,
+        "max_running_reqs": snapshot.max_num_running or None,
         "num_running_reqs": snapshot.num_running,
+        "num_running_by_level": {
+            names.get(rank, str(rank)): num
+            for rank, num in sorted(snapshot.num_running_by_rank.items(), reverse=True)
+        },
         "num_waiting_reqs": snapshot.num_queued,
         "kv_cache_usage": round(snapshot.num_used_blocks / max(1, snapshot.num_total_blocks), 4),
         "num_evictions": snapshot.num_evictions,
@@ -145,5 +197,46 @@ def _load(controller: Controller, snapshot: InstanceSnapshot) -> dict[str, objec
             demand_blocks=head.demand_blocks,
             waited_s=round(max(0.0, time.time() - head.arrival_time_s), 3),
             evicted=head.evicted,
+            why=str(queue_reason(snapshot, schedulable) or ""),
         ),
     }
+
+
+def event_model(event: LoggedEvent, position: str = "") -> Event:
+    return Event(
+        position=position,
+        kind=event.kind,
+        time_s=round(event.time_s, 4),
+        cause_id=event.cause_id,
+        reason=event.reason,
+        instance_id=event.instance_id,
+        incarnation=event.incarnation,
+        frontend_id=event.frontend_id,
+        request_id=event.request_id,
+        level=event.level,
+        actor=event.actor,
+        numbers=dict(event.numbers),
+    )
+
+
+def request_model(record: RequestRecord, now_s: float) -> RequestDetail:
+    """`now_s`: seconds since the epoch."""
+    first_s = record.first_token_time_s
+    until_s = now_s if record.end_time_s is None else record.end_time_s
+    return RequestDetail(
+        id=record.request_id,
+        client_id=record.client_request_id,
+        parent_id=record.parent_id,
+        state=record.state.value,
+        level=record.level,
+        frontend_id=record.frontend_id,
+        instance_id=record.instance_id,
+        arrival_time_s=round(record.arrival_time_s, 4),
+        age_s=round(max(0.0, until_s - record.arrival_time_s), 4),
+        ttft_s=None if first_s is None else round(first_s - record.arrival_time_s, 4),
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_output_tokens=record.num_output_tokens,
+        num_evictions=record.num_evictions,
+        finish_reason=record.finish_reason,
+        history=tuple(event_model(event) for event in record.history),
+    )

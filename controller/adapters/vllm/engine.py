@@ -2,7 +2,8 @@
 
 Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
 `post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
-v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `_preempt_request`;
+v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`
+(core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`), `_preempt_request`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
 v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py).
 """
@@ -10,15 +11,17 @@ v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generato
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from controller.adapters.vllm import environment
+from controller.adapters.vllm import environment, grammar_guard
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, Frames, StepOutputs
+from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs
 
 
 class VllmEngine:
     """Raises what vLLM raises (ValueError, OSError, RuntimeError) if it cannot start."""
+
+    emulation = None
 
     def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
         report("importing vLLM")
@@ -44,11 +47,15 @@ class VllmEngine:
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
         self._num_evictions = 0
-        self._count_evictions()
+        self._events: list[EngineEvent] = []
+        grammar_guard.install(self._core.structured_output_manager)
+        self._watch_admissions()
+        self._watch_evictions()
         self._remember_generators = self._make_generators_rewindable(config)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size: int = config.cache_config.block_size
+        self.max_num_running: int = config.scheduler_config.max_num_seqs
         self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
@@ -77,7 +84,11 @@ class VllmEngine:
             StepOutputs(
                 index,
                 tuple(
-                    EmittedTokens(out.request_id, len(out.new_token_ids), out.finished)
+                    EmittedTokens(
+                        out.request_id,
+                        len(out.new_token_ids),
+                        None if out.finish_reason is None else str(out.finish_reason),
+                    )
                     for out in body.outputs
                 ),
                 body,
@@ -88,6 +99,10 @@ class VllmEngine:
 
     def encode(self, body: Any) -> Frames:
         return self._encoder.encode(body)
+
+    def take_events(self) -> Sequence[EngineEvent]:
+        events, self._events = self._events, []
+        return events
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """Counts of this moment; walks the running and the waiting requests once."""
@@ -102,6 +117,7 @@ class VllmEngine:
             num_free_blocks=self._pool.get_num_free_blocks(),
             watermark_blocks=self._kv.watermark_blocks,
             fill_blocks=sum(self._fill_blocks(r) for r in running if r.is_prefill_chunk),
+            max_num_running=self.max_num_running,
             num_running=len(running),
             num_running_by_rank=Counter(-r.priority for r in running),
             num_queued=len(queued),
@@ -138,15 +154,43 @@ class VllmEngine:
         generators = install(runner)
         return lambda: generators.remember(seeded(runner))
 
-    def _count_evictions(self) -> None:
-        """vLLM keeps no such counter for all requests, so its one eviction site is watched."""
+    def _watch_admissions(self) -> None:
+        """vLLM tells its frontends of them, but only with a request's next token."""
+        schedule = self._scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            scheduled = schedule(*args, **kwargs)
+            for new in scheduled.scheduled_new_reqs:
+                self._note("admitted", new.req_id, new.num_computed_tokens)
+            cached = scheduled.scheduled_cached_reqs
+            if cached.resumed_req_ids:
+                for req_id, num_computed in zip(
+                    cached.req_ids, cached.num_computed_tokens, strict=True
+                ):
+                    if req_id in cached.resumed_req_ids:
+                        self._note("admitted", req_id, num_computed)
+            return scheduled
+
+        self._scheduler.schedule = watched
+
+    def _watch_evictions(self) -> None:
+        """vLLM has one site where a request is evicted, and no list of who was."""
         preempt = self._scheduler._preempt_request
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
             self._num_evictions += 1
-            return preempt(*args, **kwargs)
+            self._note("evicted", request.request_id)
+            return preempt(request, *args, **kwargs)
 
-        self._scheduler._preempt_request = counted
+        self._scheduler._preempt_request = watched
+
+    def _note(
+        self, kind: Literal["admitted", "evicted"], request_id: str, num_cached_tokens: int = 0
+    ) -> None:
+        num_tokens = self._scheduler.requests[request_id].num_tokens
+        self._events.append(
+            EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
+        )
 
 
 def _in_any_order(request_queue: Any) -> Any:

@@ -19,7 +19,7 @@ from zlib import crc32
 import msgspec
 
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, Frames, StepOutputs
+from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs
 from controller.ports.mailbox import OnLost, OnMessage
 from controller.runtime.messages import (
     AnyMessage,
@@ -310,6 +310,8 @@ class FakeEngine:
 
     max_model_len = 512
     block_size = 16
+    max_num_running = 64
+    emulation = None
     supported_tasks = ("generate",)
 
     def __init__(self, num_gpu_blocks: int = 65, on_step: Callable[[], None] = lambda: None):
@@ -318,6 +320,7 @@ class FakeEngine:
         self.waiting: dict[str, FakeRequest] = {}
         self.refuses_at_add: set[str] = set()
         self.aborted: list[str] = []
+        self.events: list[EngineEvent] = []
         self.num_steps = 0
         self.steps: threading.Semaphore | None = None
         """Steps that may be taken; None: as many as there is work for."""
@@ -367,7 +370,10 @@ class FakeEngine:
         return [
             StepOutputs(
                 index,
-                tuple(EmittedTokens(o.request_id, len(o.tokens), o.finished) for o in outputs),
+                tuple(
+                    EmittedTokens(o.request_id, len(o.tokens), "length" if o.finished else None)
+                    for o in outputs
+                ),
                 outputs,
             )
             for index, outputs in by_frontend.items()
@@ -375,6 +381,10 @@ class FakeEngine:
 
     def encode(self, body: Any) -> Frames:
         return [msgspec.msgpack.encode(body)]
+
+    def take_events(self) -> Sequence[EngineEvent]:
+        events, self.events = self.events, []
+        return events
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         head = next(iter(self.waiting.values()), None)
@@ -425,6 +435,9 @@ class FakeEngine:
             if reserved + whole > self.num_gpu_blocks - 1:
                 return
             self.running[request.request_id] = self.waiting.pop(request.request_id)
+            self.events.append(
+                EngineEvent("admitted", request.request_id, 7.0, request.num_tokens, 0)
+            )
 
     def _num_free_blocks(self) -> int:
         return self.num_gpu_blocks - 1 - sum(self._blocks(r) for r in self.running.values())
@@ -441,7 +454,11 @@ class FakeClock:
     module: SimpleNamespace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.module = SimpleNamespace(monotonic=lambda: self.now_s, perf_counter=lambda: self.now_s)
+        self.module = SimpleNamespace(
+            monotonic=lambda: self.now_s,
+            perf_counter=lambda: self.now_s,
+            time=lambda: self.now_s,
+        )
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds

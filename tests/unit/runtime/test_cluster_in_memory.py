@@ -19,7 +19,8 @@ from controller.runtime.controller import Controller
 from controller.runtime.llumlet import Llumlet
 from controller.runtime.member import Membership
 from controller.runtime.messages import OutputsEmitted
-from controller.runtime.router import Router, RouterEvents
+from controller.runtime.request_book import RequestBook
+from controller.runtime.router import Arrival, Router, RouterEvents
 
 CONTROLLER = "mem://controller"
 PATIENCE_S = 10.0
@@ -59,6 +60,7 @@ class Frontend:
         self.router = Router(
             member,
             mailbox,
+            RequestBook("f-0", {0: "normal"}, on_event=member.tell),
             RouterEvents(
                 on_outputs=self.on_outputs,
                 on_failed=lambda r, why: self.ended[r].set_result("failed"),
@@ -82,7 +84,7 @@ class Frontend:
         self.tokens[request_id] = []
         self.ended[request_id] = asyncio.get_running_loop().create_future()
         frames = request_frames(request_id, num_prompt_tokens, max_tokens)
-        await self.router.submit(request_id, num_prompt_tokens, 0, 0.0, frames)
+        await self.router.submit(Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0), frames)
         return await self.ended[request_id]
 
 
@@ -191,3 +193,44 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
     ends = await asyncio.wait_for(asyncio.gather(*before, *after), PATIENCE_S)
     assert set(ends) == {"finished"}
     assert all(frontend.tokens[r] == tokens_of(r, 30) for r in frontend.tokens)
+
+
+async def test_what_happened_is_told_everywhere(cluster: Cluster) -> None:
+    assert await cluster.frontend.request("r", 20, 30) == "finished"
+    journal = cluster.controller.journal
+
+    def kinds() -> list[str]:
+        entries = journal.log.after(None, 1000).entries
+        return [event.kind.value for _, event in entries if event.request_id == "r"]
+
+    await cluster.until(lambda: "finished" in kinds())
+    assert sorted(kinds()) == ["admitted", "dispatched", "finished"]
+    found = await cluster.controller.queries.ask(["f-0"], matching="r", history=True)
+    (record,) = found.requests
+    assert (record.state.value, record.num_output_tokens) == ("finished", 30)
+    history = [event.kind.value for event in record.history]
+    assert history == ["dispatched", "admitted", "finished"]
+    assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")
+    p99_s = cluster.instances[str(record.instance_id)].llumlet._ttft.percentile(0.99, 0.0)
+    assert p99_s is not None
+
+
+async def test_requests_that_fail_with_their_instance_share_its_cause(cluster: Cluster) -> None:
+    frontend = cluster.frontend
+    for instance in cluster.instances.values():
+        instance.engine.hold()
+    running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
+    await cluster.until(lambda: frontend.router.num_live_reqs == 4 and not frontend.router._asked)
+    cluster.network.lose(cluster.instances["i-0"].address)
+    cluster.instances["i-1"].engine.go_on()
+    await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
+
+    def causes() -> dict[str, list[str]]:
+        by_kind: dict[str, list[str]] = {}
+        for _, event in cluster.controller.journal.log.after(None, 1000).entries:
+            by_kind.setdefault(event.kind.value, []).append(event.cause_id)
+        return by_kind
+
+    await cluster.until(lambda: len(causes().get("finished", [])) == 2)
+    await cluster.until(lambda: len(causes().get("failed", [])) == 2)
+    assert set(causes()["failed"]) == set(causes()["instance_died"]) == {"lost-i-0-1"}

@@ -151,7 +151,7 @@ async def test_a_restarted_controller_learns_what_runs(network: FakeNetwork) -> 
     await bed.joins("f-0", incarnation=1)
     await bed.joins("i-0", nonce="b", incarnation=2)
     await bed.reports("i-0", incarnation=2, seen=41)
-    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42)
+    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42, (("i-0", 1024.0),))
     told = await bed.f0.receive(Directory, lambda d: d.instances)
     assert told.instances[0].incarnation == 2
 

@@ -17,6 +17,7 @@ from fakes import (
     virtual_time,
 )
 
+from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.member import Membership
 from controller.runtime.messages import (
@@ -37,8 +38,10 @@ from controller.runtime.messages import (
     StatusPull,
     Welcome,
 )
+from controller.runtime.request_book import RequestBook
 from controller.runtime.router import (
     CONTROLLER_SILENCE_S,
+    Arrival,
     NotDispatchedError,
     Router,
     RouterEvents,
@@ -73,14 +76,16 @@ class Bed:
             on_directory=lambda instances: None,
             on_drain=self.told.drains.append,
         )
-        self.router = Router(member, self.mailbox, events)
+        self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
+        self.router = Router(member, self.mailbox, self.book, events)
         self.router.start()
 
     def say(self, message: Any, of: FakePeer | None = None) -> None:
         (of or self.controller).send(HERE, message)
 
     def submit(self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)) -> asyncio.Task:
-        return asyncio.create_task(self.router.submit(request_id, 10, 0, 5.0, payload))
+        arrival = Arrival(request_id, f"client-{request_id}", 10, 0, 5.0)
+        return asyncio.create_task(self.router.submit(arrival, payload))
 
     async def know(self, known: Directory = BOTH) -> None:
         self.say(known)
@@ -97,7 +102,8 @@ class Bed:
     def accept(
         self, first_index: int, tokens: list[int], *, last: bool = False, epoch=(0, 0), r="r"
     ) -> list[Delivery[FakeOutput]]:
-        item = OutputItem(r, *epoch, first_index, len(tokens))
+        finish_reason = "length" if last else None
+        item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)
         output = FakeOutput(r, tokens, last)
         return self.router.accept(OutputsEmitted("i-0", 1, (item,)), [output])
 
@@ -120,7 +126,7 @@ async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) ->
     bed.say(Dispatched("r", "i-1", 1, 7))
     await submitted
     add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
-    assert add == AddRequest("r", "f-0", HERE, 1, 7)
+    assert add == AddRequest("r", "f-0", HERE, 1, 7, arrival_time_s=5.0)
     assert payload == [b"one", b"two"]
     assert bed.router.live_request_ids == ["r"]
     await bed.router.close()
@@ -160,7 +166,7 @@ async def test_an_abort_while_asked_ends_the_submit_and_sends_nothing(
     await bed.know()
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.router.abort(["r"])
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await submitted
     await bed.controller.receive(DispatchWithdrawn)
     assert bed.router.num_live_reqs == 0
@@ -176,7 +182,7 @@ async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
     bed.router._answer(Dispatched("r", "i-0", 1, 4))  # before the submit can go on
-    bed.router.abort(["r"])
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await submitted
     await settle()
     assert [m for m, _ in bed.instances["i-0"].inbox] == [DispatchUnused(1, 4)]
@@ -373,11 +379,11 @@ async def test_aborts_go_to_the_instances_that_run_the_requests(network: FakeNet
     await bed.know()
     for instance_id, request_id in (("i-0", "a"), ("i-1", "b"), ("i-0", "c")):
         await bed.runs_on(instance_id, request_id)
-    bed.router.abort(["a", "b", "c", "unknown"])
+    bed.router.abort(["a", "b", "c", "unknown"], RequestState.ABORTED, "the client left")
     assert (await bed.instances["i-0"].receive(AbortRequests)).request_ids == ("a", "c")
     assert (await bed.instances["i-1"].receive(AbortRequests)).request_ids == ("b",)
     assert bed.router.num_live_reqs == 0
-    bed.router.abort(["a"])
+    bed.router.abort(["a"], RequestState.ABORTED, "the client left")
     await settle()
     assert bed.instances["i-0"].inbox == []
 
@@ -408,7 +414,9 @@ async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
     await bed.know()
     await bed.runs_on("i-0", "a")
     await bed.runs_on("i-0", "b")
-    items = tuple(OutputItem(r, 0, 0, 0, 1) for r in ("b", "gone", "a"))
+    items = tuple(
+        OutputItem(r, 0, 0, 0, 1, "stop" if r == "a" else None) for r in ("b", "gone", "a")
+    )
     outputs = [FakeOutput(r, [1], r == "a") for r in ("a", "b", "gone", "aborted there")]
     due = bed.router.accept(OutputsEmitted("i-0", 1, items), outputs)
     assert [delivery.item.request_id for delivery in due] == ["b", "a"]

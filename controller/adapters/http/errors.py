@@ -1,0 +1,58 @@
+"""What the control API answers when it does not do what was asked: small, and always JSON."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from controller.api.models import ErrorBody
+
+MAX_MESSAGE_CHARS = 500
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorBody(code=code, message=message[:MAX_MESSAGE_CHARS], hint=hint)
+
+
+def error_response(
+    status: int,
+    code: str,
+    message: str,
+    hint: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    body = ErrorBody(code=code, message=message[:MAX_MESSAGE_CHARS], hint=hint)
+    return JSONResponse(body.model_dump(), status, headers)
+
+
+async def on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body.model_dump(), error.status)
+
+
+async def on_http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    return error_response(error.status_code, code, error.detail, headers=error.headers)
+
+
+async def on_invalid_input(_request: Request, error: Exception) -> Response:
+    """A body or a query that is not of the form wanted; what was sent is not repeated."""
+    assert isinstance(error, ValidationError)
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = f"{where}: {first['msg']}" if where else first["msg"]
+    return error_response(400, "bad_request", message)
+
+
+async def on_crash(_request: Request, _error: Exception) -> Response:
+    """A defect of ours: its traceback is in the controller's log, not in the answer."""
+    return error_response(
+        500, "internal", "the controller failed on this", "llumctl logs controller"
+    )

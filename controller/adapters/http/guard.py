@@ -1,0 +1,96 @@
+"""Who may speak to the control API, and about how much.
+
+The control token may do everything, the view token may look (GET). Browsers may nothing: they
+name an Origin, or a Host that is none of ours, where a page talked them into calling here.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from controller.adapters.http.errors import error_response
+
+MAX_BODY_BYTES = 65_536
+
+OnRefused = Callable[[Scope, str], None]
+
+
+class Guard:
+    """`on_refused` hears of refused calls that would have changed something."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        control_token: str,
+        view_token: str,
+        host: str,
+        on_refused: OnRefused,
+    ) -> None:
+        self._app = app
+        self._control = f"Bearer {control_token}".encode()
+        self._view = f"Bearer {view_token}".encode()
+        self._host = host
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, _limited(receive), send)
+            return
+        status, code, message = refusal
+        if scope["method"] not in ("GET", "HEAD"):
+            self._on_refused(scope, code)
+        hint = "" if code == "too_large" else "llumctl status"
+        await error_response(status, code, message, hint)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"")
+        if not given:
+            return 401, "no_token", "the control API wants a bearer token"
+        if b"origin" in headers:
+            return 403, "foreign_origin", "the control API is not for browsers"
+        if not self._is_own_host(headers.get(b"host", b"").decode("latin-1")):
+            return 403, "foreign_host", "this Host is not the control API's"
+        if not hmac.compare_digest(given, self._control):
+            if not hmac.compare_digest(given, self._view):
+                return 403, "bad_token", "this is not the cluster's control token"
+            if scope["method"] not in ("GET", "HEAD"):
+                return 403, "view_only", "this token may look, not act"
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+            return 413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes"
+        return None
+
+    def _is_own_host(self, host: str) -> bool:
+        """The address it listens on, or loopback by any name and port: tunnels end there."""
+        name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.strip("[]").lower()
+        if name in (self._host.lower(), "localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+class BodyTooLargeError(Exception):
+    """A body without a length turned out to be over the limit."""
+
+
+def _limited(receive: Receive) -> Receive:
+    num_bytes = 0
+
+    async def receiving() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > MAX_BODY_BYTES:
+            raise BodyTooLargeError
+        return message
+
+    return receiving

@@ -1,0 +1,86 @@
+"""Requests on the control API: listed, and one of them with its history."""
+
+import time
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.adapters.http.errors import ApiError
+from controller.adapters.http.views import request_model
+from controller.api.models import RequestDetail, RequestList, RequestState, RequestStatus
+from controller.core.request_record import RequestRecord
+from controller.core.request_record import RequestState as CoreState
+from controller.runtime.controller import Controller
+
+_LISTED_MATCHES = 10
+
+
+class RequestsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    instance: str | None = Field(None, max_length=64)
+    state: tuple[RequestState, ...] = ()
+    limit: int = Field(1000, ge=1, le=10_000)
+
+
+async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
+    """Raises ApiError for an instance that there is not."""
+    known = [member.member_id for member in controller.roster.instances()]
+    if query.instance is not None and query.instance not in known:
+        raise ApiError(
+            404, "no_such_instance", f"there is no instance {query.instance!r}", "llumctl status"
+        )
+    found = await controller.queries.ask(
+        _serving_frontends(controller),
+        instance_id=query.instance,
+        states=tuple(CoreState(state.value) for state in query.state),
+        max_requests=query.limit,
+    )
+    now_s = time.time()
+    models = [request_model(record, now_s) for record in found.requests]
+    return RequestList(
+        # As RequestStatus: a list does not carry histories.
+        requests=tuple(RequestStatus.model_validate(model.model_dump()) for model in models),
+        num_matching=found.num_matching,
+        silent_frontends=found.silent,
+    )
+
+
+async def find_request(controller: Controller, reference: str) -> RequestDetail:
+    """By id, by the client's id, or by the beginning of an id. Raises ApiError."""
+    if not reference or len(reference) > 256:
+        raise ApiError(400, "bad_request", "a request is named by an id or the beginning of one")
+    found = await controller.queries.ask(
+        _serving_frontends(controller), matching=reference, history=True, max_requests=100
+    )
+    matches = _best_matches(found.requests, reference)
+    if len(matches) == 1:
+        return request_model(matches[0], time.time())
+    if matches:
+        ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
+        more = f" and {len(matches) - _LISTED_MATCHES} more" if len(matches) > 10 else ""
+        raise ApiError(
+            409,
+            "ambiguous",
+            f"{reference!r} names {len(matches)} sequences: {ids}{more}",
+            f"llumctl requests {matches[0].request_id}",
+        )
+    silent = f" (no answer from {', '.join(found.silent)})" if found.silent else ""
+    raise ApiError(
+        404, "no_such_request", f"there is no request {reference!r}{silent}", "llumctl requests"
+    )
+
+
+def _best_matches(records: Sequence[RequestRecord], reference: str) -> list[RequestRecord]:
+    """An exact id beats a client's id, and that the beginning of an id."""
+    for exact in (
+        lambda record: record.request_id == reference,
+        lambda record: reference in (record.client_request_id, record.parent_id),
+    ):
+        if found := [record for record in records if exact(record)]:
+            return found
+    return list(records)
+
+
+def _serving_frontends(controller: Controller) -> list[str]:
+    return [member.member_id for member in controller.roster.frontends() if member.serving]

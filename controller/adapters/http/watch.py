@@ -1,0 +1,74 @@
+"""The watch stream: statuses and events as lines of JSON, for as long as someone reads.
+
+A reader that lags loses nothing but time: it is sent what the journal still has, and a gap
+where that was not enough. Nothing is queued for it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.adapters.http.views import event_model
+from controller.api.models import (
+    ClusterStatus,
+    EventFrame,
+    GapFrame,
+    PingFrame,
+    StatusFrame,
+    WireModel,
+)
+from controller.runtime.journal import Journal
+
+PING_EVERY_S = 1.0
+# Events that come close together are sent together.
+GATHER_S = 0.05
+PAGE_EVENTS = 500
+LATEST = "latest"
+
+
+class WatchQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    after: str = Field(LATEST, max_length=64)
+    events: bool = True
+    status_every_s: float | None = Field(None, ge=0.05, le=3600)
+
+
+async def frames(
+    journal: Journal, status_now: Callable[[], ClusterStatus], query: WatchQuery
+) -> AsyncIterator[bytes]:
+    """Raises ValueError, before the first line, for what is no position."""
+    position = journal.log.last_position if query.after == LATEST else query.after or None
+    journal.log.after(position, 0)
+    loop = asyncio.get_running_loop()
+    status_at_s = loop.time() if query.status_every_s is not None else float("inf")
+    ping_at_s = 0.0
+    while True:
+        lines: list[WireModel] = []
+        if query.events:
+            page = journal.log.after(position, PAGE_EVENTS)
+            position = page.next_position
+            if page.missed != 0:
+                lines.append(GapFrame(time_s=time.time(), missed=page.missed))
+            lines += [
+                EventFrame(time_s=time.time(), event=event_model(event, at))
+                for at, event in page.entries
+            ]
+        now_s = loop.time()
+        if query.status_every_s is not None and now_s >= status_at_s:
+            status_at_s = max(status_at_s + query.status_every_s, now_s)
+            lines.append(StatusFrame(time_s=time.time(), status=status_now()))
+        if not lines and now_s >= ping_at_s:
+            lines.append(PingFrame(time_s=time.time()))
+        if lines:
+            ping_at_s = now_s + PING_EVERY_S
+            yield b"".join(line.model_dump_json().encode() + b"\n" for line in lines)
+        if not query.events or position == journal.log.last_position:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(status_at_s, ping_at_s)):
+                    await (journal.wait() if query.events else asyncio.Event().wait())
+        if query.events:
+            await asyncio.sleep(GATHER_S)

@@ -1,0 +1,133 @@
+"""What happened in the cluster, in order: one bounded log that readers follow by position.
+
+An event says what, when, to whom and why. Its `cause_id` names the stimulus that led to it,
+so that all that came of one cause can be read together:
+
+    arrive-REQ             a request came in: its dispatch, its end
+    step-INSTANCE-N-K      step K of incarnation N: admissions and evictions
+    lost-MEMBER-N          incarnation N of a member was lost: the failures of its requests
+    start-MEMBER-N         incarnation N of a member began to serve
+    op-HEX                 what an operator asked for
+
+A position is `EPOCH-SEQ`. The epoch is the log's own: positions of a controller that died mean
+nothing to its successor, whose log begins anew.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Number = float | int | None
+
+
+class EventKind(StrEnum):
+    DISPATCHED = "dispatched"
+    REJECTED = "rejected"
+    """No instance would or could take the request."""
+    ADMITTED = "admitted"
+    EVICTED = "evicted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    """The client left."""
+    FAILED = "failed"
+    """The request ended in an error."""
+    INSTANCE_STARTED = "instance_started"
+    INSTANCE_DIED = "instance_died"
+    INSTANCE_STALLED = "instance_stalled"
+    INSTANCE_RECOVERED = "instance_recovered"
+    INSTANCE_FAILED = "instance_failed"
+    """Could not start, and is not tried again."""
+    FRONTEND_STARTED = "frontend_started"
+    FRONTEND_DIED = "frontend_died"
+    FRONTEND_FAILED = "frontend_failed"
+    CONTROLLER_STARTED = "controller_started"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """`numbers` are figures of its kind, units in their names; `actor` is who asked for it."""
+
+    kind: EventKind
+    time_s: float
+    """Seconds since the epoch, by the clock of the machine where it happened."""
+    cause_id: str
+    reason: str = ""
+    instance_id: str | None = None
+    incarnation: int | None = None
+    frontend_id: str | None = None
+    request_id: str | None = None
+    level: str | None = None
+    actor: str | None = None
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """`missed`: events between the position asked for and the first one here that the log has
+    forgotten; None if it cannot tell (a position of another epoch)."""
+
+    entries: tuple[tuple[str, LoggedEvent], ...]
+    """(position, event)."""
+    next_position: str
+    """Ask for what comes after this."""
+    missed: int | None = 0
+
+
+class EventLog:
+    """The last `max_events` events. Raises ValueError for a bound below 1."""
+
+    def __init__(self, epoch: str, max_events: int) -> None:
+        if max_events < 1:
+            raise ValueError("an event log holds at least one event")
+        self._epoch = epoch
+        self._events: deque[LoggedEvent] = deque(maxlen=max_events)
+        self._last_seq = 0
+
+    @property
+    def last_position(self) -> str:
+        return self._position(self._last_seq)
+
+    @property
+    def num_events(self) -> int:
+        """All that were ever appended."""
+        return self._last_seq
+
+    def append(self, event: LoggedEvent) -> str:
+        """Its position."""
+        self._events.append(event)
+        self._last_seq += 1
+        return self.last_position
+
+    def after(self, position: str | None, limit: int) -> LogPage:
+        """The oldest `limit` events after `position`; None: from the oldest that is kept.
+
+        Raises ValueError for what is no position at all.
+        """
+        oldest = self._last_seq - len(self._events) + 1
+        missed: int | None = 0
+        first = oldest
+        if position is not None:
+            epoch, seq = parse_position(position)
+            if epoch != self._epoch or seq > self._last_seq:
+                missed = None
+            else:
+                first = max(oldest, seq + 1)
+                missed = first - (seq + 1)
+        last = min(self._last_seq, first + limit - 1)
+        entries = tuple(
+            (self._position(seq), self._events[seq - oldest]) for seq in range(first, last + 1)
+        )
+        return LogPage(entries, self._position(max(last, first - 1)), missed)
+
+    def _position(self, seq: int) -> str:
+        return f"{self._epoch}-{seq}"
+
+
+def parse_position(position: str) -> tuple[str, int]:
+    """(epoch, sequence number). Raises ValueError."""
+    epoch, dash, seq = position.rpartition("-")
+    if not (dash and epoch.isalnum() and seq.isascii() and seq.isdigit() and len(seq) < 19):
+        raise ValueError(f"{position[:40]!r} is not a position in the event log")
+    return epoch, int(seq)

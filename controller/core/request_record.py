@@ -1,0 +1,64 @@
+"""One request as its frontend knows it, with what happened to it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.event_log import LoggedEvent
+
+
+class RequestState(StrEnum):
+    DISPATCHING = "dispatching"
+    """No instance has it yet."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    EVICTED = "evicted"
+    """Lost its blocks to memory pressure and waits to run again."""
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+ENDED = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Times are seconds since the epoch, by the frontend's clock.
+
+    `parent_id` is set where one client request became several (`n` > 1).
+    """
+
+    request_id: str
+    client_request_id: str
+    parent_id: str | None
+    frontend_id: str
+    level: str
+    state: RequestState
+    instance_id: str | None
+    incarnation: int | None
+    arrival_time_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_evictions: int
+    first_token_time_s: float | None
+    end_time_s: float | None
+    finish_reason: str | None
+    """vLLM's word (stop, length), or why it was aborted or failed."""
+    history: tuple[LoggedEvent, ...] = ()
+
+
+_LISTED_FIRST = (
+    RequestState.RUNNING,
+    RequestState.EVICTED,
+    RequestState.WAITING,
+    RequestState.DISPATCHING,
+)
+
+
+def listing_order(record: RequestRecord) -> tuple[int, float, str]:
+    """How requests are listed: the running, the evicted, the waiting, each in the order of their
+    arrival, then those that ended, the last one first."""
+    if record.state in ENDED:
+        assert record.end_time_s is not None
+        return (len(_LISTED_FIRST), -record.end_time_s, record.request_id)
+    return (_LISTED_FIRST.index(record.state), record.arrival_time_s, record.request_id)

@@ -1,0 +1,111 @@
+"""The controller's event log, with who waits for news of it."""
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from controller.core.event_log import EventKind, EventLog, LoggedEvent
+from controller.core.events import Dispatch, Reject
+from controller.runtime.roster import Member
+
+MAX_CANDIDATES = 8
+"""Of the instances considered for a request, this many are remembered with it."""
+
+_MEMBER_EVENTS = {
+    ("instance", "started"): EventKind.INSTANCE_STARTED,
+    ("instance", "died"): EventKind.INSTANCE_DIED,
+    ("instance", "failed"): EventKind.INSTANCE_FAILED,
+    ("frontend", "started"): EventKind.FRONTEND_STARTED,
+    ("frontend", "died"): EventKind.FRONTEND_DIED,
+    ("frontend", "failed"): EventKind.FRONTEND_FAILED,
+}
+_CAUSES = {"started": "start", "died": "lost", "failed": "start"}
+
+
+class Journal:
+    def __init__(
+        self,
+        epoch: str,
+        max_events: int = 10_000,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.log = EventLog(epoch, max_events)
+        self.counts: Counter[EventKind] = Counter()
+        """All events of a kind since this controller started."""
+        self._wall_clock = wall_clock
+        self._appended = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Until the next event."""
+        await self._appended.wait()
+
+    def append(self, event: LoggedEvent) -> None:
+        self.log.append(event)
+        self.counts[event.kind] += 1
+        self._appended.set()
+        self._appended = asyncio.Event()
+
+    def controller_started(self) -> None:
+        self._append(EventKind.CONTROLLER_STARTED, "start-controller")
+
+    def dispatched(self, instruction: Dispatch, policy: str) -> None:
+        scores = instruction.scores
+        self._append(
+            EventKind.DISPATCHED,
+            f"arrive-{instruction.request_id}",
+            f"best of {len(scores)} by {policy}" if len(scores) > 1 else "the only one",
+            instance_id=instruction.instance_id,
+            incarnation=instruction.incarnation,
+            frontend_id=instruction.frontend_id,
+            request_id=instruction.request_id,
+            numbers={
+                "score": round(scores[instruction.instance_id], 1),
+                "num_candidates": len(scores),
+            },
+        )
+
+    def rejected(self, instruction: Reject) -> None:
+        self._append(
+            EventKind.REJECTED,
+            f"arrive-{instruction.request_id}",
+            str(instruction.code),
+            frontend_id=instruction.frontend_id,
+            request_id=instruction.request_id,
+            numbers={"retry_after_s": round(instruction.retry_after_s, 1)},
+        )
+
+    def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:
+        """`what`: started, died or failed."""
+        is_instance = member.kind == "instance"
+        self._append(
+            _MEMBER_EVENTS[member.kind, what],
+            f"{_CAUSES[what]}-{member.member_id}-{incarnation}",
+            reason,
+            instance_id=member.member_id if is_instance else None,
+            frontend_id=None if is_instance else member.member_id,
+            incarnation=incarnation,
+        )
+
+    def stalled(self, member: Member, stalled: bool, silence_s: float) -> None:
+        self._append(
+            EventKind.INSTANCE_STALLED if stalled else EventKind.INSTANCE_RECOVERED,
+            f"stall-{member.member_id}-{member.incarnation}",
+            "no progress reported" if stalled else "it reports again",
+            instance_id=member.member_id,
+            incarnation=member.incarnation,
+            numbers={"silence_s": round(silence_s, 1)},
+        )
+
+    def operator(self, cause_id: str, actor: str, what: str) -> None:
+        self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
+
+    def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: object) -> None:
+        self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))  # type: ignore[arg-type]
+
+
+def best_candidates(instruction: Dispatch) -> tuple[tuple[str, float], ...]:
+    """The freest of those considered, best first."""
+    best = heapq.nlargest(MAX_CANDIDATES, instruction.scores.items(), key=lambda item: item[1])
+    return tuple((instance_id, round(score, 1)) for instance_id, score in best)

@@ -1,0 +1,255 @@
+"""What a frontend knows of its requests: the live ones, and the last that ended.
+
+A request's history is kept here, at the one process that stays with it wherever it runs.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from controller.core.event_log import EventKind, LoggedEvent, Number
+from controller.core.latency_window import LatencyWindow
+from controller.core.request_record import ENDED, RequestRecord, RequestState, listing_order
+from controller.runtime.messages import RequestsAsked
+
+MAX_HISTORY = 64
+"""Events kept per request: the first ones say where it came from, the last where it is, so
+what falls out is in the middle."""
+
+_ENDS = {
+    RequestState.FINISHED: EventKind.FINISHED,
+    RequestState.ABORTED: EventKind.ABORTED,
+    RequestState.FAILED: EventKind.FAILED,
+}
+
+
+@dataclass(slots=True)
+class _Entry:
+    request_id: str
+    client_request_id: str
+    parent_id: str | None
+    level: str
+    arrival_time_s: float
+    num_prompt_tokens: int
+    state: RequestState = RequestState.DISPATCHING
+    instance_id: str | None = None
+    incarnation: int | None = None
+    num_output_tokens: int = 0
+    num_evictions: int = 0
+    first_token_time_s: float | None = None
+    end_time_s: float | None = None
+    finish_reason: str | None = None
+    beginning: list[LoggedEvent] = field(default_factory=list)
+    recent: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY // 2))
+
+    def remember(self, event: LoggedEvent) -> None:
+        if len(self.beginning) < MAX_HISTORY // 2:
+            self.beginning.append(event)
+        else:
+            self.recent.append(event)
+
+
+class RequestObserver(Protocol):
+    """Latencies count from the request's arrival."""
+
+    def dispatched(self, level: str, queue_time_s: float) -> None: ...
+
+    def first_token(self, level: str, ttft_s: float) -> None: ...
+
+    def ended(self, record: RequestRecord) -> None: ...
+
+
+class RequestBook:
+    """`on_event` gets what the cluster should hear of; `observer` is told of every request."""
+
+    def __init__(
+        self,
+        frontend_id: str,
+        level_names: Mapping[int, str],
+        on_event: Callable[[LoggedEvent], None] = lambda event: None,
+        observer: RequestObserver | None = None,
+        max_ended: int = 1000,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._level_names = level_names
+        self._on_event = on_event
+        self._observer = observer
+        self._max_ended = max_ended
+        self._wall_clock = wall_clock
+        self._live: dict[str, _Entry] = {}
+        self._ended: OrderedDict[str, _Entry] = OrderedDict()
+        self._ttft = LatencyWindow()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def ttft_p99_s(self) -> float | None:
+        """Over the last minute."""
+        return self._ttft.percentile(0.99, self._wall_clock())
+
+    def arrived(
+        self,
+        request_id: str,
+        client_request_id: str,
+        parent_id: str | None,
+        rank: int,
+        num_prompt_tokens: int,
+        arrival_time_s: float,
+    ) -> None:
+        level = self._level_names.get(rank, str(rank))
+        self._live[request_id] = _Entry(
+            request_id, client_request_id, parent_id, level, arrival_time_s, num_prompt_tokens
+        )
+
+    def dispatched(
+        self,
+        request_id: str,
+        instance_id: str,
+        incarnation: int,
+        candidates: Sequence[tuple[str, float]],
+        reason: str,
+        tell: bool,
+    ) -> None:
+        """`tell`: the cluster does not know of this decision."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        if self._observer and entry.state is RequestState.DISPATCHING:
+            self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
+        entry.state = RequestState.WAITING
+        entry.instance_id, entry.incarnation = instance_id, incarnation
+        numbers = {f"score_of_{candidate}": score for candidate, score in candidates}
+        event = self._event(entry, EventKind.DISPATCHED, reason, numbers)
+        entry.remember(event)
+        if tell:
+            self._on_event(event)
+
+    def happened(self, event: LoggedEvent) -> None:
+        """An instance says that it admitted or evicted one of these requests."""
+        entry = self._live.get(event.request_id or "")
+        if entry is None or (event.instance_id, event.incarnation) != (
+            entry.instance_id,
+            entry.incarnation,
+        ):
+            return
+        if event.kind is EventKind.EVICTED:
+            entry.state = RequestState.EVICTED
+            entry.num_evictions += 1
+        else:
+            entry.state = RequestState.RUNNING
+        entry.remember(event)
+
+    def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
+        """The client's stream got so many tokens more."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        if num_tokens and entry.first_token_time_s is None:
+            entry.first_token_time_s = now_s = self._wall_clock()
+            ttft_s = now_s - entry.arrival_time_s
+            self._ttft.add(now_s, ttft_s)
+            if self._observer:
+                self._observer.first_token(entry.level, ttft_s)
+        entry.num_output_tokens += num_tokens
+        if finish_reason is not None:
+            self.ended(request_id, RequestState.FINISHED, finish_reason)
+
+    def ended(
+        self, request_id: str, state: RequestState, reason: str, cause_id: str | None = None
+    ) -> None:
+        """The one terminal outcome of a request; a second one is not taken."""
+        entry = self._live.pop(request_id, None)
+        if entry is None:
+            return
+        entry.state, entry.finish_reason = state, reason
+        entry.end_time_s = self._wall_clock()
+        event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id)
+        entry.remember(event)
+        self._ended[request_id] = entry
+        while len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)
+        self._on_event(event)
+        if self._observer:
+            self._observer.ended(self._record(entry, history=False))
+
+    def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
+        """Those that match, in listing order, and how many in all."""
+        found = [
+            self._record(entry, asked.history)
+            for entry in (*self._live.values(), *self._ended.values())
+            if _matches(entry, asked)
+        ]
+        found.sort(key=listing_order)
+        return tuple(found[: asked.max_requests]), len(found)
+
+    def _event(
+        self,
+        entry: _Entry,
+        kind: EventKind,
+        reason: str,
+        numbers: Mapping[str, Number],
+        cause_id: str | None = None,
+    ) -> LoggedEvent:
+        return LoggedEvent(
+            kind,
+            self._wall_clock(),
+            cause_id or f"arrive-{entry.request_id}",
+            reason,
+            instance_id=entry.instance_id,
+            incarnation=entry.incarnation,
+            frontend_id=self._frontend_id,
+            request_id=entry.request_id,
+            level=entry.level,
+            numbers=numbers,
+        )
+
+    def _record(self, entry: _Entry, history: bool) -> RequestRecord:
+        return RequestRecord(
+            request_id=entry.request_id,
+            client_request_id=entry.client_request_id,
+            parent_id=entry.parent_id,
+            frontend_id=self._frontend_id,
+            level=entry.level,
+            state=entry.state,
+            instance_id=entry.instance_id,
+            incarnation=entry.incarnation,
+            arrival_time_s=entry.arrival_time_s,
+            num_prompt_tokens=entry.num_prompt_tokens,
+            num_output_tokens=entry.num_output_tokens,
+            num_evictions=entry.num_evictions,
+            first_token_time_s=entry.first_token_time_s,
+            end_time_s=entry.end_time_s,
+            finish_reason=entry.finish_reason,
+            history=(*entry.beginning, *entry.recent) if history else (),
+        )
+
+
+def _outcome(entry: _Entry) -> dict[str, Number]:
+    assert entry.end_time_s is not None
+    first_s = entry.first_token_time_s
+    return {
+        "num_prompt_tokens": entry.num_prompt_tokens,
+        "num_output_tokens": entry.num_output_tokens,
+        "num_evictions": entry.num_evictions,
+        "ttft_s": None if first_s is None else round(first_s - entry.arrival_time_s, 4),
+        "e2e_latency_s": round(entry.end_time_s - entry.arrival_time_s, 4),
+    }
+
+
+def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
+    wanted = asked.matching
+    return (
+        (asked.instance_id is None or entry.instance_id == asked.instance_id)
+        and (not asked.states or entry.state in asked.states)
+        and (
+            wanted is None
+            or entry.request_id.startswith(wanted)
+            or wanted in (entry.client_request_id, entry.parent_id)
+        )
+        # An instance's requests are those it has now.
+        and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
+    )

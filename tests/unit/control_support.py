@@ -1,0 +1,161 @@
+"""A controller with its control API on a real socket; the test speaks for its members."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from controller.adapters.http.control_server import Access, ControlServer
+from controller.adapters.http.views import ClusterLabels, cluster_status
+from controller.api.audit import AuditLog
+from controller.api.models import ClusterStatus
+from controller.core.scheduler import SchedulerConfig
+from controller.core.snapshot import InstanceSnapshot
+from controller.runtime.controller import Controller
+from controller.runtime.messages import (
+    EngineInfo,
+    Hello,
+    RequestsAnswered,
+    RequestsAsked,
+    StatusPushed,
+    decode,
+    encode,
+)
+from controller.runtime.request_book import RequestBook
+
+TOKEN = "t0ken"
+VIEW_TOKEN = "v1ew"
+LABELS = ClusterLabels("c1", "embedded", "llumnix", "vllm", "http://127.0.0.1:8000")
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Mailbox:
+    """Delivers what the test says, and answers for the frontends out of a book."""
+
+    address = "mem://controller"
+
+    def __init__(self) -> None:
+        self.books: dict[str, RequestBook] = {}
+        """By a frontend's address; one without a book is silent."""
+
+    def start(self, on_message: Any, on_lost: Any) -> None:
+        self.say, self.lose = on_message, on_lost
+
+    def send(self, address: str, frame: bytes, *_: Any, **__: Any) -> None:
+        message, book = decode(frame), self.books.get(address)
+        if book is not None and isinstance(message, RequestsAsked):
+            requests, num = book.answer(message)
+            frontend_id = address.removeprefix("mem://")
+            answer = RequestsAnswered(message.query_id, frontend_id, requests, num)
+            asyncio.get_running_loop().call_soon(self.say, encode(answer), [])
+
+    def forget(self, _address: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Launcher:
+    def launch_instance(self, _instance_id: str) -> None:
+        pass
+
+    def launch_frontend(self, _frontend_id: str) -> None:
+        pass
+
+    def terminate(self, _member_id: str) -> None:
+        pass
+
+
+class Cluster:
+    """A controller that hears what the test says in the names of its members."""
+
+    def __init__(self, num_instances: int = 1) -> None:
+        self.mailbox = Mailbox()
+        self.controller = Controller(
+            self.mailbox, Launcher(), SchedulerConfig(stall_timeout_s=10.0)
+        )
+        self.now_s = 100.0
+        self.controller.now_s = lambda: self.now_s  # type: ignore[method-assign]
+        self.controller.start(num_instances, num_frontends=1)
+
+    def hello(self, member_id: str, phase: str = "active", nonce: str = "a", **what: Any) -> None:
+        is_instance = member_id.startswith("i")
+        hello = Hello(
+            kind="instance" if is_instance else "frontend",
+            member_id=member_id,
+            nonce=nonce,
+            incarnation=what.pop("incarnation", 0),
+            address=f"mem://{member_id}",
+            node="n1",
+            pid=77,
+            phase=phase,  # type: ignore[arg-type]
+            info=EngineInfo(512, 101, 16, ("generate",)) if is_instance else None,
+            **what,
+        )
+        self.mailbox.say(encode(hello), [])
+
+    def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
+        snapshot = InstanceSnapshot(
+            **{
+                "instance_id": instance_id,
+                "incarnation": incarnation,
+                "block_size": 16,
+                "num_total_blocks": 100,
+                "num_free_blocks": 100,
+            }
+            | what
+        )
+        self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345)), [])
+
+    def up(self) -> None:
+        for member in self.controller.roster.members:
+            self.hello(member)
+        for member in self.controller.roster.instances():
+            self.report(member.member_id, member.incarnation)
+
+    def view(self) -> ClusterStatus:
+        status = cluster_status(self.controller, LABELS, 1.0)
+        assert ClusterStatus.model_validate_json(status.model_dump_json()) == status
+        return status
+
+    def states(self) -> list[str]:
+        status = self.view()
+        return [str(status.state), *[str(m.state) for m in (*status.instances, *status.frontends)]]
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.cluster.up()
+        self._folder = tempfile.TemporaryDirectory()
+        self.audit = AuditLog(self._folder.name)
+        self.server = ControlServer(
+            self.cluster.controller,
+            LABELS,
+            Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
+            self.audit,
+            metrics=lambda status: f"of {status.cluster}".encode(),
+        )
+        self.close = self._folder.cleanup
+        self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+    listener, over = Listener(), asyncio.Event()
+
+    async def work() -> None:
+        await over.wait()
+
+    serving = asyncio.create_task(listener.server.run_beside(work()))
+    try:
+        async with httpx.AsyncClient(base_url=listener.url, timeout=5.0, trust_env=False) as client:
+            yield listener, client
+    finally:
+        over.set()
+        await asyncio.wait_for(serving, 5.0)
+        listener.close()

@@ -1,0 +1,90 @@
+"""The event log: positions, what is forgotten, and that readers hear of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.event_log import EventKind, EventLog, LoggedEvent, parse_position
+
+
+def event(number: int) -> LoggedEvent:
+    return LoggedEvent(EventKind.ADMITTED, float(number), f"step-{number}", numbers={"n": number})
+
+
+def numbers(log: EventLog, position: str | None, limit: int = 1000) -> list[int]:
+    return [int(e.time_s) for _, e in log.after(position, limit).entries]
+
+
+def test_an_empty_log() -> None:
+    log = EventLog("e", 3)
+    page = log.after(None, 10)
+    assert (page.entries, page.next_position, page.missed) == ((), "e-0", 0)
+    assert log.after("e-0", 10).missed == 0
+
+
+def test_reading_on_from_a_position() -> None:
+    log = EventLog("e", 10)
+    positions = [log.append(event(n)) for n in range(1, 6)]
+    assert positions == ["e-1", "e-2", "e-3", "e-4", "e-5"]
+    assert numbers(log, None) == [1, 2, 3, 4, 5]
+    assert numbers(log, "e-3") == [4, 5]
+    assert numbers(log, "e-5") == []
+    page = log.after("e-1", 2)
+    assert [position for position, _ in page.entries] == ["e-2", "e-3"]
+    assert (page.next_position, page.missed) == ("e-3", 0)
+
+
+def test_what_the_log_forgot_is_said() -> None:
+    log = EventLog("e", 3)
+    for n in range(1, 8):
+        log.append(event(n))
+    assert numbers(log, None) == [5, 6, 7]
+    page = log.after("e-2", 10)
+    assert [int(e.time_s) for _, e in page.entries] == [5, 6, 7]
+    assert page.missed == 2
+    assert log.after("e-4", 10).missed == 0
+    assert log.num_events == 7
+
+
+@pytest.mark.parametrize("position", ["other-2", "e-99"])
+def test_a_position_of_another_epoch_begins_with_the_oldest(position: str) -> None:
+    log = EventLog("e", 3)
+    for n in range(1, 3):
+        log.append(event(n))
+    page = log.after(position, 10)
+    assert page.missed is None
+    assert len(page.entries) == 2
+
+
+@pytest.mark.parametrize("position", ["", "e", "e-", "-1", "e-1x", "e--1", "e-٣", "e-" + "9" * 30])
+def test_what_is_no_position(position: str) -> None:
+    with pytest.raises(ValueError, match="not a position"):
+        parse_position(position)
+
+
+def test_a_log_holds_something() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        EventLog("e", 0)
+
+
+@given(st.integers(1, 7), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 5))
+def test_a_reader_gets_everything_once_or_hears_how_much_it_missed(
+    max_events: int, bursts: list[int], limit: int
+) -> None:
+    log, position, seen, missed, total = EventLog("e", max_events), "e-0", [], 0, 0
+    for burst in bursts:
+        for _ in range(burst):
+            total += 1
+            log.append(event(total))
+        page = log.after(position, limit)
+        position = page.next_position
+        assert page.missed is not None
+        missed += page.missed
+        seen += [int(e.time_s) for _, e in page.entries]
+        assert len(page.entries) <= limit
+    while (page := log.after(position, limit)).entries:
+        position = page.next_position
+        missed += page.missed or 0
+        seen += [int(e.time_s) for _, e in page.entries]
+    assert seen == sorted(set(seen))
+    assert len(seen) + missed == total

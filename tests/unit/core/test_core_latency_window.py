@@ -1,0 +1,41 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.latency_window import LatencyWindow
+
+
+def test_nothing_measured_has_no_percentile() -> None:
+    window = LatencyWindow(60.0)
+    assert window.percentile(0.99, 0.0) is None
+    window.add(0.0, 1.5)
+    assert window.percentile(0.99, 60.0) == 1.5
+    assert window.percentile(0.99, 60.1) is None
+
+
+def test_at_most_so_many_samples() -> None:
+    window = LatencyWindow(60.0, max_samples=2)
+    for latency in (9.0, 1.0, 2.0):
+        window.add(0.0, latency)
+    assert window.percentile(1.0, 0.0) == 2.0
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
+def test_so_many_samples_do_not_exceed_it(latencies: list[float], share: float) -> None:
+    window = LatencyWindow()
+    for latency in latencies:
+        window.add(0.0, latency)
+    found = window.percentile(share, 1.0)
+    assert found in latencies
+    assert found is not None
+    below = sum(latency <= found for latency in latencies)
+    assert below >= share * len(latencies) - 1e-9
+    strictly = sum(latency < found for latency in latencies)
+    assert strictly < share * len(latencies) or strictly == 0
+
+
+def test_the_median_of_three() -> None:
+    window = LatencyWindow()
+    for latency in (3.0, 1.0, 2.0):
+        window.add(0.0, latency)
+    assert window.percentile(0.5, 0.0) == pytest.approx(2.0)

@@ -1,0 +1,201 @@
+"""What a frontend knows of its requests."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.request_record import RequestRecord, RequestState
+from controller.runtime.messages import RequestsAsked
+from controller.runtime.request_book import MAX_HISTORY, RequestBook
+
+
+@dataclass
+class Bed:
+    now_s: float = 1000.0
+    events: list[LoggedEvent] = field(default_factory=list)
+    observed: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.book = RequestBook(
+            "f-0",
+            {0: "normal", 1: "high"},
+            self.events.append,
+            self,
+            max_ended=3,
+            wall_clock=lambda: self.now_s,
+        )
+
+    def dispatched(self, level: str, queue_time_s: float) -> None:
+        self.observed.append(("dispatched", level, queue_time_s))
+
+    def first_token(self, level: str, ttft_s: float) -> None:
+        self.observed.append(("first token", level, ttft_s))
+
+    def ended(self, record: RequestRecord) -> None:
+        self.observed.append((record.state.value, record.level, record.end_time_s or 0.0))
+
+    def arrive(self, request_id: str, rank: int = 0, parent_id: str | None = None) -> None:
+        client_id = f"client-{request_id}" if parent_id is None else parent_id
+        self.book.arrived(request_id, client_id, parent_id, rank, 10, self.now_s)
+
+    def send(self, request_id: str, instance_id: str = "i-0", *, tell: bool = False) -> None:
+        scores = ((instance_id, 80.0), ("i-9", 3.0))
+        self.book.dispatched(request_id, instance_id, 1, scores, "by the controller", tell)
+
+    def happened(self, request_id: str, kind: EventKind, incarnation: int = 1) -> None:
+        self.book.happened(
+            LoggedEvent(
+                kind,
+                self.now_s,
+                "step-i-0-1-7",
+                instance_id="i-0",
+                incarnation=incarnation,
+                request_id=request_id,
+            )
+        )
+
+    def one(self, request_id: str) -> RequestRecord:
+        (record,), num = self.ask(matching=request_id, history=True)
+        assert num == 1
+        return record
+
+    def ask(
+        self,
+        instance_id: str | None = None,
+        states: tuple[RequestState, ...] = (),
+        matching: str | None = None,
+        history: bool = False,
+        max_requests: int = 100,
+    ) -> tuple[tuple[RequestRecord, ...], int]:
+        asked = RequestsAsked("q", instance_id, states, matching, history, max_requests)
+        return self.book.answer(asked)
+
+    def ids(self, **what: object) -> list[str]:
+        return [record.request_id for record in self.ask(**what)[0]]  # type: ignore[arg-type]
+
+
+def test_the_life_of_a_request() -> None:
+    bed = Bed()
+    bed.arrive("r", rank=1)
+    assert bed.one("r").state is RequestState.DISPATCHING
+    bed.now_s += 0.25
+    bed.send("r")
+    assert bed.one("r").state is RequestState.WAITING
+    bed.happened("r", EventKind.ADMITTED)
+    assert bed.one("r").state is RequestState.RUNNING
+    bed.now_s += 0.25
+    bed.book.emitted("r", 1, None)
+    bed.happened("r", EventKind.EVICTED)
+    assert bed.one("r").state is RequestState.EVICTED
+    bed.happened("r", EventKind.ADMITTED)
+    bed.now_s += 2.0
+    bed.book.emitted("r", 4, "length")
+    record = bed.one("r")
+    assert (record.state, record.finish_reason, record.level) == ("finished", "length", "high")
+    assert (record.num_output_tokens, record.num_evictions) == (5, 1)
+    assert (record.first_token_time_s, record.end_time_s) == (1000.5, 1002.5)
+    kinds = [event.kind.value for event in record.history]
+    assert kinds == ["dispatched", "admitted", "evicted", "admitted", "finished"]
+    assert record.history[0].numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0}
+    assert [event.kind for event in bed.events] == [EventKind.FINISHED]
+    assert bed.events[0].cause_id == "arrive-r"
+    assert bed.events[0].numbers["ttft_s"] == 0.5
+    assert bed.observed == [
+        ("dispatched", "high", 0.25),
+        ("first token", "high", 0.5),
+        ("finished", "high", 1002.5),
+    ]
+    assert bed.book.num_live == 0
+
+
+def test_an_end_comes_once() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.book.ended("r", RequestState.FAILED, "i-0 died", "lost-i-0-1")
+    bed.book.ended("r", RequestState.ABORTED, "the client left")
+    bed.book.emitted("r", 3, "stop")
+    assert [(e.kind, e.reason, e.cause_id) for e in bed.events] == [
+        (EventKind.FAILED, "i-0 died", "lost-i-0-1")
+    ]
+    assert bed.one("r").num_output_tokens == 0
+
+
+def test_only_where_it_runs_can_say_what_happened_to_it() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.happened("r", EventKind.ADMITTED)
+    bed.send("r")
+    bed.happened("r", EventKind.EVICTED, incarnation=2)
+    bed.happened("other", EventKind.EVICTED)
+    assert bed.one("r").state is RequestState.WAITING
+    assert [event.kind for event in bed.one("r").history] == [EventKind.DISPATCHED]
+
+
+def test_a_decision_that_the_controller_does_not_know_of_is_told() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.send("r", tell=True)
+    assert [event.kind for event in bed.events] == [EventKind.DISPATCHED]
+
+
+def test_which_are_listed_and_in_what_order() -> None:
+    bed = Bed()
+    for request_id in ("a", "b", "c", "d", "e"):
+        bed.arrive(request_id)
+    for request_id in ("b", "c"):
+        bed.send(request_id)
+    bed.send("d", "i-1")
+    bed.happened("c", EventKind.ADMITTED)
+    bed.book.ended("e", RequestState.ABORTED, "the client left")
+    assert bed.ids() == ["c", "b", "d", "a", "e"]
+    assert bed.ids(instance_id="i-0") == ["c", "b"]
+    assert bed.ids(states=(RequestState.ABORTED, RequestState.RUNNING)) == ["c", "e"]
+    listed, num = bed.ask(max_requests=2)
+    assert [record.request_id for record in listed] == ["c", "b"]
+    assert num == 5
+    assert all(not record.history for record in listed)
+    bed.book.ended("c", RequestState.FINISHED, "stop")
+    assert bed.ids(instance_id="i-0") == ["b"], "an instance's requests are those it has now"
+    assert bed.ids(instance_id="i-0", states=(RequestState.FINISHED,)) == ["c"]
+
+
+@pytest.mark.parametrize("named", ["0_p", "client-x", "p", "0_"])
+def test_by_which_names_one_is_found(named: str) -> None:
+    bed = Bed()
+    bed.arrive("0_p-1", parent_id="p")
+    bed.arrive("x")
+    assert bed.ids(matching=named) == (["x"] if named == "client-x" else ["0_p-1"])
+    assert bed.ids(matching="nothing") == []
+
+
+def test_the_ended_are_bounded_and_so_are_histories() -> None:
+    bed = Bed()
+    for n in range(5):
+        bed.arrive(f"r{n}")
+        bed.now_s += 1.0
+        bed.book.ended(f"r{n}", RequestState.FINISHED, "stop")
+    assert bed.ids() == ["r4", "r3", "r2"]
+    bed.arrive("long")
+    bed.send("long")
+    for _ in range(MAX_HISTORY):
+        bed.happened("long", EventKind.ADMITTED)
+        bed.happened("long", EventKind.EVICTED)
+    history = bed.one("long").history
+    assert len(history) == MAX_HISTORY
+    assert history[0].kind is EventKind.DISPATCHED
+    assert history[-1].kind is EventKind.EVICTED
+
+
+def test_the_p99_of_ttft() -> None:
+    bed = Bed()
+    assert bed.book.ttft_p99_s() is None
+    for n in range(3):
+        bed.arrive(f"r{n}")
+    for n in range(3):
+        bed.now_s += 1.0
+        bed.book.emitted(f"r{n}", 1, None)
+        bed.book.emitted(f"r{n}", 1, None)
+    assert bed.book.ttft_p99_s() == 3.0
+    bed.now_s += 61.0
+    assert bed.book.ttft_p99_s() is None

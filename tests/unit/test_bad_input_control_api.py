@@ -1,0 +1,158 @@
+"""What the control API answers to what it should not get: a status, a code, a small body."""
+
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
+
+from controller.api.models import ErrorBody
+
+MAX_ERROR_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    status: int
+    code: str
+    path: str = "/v1/status"
+    method: str = "GET"
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    authorized: bool = True
+
+
+def stop(name: str, content: bytes, status: int = 400, code: str = "bad_request") -> Case:
+    return Case(name, status, code, "/v1/stop", "POST", content=content)
+
+
+def query(name: str, path: str, code: str = "bad_request") -> Case:
+    return Case(name, 400, code, path)
+
+
+CASES = [
+    Case("no token", 401, "no_token", authorized=False),
+    Case("no token on metrics", 401, "no_token", "/metrics", authorized=False),
+    Case("no token on an unknown path", 401, "no_token", "/nowhere", authorized=False),
+    Case("a data-plane key", 403, "bad_token", headers={"Authorization": "Bearer sk-client"}),
+    Case("basic authentication", 403, "bad_token", headers={"Authorization": f"Basic {TOKEN}"}),
+    Case("a token with a tail", 403, "bad_token", headers={"Authorization": f"Bearer {TOKEN}x"}),
+    Case("not ASCII", 403, "bad_token", headers={"Authorization": "Bearer t\u00f8ken"}),
+    Case(
+        "the view token acts",
+        403,
+        "view_only",
+        "/v1/stop",
+        "POST",
+        {"Authorization": f"Bearer {VIEW_TOKEN}"},
+    ),
+    Case("a browser's Origin", 403, "foreign_origin", headers={"Origin": "http://localhost:8700"}),
+    Case("a null Origin", 403, "foreign_origin", headers={"Origin": "null"}),
+    Case("a foreign Host", 403, "foreign_host", headers={"Host": "evil.example"}),
+    Case("a rebound Host", 403, "foreign_host", headers={"Host": "evil.example:8700"}),
+    Case("a Host that begins well", 403, "foreign_host", headers={"Host": "127.0.0.1.evil.com"}),
+    Case("an empty Host", 403, "foreign_host", headers={"Host": ""}),
+    Case("an unknown path", 404, "not_found", "/v1/nothing"),
+    Case("a path outside", 404, "not_found", "/v1/../etc/passwd"),
+    Case("a path with a NUL", 404, "not_found", "/v1/%00"),
+    Case("a long path", 404, "not_found", "/v1/" + "x" * 4000),
+    Case("an unknown method", 405, "method_not_allowed", method="DELETE"),
+    Case("a method of another route", 405, "method_not_allowed", "/v1/stop"),
+    stop("broken JSON", b'{"drain": tru'),
+    stop("an array", b"[]"),
+    stop("a scalar", b"7"),
+    stop("null", b"null"),
+    stop("not UTF-8", b"\xff\xfe\x00"),
+    stop("a lone surrogate", b'{"drain": "\\ud800"}'),
+    stop("a wrong type", b'{"grace_s": "soon"}'),
+    stop("a negative grace", b'{"grace_s": -1}'),
+    stop("NaN", b'{"grace_s": NaN}'),
+    stop("infinity", b'{"grace_s": 1e999}'),
+    stop("nested deeply", b'{"drain":' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    stop("too large", b" " * 70_000, 413, "too_large"),
+    query("a position that is none", "/v1/events?after=yesterday", "bad_position"),
+    query("a position with a NUL", "/v1/events?after=%00-1", "bad_position"),
+    query("a long position", "/v1/events?after=" + "9" * 100),
+    query("no limit", "/v1/events?limit=0"),
+    query("a negative limit", "/v1/events?limit=-5"),
+    query("a huge limit", "/v1/events?limit=100000000000000000000"),
+    query("a limit in words", "/v1/events?limit=all"),
+    query("an unknown parameter", "/v1/events?instance=i-0"),
+    query("watching from nowhere", "/v1/watch?after=nowhere", "bad_position"),
+    query("watching all the time", "/v1/watch?status_every_s=0"),
+    query("watching never", "/v1/watch?status_every_s=inf"),
+    query("watching NaN", "/v1/watch?status_every_s=nan"),
+    query("watching perhaps", "/v1/watch?events=perhaps"),
+    query("an unknown state", "/v1/requests?state=sleeping"),
+    query("a state of two", "/v1/requests?state=running,waiting"),
+    query("a long reference", "/v1/requests/" + "r" * 300),
+    Case("an unknown instance", 404, "no_such_instance", "/v1/requests?instance=i-99"),
+    Case("an unknown request", 404, "no_such_request", "/v1/requests/nothing"),
+]
+
+
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    return [case.name for case in CASES]
+
+
+@pytest.fixture
+async def both(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Listener, Any]]:
+    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.02)
+    async with listening() as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_a_case(case: Case, both: tuple[Listener, httpx.AsyncClient]) -> None:
+    own, client = both
+    headers = {**(AUTHORIZED if case.authorized else {}), **case.headers}
+    request = client.build_request(
+        case.method,
+        case.path,
+        headers={key: value.encode("latin-1") for key, value in headers.items()},
+        content=case.content,
+    )
+    answer = await client.send(request)
+    assert answer.status_code == case.status, answer.text
+    assert len(answer.content) < MAX_ERROR_BYTES
+    body = ErrorBody.model_validate_json(answer.content)
+    assert body.code == case.code
+    assert body.message
+    assert "Traceback" not in answer.text
+    assert TOKEN not in answer.text
+    assert not own.cluster.controller.stopping
+    assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
+
+
+def test_each_case_has_a_name_of_its_own(names: list[str]) -> None:
+    assert len(set(names)) == len(names) >= 45
+
+
+async def test_a_body_without_a_length_is_cut_too(
+    both: tuple[Listener, httpx.AsyncClient],
+) -> None:
+    own, client = both
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 4096
+
+    answer = await client.post("/v1/stop", headers=AUTHORIZED, content=endless())
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert not own.cluster.controller.stopping
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"\x00" * 2000])
+async def test_what_is_not_http_does_no_harm(
+    both: tuple[Listener, httpx.AsyncClient], garbage: bytes
+) -> None:
+    own, client = both
+    port = int(own.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(garbage)
+        assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200

@@ -1,0 +1,273 @@
+"""Events, the watch stream, requests and the tokens of the control API, on a real socket."""
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
+
+from controller.api.audit import AuditLog
+from controller.api.client import parse_frame
+from controller.api.models import (
+    EventFrame,
+    EventPage,
+    Frame,
+    GapFrame,
+    PingFrame,
+    RequestDetail,
+    RequestList,
+    StatusFrame,
+)
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.request_record import RequestState
+from controller.runtime.journal import Journal
+from controller.runtime.messages import DispatchAsked, Happened, encode
+from controller.runtime.request_book import RequestBook
+
+PATIENCE_S = 5.0
+Both = tuple[Listener, httpx.AsyncClient]
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with listening() as (listener, client):
+        client.headers.update(AUTHORIZED)
+        yield listener, client
+
+
+async def read(lines: AsyncIterator[str], num_frames: int, *, pings: bool = False) -> list[Frame]:
+    frames: list[Frame] = []
+    while len(frames) < num_frames:
+        line = await asyncio.wait_for(anext(lines), PATIENCE_S)
+        frame = parse_frame(line)
+        assert frame is not None
+        if pings or not isinstance(frame, PingFrame):
+            frames.append(frame)
+    return frames
+
+
+def happened(cluster: Cluster, *request_ids: str) -> None:
+    events = tuple(
+        LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", "memory pressure", request_id=r)
+        for r in request_ids
+    )
+    cluster.mailbox.say(encode(Happened(events)), [])
+
+
+async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
+    own, client = both
+    ask = DispatchAsked("r1", "f-0", 40, 1, 3.0)
+    own.cluster.mailbox.say(encode(ask), [])
+    happened(own.cluster, "r1")
+    own.cluster.mailbox.lose("mem://i-0")
+    own.cluster.hello("i-0", "failed", nonce="b", detail="out of memory")
+    page = EventPage.model_validate_json((await client.get("/v1/events")).content)
+    told = [(e.kind, e.cause_id, e.instance_id or e.frontend_id) for e in page.events]
+    assert told == [
+        ("controller_started", "start-controller", None),
+        ("frontend_started", "start-f-0-1", "f-0"),
+        ("instance_started", "start-i-0-1", "i-0"),
+        ("dispatched", "arrive-r1", "i-0"),
+        ("evicted", "step-i-0-1-9", None),
+        ("instance_died", "lost-i-0-1", "i-0"),
+        ("instance_failed", "start-i-0-2", "i-0"),
+    ]
+    assert page.events[-1].reason == "out of memory"
+    assert page.events[3].numbers["num_candidates"] == 1
+    rest = (await client.get("/v1/events", params={"after": page.events[-2].position})).json()
+    assert [event["kind"] for event in rest["events"]] == ["instance_failed"]
+    own.cluster.mailbox.say(encode(ask), [])  # now nothing may take it: held, then refused
+    own.cluster.now_s += 100.0
+    from controller.core.events import Ticked
+
+    own.cluster.controller._handle(Ticked())
+    rest = (await client.get("/v1/events", params={"after": page.next_position})).json()
+    assert [(e["kind"], e["reason"]) for e in rest["events"]] == [("rejected", "unavailable")]
+
+
+async def test_a_stall_and_its_end_are_events(both: Both) -> None:
+    own, client = both
+    controller = own.cluster.controller
+    for seconds in (20.0, 1.0):
+        own.cluster.now_s += seconds
+        controller._watch_progress()
+    own.cluster.report()
+    controller._watch_progress()
+    kinds = [event["kind"] for event in (await client.get("/v1/events")).json()["events"]]
+    assert kinds[-2:] == ["instance_stalled", "instance_recovered"]
+    assert kinds.count("instance_stalled") == 1
+
+
+async def test_watching_statuses_and_events(both: Both) -> None:
+    own, client = both
+    params = {"after": "latest", "status_every_s": "0.1"}
+    async with client.stream("GET", "/v1/watch", params=params) as stream:
+        lines = stream.aiter_lines()
+        first, second = await read(lines, 2)
+        assert isinstance(first, StatusFrame)
+        assert isinstance(second, StatusFrame)
+        assert first.status.cluster == "c1"
+        happened(own.cluster, "r1", "r2")
+        seen = []
+        while len(seen) < 2:
+            (frame,) = await read(lines, 1)
+            if isinstance(frame, EventFrame):
+                seen.append(frame.event.request_id)
+        assert seen == ["r1", "r2"]
+
+
+async def test_resuming_after_a_position_and_a_gap(both: Both) -> None:
+    own, client = both
+    journal = Journal("x", max_events=3)
+    own.cluster.controller.journal = journal
+    happened(own.cluster, *"abcde")
+    params = {"after": "x-1"}
+    async with client.stream("GET", "/v1/watch", params=params) as stream:
+        gap, *events = await read(stream.aiter_lines(), 4)
+    assert isinstance(gap, GapFrame)
+    assert gap.missed == 1
+    assert [e.event.request_id for e in events if isinstance(e, EventFrame)] == ["c", "d", "e"]
+    async with client.stream("GET", "/v1/watch", params={"after": "of-1"}) as stream:
+        (gap,) = await read(stream.aiter_lines(), 1)
+    assert isinstance(gap, GapFrame)
+    assert gap.missed is None, "a position of another controller"
+
+
+async def test_a_quiet_stream_pings(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.adapters.http.watch.PING_EVERY_S", 0.05)
+    _, client = both
+    async with client.stream("GET", "/v1/watch", params={"events": "false"}) as stream:
+        frames = await read(stream.aiter_lines(), 3, pings=True)
+    assert all(isinstance(frame, PingFrame) for frame in frames)
+
+
+async def test_watchers_that_leave_are_forgotten(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.adapters.http.control_server.MAX_WATCHERS", 1)
+    own, client = both
+    async with client.stream("GET", "/v1/watch") as stream:
+        await read(stream.aiter_lines(), 1, pings=True)
+        refused = await client.get("/v1/watch")
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_watchers")
+
+    async def nobody_watches() -> None:
+        while own.server._num_watchers:
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(nobody_watches(), PATIENCE_S)
+    async with client.stream("GET", "/v1/watch") as stream:
+        assert stream.status_code == 200
+
+
+def book(own: Listener) -> RequestBook:
+    found = RequestBook("f-0", {0: "normal"})
+    own.cluster.mailbox.books["mem://f-0"] = found
+    return found
+
+
+async def test_requests_and_one_with_its_history(both: Both) -> None:
+    own, client = both
+    its = book(own)
+    for number, request_id in enumerate(("aa-1", "ab-2", "0_p-3", "1_p-4")):
+        parent = "p" if "_" in request_id else None
+        its.arrived(request_id, parent or f"client-{number}", parent, 0, 8, 100.0 + number)
+    its.dispatched("ab-2", "i-0", 1, (("i-0", 3.0),), "by the controller", tell=False)
+    its.ended("aa-1", RequestState.ABORTED, "the client left")
+    listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
+    assert listed.num_matching == 4
+    assert [r.id for r in listed.requests] == ["ab-2", "0_p-3", "1_p-4", "aa-1"]
+    params: dict[str, Any] = {"state": ["waiting", "aborted"], "limit": 1}
+    some = RequestList.model_validate_json(
+        (await client.get("/v1/requests", params=params)).content
+    )
+    assert (len(some.requests), some.num_matching) == (1, 2)
+    here = (await client.get("/v1/requests", params={"instance": "i-0"})).json()
+    assert [r["id"] for r in here["requests"]] == ["ab-2"]
+    for reference in ("ab-2", "ab", "client-1"):
+        answer = await client.get(f"/v1/requests/{reference}")
+        detail = RequestDetail.model_validate_json(answer.content)
+        assert (detail.id, detail.instance_id) == ("ab-2", "i-0")
+        assert [event.kind for event in detail.history] == ["dispatched"]
+    for reference, status, code in (
+        ("a", 409, "ambiguous"),
+        ("p", 409, "ambiguous"),
+        ("zz", 404, "no_such_request"),
+    ):
+        answer = await client.get(f"/v1/requests/{reference}")
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert "0_p-3, 1_p-4" in (await client.get("/v1/requests/p")).json()["message"]
+
+
+async def test_a_frontend_that_does_not_answer_is_named(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.05)
+    _, client = both
+    listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
+    assert (listed.requests, listed.silent_frontends) == ((), ("f-0",))
+    missing = (await client.get("/v1/requests/r")).json()
+    assert "no answer from f-0" in missing["message"]
+
+
+async def test_the_view_token_looks_and_does_not_act(both: Both) -> None:
+    own, client = both
+    viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+    for path in ("/v1/status", "/v1/events", "/metrics"):
+        assert (await client.get(path, headers=viewer)).status_code == 200, path
+    refused = await client.post("/v1/stop", headers=viewer)
+    assert (refused.status_code, refused.json()["code"]) == (403, "view_only")
+    assert not own.cluster.controller.stopping
+
+
+async def test_metrics_are_of_the_present_status(both: Both) -> None:
+    _, client = both
+    answer = await client.get("/metrics")
+    assert answer.text == "of c1"
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_every_action_is_in_the_audit_log_and_is_an_event(both: Both) -> None:
+    own, client = both
+    client.headers["X-Llumctl-Actor"] = "ana@host"
+    wrong = {"Authorization": "Bearer wrong"}
+    assert (await client.post("/v1/stop", headers=wrong)).status_code == 403
+    for body in ({"grace_s": 9}, {"grace_s": 9}, {"drain": False}):
+        assert (await client.post("/v1/stop", json=body)).status_code == 200
+    entries = [json.loads(line) for line in own.audit.path.read_text().splitlines()]
+    assert [(entry["action"], entry["outcome"]) for entry in entries] == [
+        ("POST /v1/stop", "refused: bad_token"),
+        ("stop: grace 9 s", "done"),  # asked twice, done once
+        ("stop at once", "done"),
+    ]
+    assert all(entry["actor"] == "ana@host from 127.0.0.1" for entry in entries)
+    assert stat.S_IMODE(os.stat(own.audit.path).st_mode) == 0o600  # noqa: PTH116
+    assert "wrong" not in own.audit.path.read_text()
+    events = (await client.get("/v1/events")).json()["events"]
+    told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
+    assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
+
+
+def test_what_others_sent_does_not_forge_entries(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path)
+    audit.write(
+        actor="ana\n{}\x1b[2J", action="x" * 5000, target="", outcome="done", cause_id="op-1"
+    )
+    (line,) = audit.path.read_text().splitlines()
+    entry = json.loads(line)
+    assert entry["actor"] == "ana?{}?[2J"
+    assert len(entry["action"]) == 200
+
+
+async def test_what_cannot_be_audited_is_not_done(both: Both) -> None:
+    own, client = both
+    own.audit.path.mkdir()
+    answer = await client.post("/v1/stop")
+    assert answer.status_code == 500
+    assert not own.cluster.controller.stopping
