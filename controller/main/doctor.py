@@ -18,6 +18,7 @@ from controller.api.errors import LlumctlError
 from controller.api.models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
+from controller.main import emulation
 from controller.main.doctor_resources import memory_check, port_checks, shm_check
 
 PYTHON_OLDEST = (3, 11)
@@ -119,6 +120,8 @@ def cuda_builds_check() -> Check:
 def gpu_check(gpus: list[str], settings: Settings) -> Check:
     if not gpus:
         return _check("gpu", OK, "none visible: instances run on the CPU")
+    if emulation.is_emulated(settings):
+        return _check("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
     per_instance = settings.engine.get("tensor_parallel_size", 1)
     wanted = (settings.cluster.instances or 0) * (
         per_instance if isinstance(per_instance, int) else 1

@@ -11,6 +11,7 @@ import psutil
 from controller.api.models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import EMBEDDED_MODEL, Settings
+from controller.main import emulation
 
 GIB = 1 << 30
 
@@ -57,6 +58,8 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
 def num_instances(settings: Settings, num_gpus: int) -> int:
     if settings.cluster.instances is not None:
         return settings.cluster.instances
+    if emulation.is_emulated(settings):
+        return emulation.DEFAULT_INSTANCES
     each = settings.engine.get("tensor_parallel_size", 1)
     return (
         max(1, num_gpus // each)
@@ -67,6 +70,8 @@ def num_instances(settings: Settings, num_gpus: int) -> int:
 
 def instance_bytes(settings: Settings) -> int:
     """Process, KV cache, and the weights where they can be looked at."""
+    if emulation.is_emulated(settings):
+        return emulation.INSTANCE_BYTES
     cache = settings.engine.get("kv_cache_memory_bytes")
     kv_bytes = cache if isinstance(cache, int) else DEFAULT_KV_BYTES
     return INSTANCE_BYTES + kv_bytes + _weights_bytes(settings.cluster.model)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controller.api import run_state
-from controller.api.client import ControlClient
+from controller.api.audit import AuditLog
+from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError
 from controller.api.models import StopRequest
 from controller.api.run_state import RunState
@@ -50,6 +51,14 @@ def tear_down(
     """First by asking the controller, then by ending what is left, which covers a dead one.
 
     Safe to call again after it was interrupted."""
+    # Once more, and not by the controller alone: it may be dead.
+    AuditLog(run_state.state_path(state.cluster)).write(
+        actor=actor(),
+        action="down: drain" if drain else "down: now",
+        target=f"cluster {state.cluster}",
+        outcome="begun",
+        cause_id=f"down-{state.nonce}",
+    )
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
     if state.owns_ray:
@@ -61,7 +70,7 @@ def tear_down(
     sweep(state.nonce)
     shutil.rmtree(state.temp_dir, ignore_errors=True)
     folder = run_state.state_path(state.cluster)
-    for secret in ("plan.json", "ray.token"):
+    for secret in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE):
         (folder / secret).unlink(missing_ok=True)
     run_state.remove(state.cluster)
 

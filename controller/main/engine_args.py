@@ -16,6 +16,7 @@ OWNED = {
     "port": "set endpoint.port",
     "uds": "set endpoint.host and endpoint.port",
     "api_key": "set endpoint.api_key_file",
+    "hf_token": "set HF_TOKEN in the environment, or: hf auth login",
     "root_path": "put a reverse proxy in front of the endpoint",
     "config": "use llumctl's own configuration file",
     "headless": "llumctl runs the engines",

@@ -3,15 +3,17 @@ kept in a 0600 file, read by the head process and handed to every actor as JSON.
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from controller.api.settings import Settings
 from controller.core.scheduler import SchedulerConfig
 from controller.core.snapshot import Level
+from controller.model.profile import LatencyProfile
 
 
 class ClusterPlan(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    # Neither its repr nor an error about it tells a secret.
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     settings: Settings
     engine_args: dict[str, Any]
@@ -20,13 +22,19 @@ class ClusterPlan(BaseModel):
     num_threads_per_instance: int
     members_port: int
     """Where the controller listens for the members; fixed, so that a restarted one is found."""
-    control_token: str
-    api_keys: tuple[str, ...]
+    members_key: str = Field(repr=False)
+    """What the members prove themselves to each other with; `ClusterKey`'s secret half."""
+    control_token: str = Field(repr=False)
+    view_token: str = Field(repr=False)
+    """May look at the control API, not act."""
+    api_keys: tuple[str, ...] = Field(repr=False)
     namespace: str
     nonce: str
     state_dir: str
     log_dir: str
     temp_dir: str
+    profile: LatencyProfile | None = None
+    """What emulated engines emulate; None: the engines are vLLM's."""
 
     @property
     def scheduler_config(self) -> SchedulerConfig:

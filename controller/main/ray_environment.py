@@ -23,12 +23,20 @@ def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
-def head_environment(nonce: str, authentication: dict[str, str]) -> dict[str, str]:
-    """All of the head's environment. RAY_ADDRESS would turn "start one" into "join that"."""
+def head_environment(
+    nonce: str, authentication: dict[str, str], *, loopback: bool
+) -> dict[str, str]:
+    """All of the head's environment. RAY_ADDRESS would turn "start one" into "join that".
+
+    `loopback`: our own Ray listens on no other address. Ray has no setting for that, but this
+    variable says that no machine will join, and then it takes 127.0.0.1 for its node's address
+    (ray 2.60, _private/services.py `get_node_ip_address`), which its servers bind alone.
+    """
     user = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     return (
         user
         | authentication
+        | ({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if loopback else {})
         | {
             NONCE_VARIABLE: nonce,
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -8,22 +8,27 @@ import ipaddress
 import logging
 import os
 from functools import partial
+from pathlib import Path
 
+from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.api.audit import AuditLog
 from controller.main.plan import ClusterPlan
+from controller.ports.engine import EngineFactory
 from controller.runtime.member import Membership
 
 log = logging.getLogger(__name__)
 
 
 async def controller(plan_json: str) -> None:
-    from controller.adapters.http.control_server import ControlServer
+    from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.views import ClusterLabels
+    from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
     from controller.runtime.controller import Controller
 
     plan = ClusterPlan.model_validate_json(plan_json)
-    mailbox = ZmqMailbox(_bind_host(plan), plan.members_port)
+    mailbox = ZmqMailbox(_bind_host(plan), plan.members_port, ClusterKey(plan.members_key))
     arguments = {"plan_json": plan_json, "controller_address": mailbox.address}
     launcher = RayLauncher(
         plan.namespace,
@@ -32,26 +37,32 @@ async def controller(plan_json: str) -> None:
         # Where the controller is, which is the machine of `up`: its address is the endpoint's.
         frontend=ActorPlan(f"{__name__}:frontend", arguments, node_id=_ray_node_id()),
     )
-    service = Controller(mailbox, launcher, plan.scheduler_config)
+    table = plan.settings.control
+    service = Controller(mailbox, launcher, plan.scheduler_config, table.max_events)
     service.start(plan.num_instances, plan.settings.cluster.frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,
         model=plan.model_name,
         policy=plan.settings.scheduler.policy,
+        engine=plan.settings.cluster.engine,
         endpoint_url=endpoint_url(plan),
     )
-    table = plan.settings.control
-    server = ControlServer(service, labels, plan.control_token, table.host, table.port)
+    server = ControlServer(
+        service,
+        labels,
+        Access(table.host, table.port, plan.control_token, plan.view_token),
+        AuditLog(plan.state_dir),
+        metrics=lambda status: metrics.render(status, service.journal.counts),
+    )
     await server.run_beside(service.run())
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str) -> None:
-    from controller.adapters.vllm.engine import VllmEngine
     from controller.runtime.llumlet import Llumlet
 
     plan = ClusterPlan.model_validate_json(plan_json)
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
-    mailbox = ZmqMailbox(_bind_host(plan))
+    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(
         "instance",
         member_id,
@@ -63,17 +74,36 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str) -> No
     service = Llumlet(
         member,
         mailbox,
-        partial(VllmEngine, plan.engine_args),
+        _engine_factory(plan),
         plan.settings.scheduler.status_interval_s,
     )
     await service.run()
 
 
-async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:
-    from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
+def _engine_factory(plan: ClusterPlan) -> EngineFactory:
+    if plan.profile is not None:
+        from controller.adapters.emulated.engine import EmulatedEngine
+        from controller.main.emulation import model_config
 
+        table = plan.settings.emulated
+        config = model_config(plan.profile, table)
+        return partial(EmulatedEngine, plan.profile, config, table.speed)
+    from controller.adapters.vllm.engine import VllmEngine
+
+    return partial(VllmEngine, plan.engine_args)
+
+
+async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:
     plan = ClusterPlan.model_validate_json(plan_json)
-    mailbox = ZmqMailbox(_bind_host(plan))
+    if plan.settings.cluster.frontends > 1:  # before anything imports prometheus_client
+        from controller.adapters.prometheus.shared import share
+
+        share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
+    from controller.adapters.prometheus.requests import RequestMetrics
+    from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
+    from controller.adapters.vllm.gate import GateLimits
+
+    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(
         "frontend",
         member_id,
@@ -81,18 +111,22 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
         controller_address,
         _node(),
         num_live_reqs=lambda: service.router.num_live_reqs,
+        ttft_p99_s=lambda: service.book.ttft_p99_s(),
     )
     table = plan.settings.endpoint
     config = FrontendConfig(
         engine_args=plan.engine_args,
-        ranks=frozenset(level.rank for level in plan.levels),
+        level_names={level.rank: level.name for level in plan.levels},
         num_instances=plan.num_instances,
         host=table.host,
         port=table.port,
         share_port=plan.settings.cluster.frontends > 1,
         api_keys=plan.api_keys,
+        limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
+        write_timeout_s=table.write_timeout_s,
     )
-    service = OpenAIFrontend(config, member, mailbox)
+    metrics = RequestMetrics(level.name for level in plan.levels)
+    service = OpenAIFrontend(config, member, mailbox, metrics)
     await service.run()
 
 

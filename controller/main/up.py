@@ -14,17 +14,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psutil
 
+from controller.adapters.zmq.cluster_key import new_secret_key
 from controller.api import run_state
-from controller.api.client import ControlClient
+from controller.api.audit import AuditLog
+from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
 from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
-from controller.main import preflight
+from controller.main import emulation, preflight
 from controller.main.down import tear_down
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
@@ -36,6 +38,7 @@ Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
 STAY_POLL_S = 1.0
 PLAN_FILE = "plan.json"
+LOOPBACK = "127.0.0.1"
 # A Unix socket's path may have 107 bytes; Ray's own part of it takes 66.
 MAX_TEMP_DIR_CHARS = 40
 
@@ -81,14 +84,8 @@ def make_plan(settings: Settings) -> ClusterPlan:
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
     preflight.check_port(control.host, control.port, "the control API", "--control-port")
     state_dir = run_state.state_dir(cluster.name)
-    gpus = preflight.num_gpus()
-    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
-    num_instances = cluster.instances or preflight.default_instances(gpus, per_instance)
-    model, config_file = preflight.resolve_model(cluster.model, _cache_dir())
-    args = preflight.engine_args(settings, model, num_instances, gpus)
-    if not gpus:
-        preflight.check_kv_cache(args, config_file)
-        preflight.check_memory(args, config_file.parent, num_instances)
+    engines = _emulated_engines if emulation.is_emulated(settings) else _vllm_engines
+    choices = engines(settings)
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
     for old in log_dir.glob("*.log"):
@@ -96,12 +93,12 @@ def make_plan(settings: Settings) -> ClusterPlan:
     nonce = secrets.token_hex(8)
     return ClusterPlan(
         settings=settings,
-        engine_args=args,
-        num_instances=num_instances,
-        num_gpus_per_instance=per_instance,
-        num_threads_per_instance=preflight.threads_per_instance(num_instances),
+        **choices,
+        num_threads_per_instance=preflight.threads_per_instance(choices["num_instances"]),
         members_port=preflight.free_port(cluster.host),
+        members_key=new_secret_key(),
         control_token=secrets.token_urlsafe(32),
+        view_token=secrets.token_urlsafe(32),
         api_keys=_api_keys(settings),
         namespace=f"llumctl-{cluster.name}",
         nonce=nonce,
@@ -111,18 +108,58 @@ def make_plan(settings: Settings) -> ClusterPlan:
     )
 
 
+def _vllm_engines(settings: Settings) -> dict[str, Any]:
+    """Fields of the plan that depend on the engine."""
+    gpus = preflight.num_gpus()
+    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
+    num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
+    model, config_file = preflight.resolve_model(settings.cluster.model, _cache_dir())
+    args = preflight.engine_args(settings, model, num_instances, gpus)
+    if not gpus:
+        preflight.check_kv_cache(args, config_file)
+        preflight.check_memory(args, config_file.parent, num_instances)
+    return {
+        "engine_args": args,
+        "num_instances": num_instances,
+        "num_gpus_per_instance": per_instance,
+    }
+
+
+def _emulated_engines(settings: Settings) -> dict[str, Any]:
+    """The same, and what they emulate."""
+    profile = emulation.profile_of(settings.emulated)
+    num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
+    emulation.check_memory(num_instances, settings.cluster.frontends)
+    model, _ = preflight.resolve_model(settings.cluster.model, _cache_dir())
+    return {
+        "engine_args": emulation.engine_args(settings, profile, model),
+        "num_instances": num_instances,
+        "num_gpus_per_instance": 0,
+        "profile": profile,
+    }
+
+
 def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
     """The head in its own session, with the run state on disk before it can leave traces."""
     plan_file = Path(plan.state_dir) / PLAN_FILE
     with _private_file(plan_file) as file:
         file.write(plan.model_dump_json().encode())
+    with _private_file(Path(plan.state_dir) / run_state.VIEW_TOKEN_FILE) as file:
+        file.write(plan.view_token.encode())
+    AuditLog(plan.state_dir).write(
+        actor=actor(),
+        action=f"up: {plan.num_instances} instances of {plan.model_name}",
+        target=f"cluster {plan.settings.cluster.name}",
+        outcome="begun",
+        cause_id=f"up-{plan.nonce}",
+    )
     address = plan.settings.cluster.ray_address or ""
     authentication = ray_authentication(plan.state_dir, address)
     with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
             [sys.executable, "-P", "-m", "controller.main.head", str(plan_file)],
             cwd=plan.state_dir,
-            env=head_environment(plan.nonce, authentication),
+            env=head_environment(plan.nonce, authentication, loopback=_on_loopback(plan)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -151,6 +188,11 @@ def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
     return head, state
 
 
+def _on_loopback(plan: ClusterPlan) -> bool:
+    table = plan.settings.cluster
+    return not table.ray_address and table.host == LOOPBACK
+
+
 def _watch_start(
     head: subprocess.Popen[bytes],
     state: RunState,
@@ -159,7 +201,8 @@ def _watch_start(
     until_ready: bool,
     progress: Progress,
 ) -> ClusterStatus:
-    progress(f"starting {plan.num_instances} instances of {plan.model_name}; logs: {plan.log_dir}")
+    what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
+    progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
     with ControlClient(state.control_url, state.control_token) as client:
         while time.monotonic() < deadline_s:
             if head.poll() is not None and (state.owns_ray or head.returncode):

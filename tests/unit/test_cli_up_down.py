@@ -64,6 +64,7 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
     assert settings.cluster.model_dump(exclude={"host", "start_timeout_s"}) == {
         "name": "c",
         "model": "Qwen/Q",
+        "engine": "vllm",
         "instances": 3,
         "frontends": 2,
         "ray_address": "h:1",
@@ -72,6 +73,13 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
     assert settings.control.port == 9001
     assert settings.engine == {"max_model_len": 64}
     assert capsys.readouterr().out == ""
+
+
+def test_up_passes_the_emulated_engine_on(calls: dict[str, Any]) -> None:
+    assert run(["up", "--engine", "emulated", "-n", "16", "--profile", "h100-llama-8b"]) == 0
+    settings, _ = calls["up"]
+    assert (settings.cluster.engine, settings.cluster.instances) == ("emulated", 16)
+    assert settings.emulated.profile == "h100-llama-8b"
 
 
 def test_up_tells_each_change_once_then_the_endpoint(

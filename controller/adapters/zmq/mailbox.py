@@ -14,10 +14,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.ports.mailbox import OnLost, OnMessage
 
 log = logging.getLogger(__name__)
@@ -27,17 +29,22 @@ HIGH_WATER_MARK = 1000
 
 
 class ZmqMailbox:
-    """Must be created and used on one running event loop."""
+    """Must be created and used on one running event loop. Without a `key` anybody may write
+    to it, and it writes only to such inboxes."""
 
-    def __init__(self, host: str, port: int = 0) -> None:
+    def __init__(self, host: str, port: int = 0, key: ClusterKey | None = None) -> None:
+        self._key = key
+        self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
+        if key is not None:
+            self._door = key.guard(self._inbox)
+            self._spawn(key.admit(self._door))
         self._inbox.bind(f"tcp://{host}:{port or '*'}")
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[tuple[str, bool], _Peer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._on_lost: OnLost = lambda address: None
 
     def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
@@ -72,6 +79,8 @@ class ZmqMailbox:
             head, *payload = await self._inbox.recv_multipart(copy=False)
             try:
                 on_message(head.buffer, [frame.buffer for frame in payload])
+            except msgspec.DecodeError:  # its text quotes what was sent
+                log.error("message refused: %d bytes that are none of ours", len(head.buffer))
             except Exception:
                 log.exception("message refused")
 
@@ -79,7 +88,10 @@ class ZmqMailbox:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK if droppable else 0)
         socket.setsockopt(zmq.LINGER, 0)
+        if self._key is not None:
+            self._key.show(socket)
         # Only droppable messages may wait for a peer that is not there: a controller to come.
+        # A key that is refused, by either side, shows as a disconnection.
         gone = zmq.EVENT_DISCONNECTED | (0 if droppable else zmq.EVENT_CONNECT_RETRIED)
         monitor = socket.get_monitor_socket(gone)
         socket.connect(address)

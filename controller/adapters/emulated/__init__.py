@@ -1,0 +1,1 @@
+"""An engine that computes nothing: the engine model in real time, speaking vLLM's wire format."""

@@ -1,0 +1,32 @@
+"""The keys under which an emulated prefix cache finds full KV blocks."""
+
+from array import array
+from collections.abc import Callable
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+class BlockHashes:
+    """`hashes(i)` stands for the tokens of blocks 0 to i, prompt and answer, and for the salt:
+    equal for two requests exactly if all of these are.
+
+    Computed as far as asked for and kept: 16 bytes a block.
+    """
+
+    def __init__(
+        self, token_at: Callable[[int], int], block_size: int, salt: str | None = None
+    ) -> None:
+        self._token_at = token_at
+        self._block_size = block_size
+        self._salt = b"" if salt is None else b"+" + salt.encode()
+        self._digests: list[bytes] = []
+
+    def __call__(self, index: int) -> bytes:
+        digests, size = self._digests, self._block_size
+        while len(digests) <= index:
+            first = len(digests) * size
+            tokens = array("I", map(self._token_at, range(first, first + size)))
+            before = digests[-1] if digests else self._salt
+            digests.append(blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest())
+        return digests[index]

@@ -1,0 +1,62 @@
+"""The tokens that an emulated engine answers with, so that any client can check them.
+
+Position i of an answer is word FIRST + (start + i) modulo COUNT, where `start` depends on the
+prompt alone. So a token that is lost, doubled, swapped or of another request shows in the ids
+that a client gets with `return_token_ids`. An answer that ends of its own accord, as real ones
+do at their end-of-sequence token, has END in its last place.
+
+Only the standard library; the same numbers in every process and every version of Python.
+"""
+
+import struct
+from collections.abc import Sequence
+from zlib import crc32
+
+FIRST = 270
+COUNT = 8191
+"""Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. A prime, so that
+every bit of the checksum counts: similar prompts start far apart."""
+END = 1
+"""Its end-of-sequence token."""
+
+MIN_NATURAL_TOKENS = 16
+MAX_NATURAL_TOKENS = 512
+
+
+def start(prompt_token_ids: Sequence[int]) -> int:
+    """Offset of an answer's first word in [0, COUNT)."""
+    return _checksum(prompt_token_ids) % COUNT
+
+
+def token(start: int, position: int) -> int:
+    """Id of the word at `position` of the answer, counted from 0."""
+    return FIRST + (start + position) % COUNT
+
+
+def natural_length(prompt_token_ids: Sequence[int]) -> int:
+    """Tokens of an answer that nothing else bounds, END included: 16 to 512, all about equally
+    likely. It takes the part of the checksum that `start` leaves."""
+    span = MAX_NATURAL_TOKENS - MIN_NATURAL_TOKENS + 1
+    return MIN_NATURAL_TOKENS + _checksum(prompt_token_ids) // COUNT % span
+
+
+def first_wrong(start: int | None, token_ids: Sequence[int]) -> int | None:
+    """Position of the first token that does not belong there; None if all are right.
+
+    Without a `start` (a client that does not know the prompt's ids) the first token gives it,
+    so that only what follows is checked. END counts as right in the last place.
+    """
+    words = token_ids[:-1] if token_ids and token_ids[-1] == END else token_ids
+    if start is None and words:
+        if not FIRST <= words[0] < FIRST + COUNT:
+            return 0
+        start = words[0] - FIRST
+    for position, found in enumerate(words):
+        if start is None or found != token(start, position):
+            return position
+    return None
+
+
+def _checksum(token_ids: Sequence[int]) -> int:
+    """Over the ids as little-endian 32-bit numbers."""
+    return crc32(struct.pack(f"<{len(token_ids)}I", *token_ids))

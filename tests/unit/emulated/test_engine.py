@@ -1,0 +1,219 @@
+"""The emulated engine: its tokens, its time, and what it says of itself."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from emulated_builders import EOS, PROFILE, Clock, decode, finish, frames, make_engine
+
+from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated.engine import EmulatedEngine
+from controller.api.token_sequence import END, first_wrong, natural_length, start
+from controller.model.config import ModelConfig
+
+
+def add(engine: EmulatedEngine, *args: object, frontend: int = 0, **given: object) -> None:
+    engine.add(engine.prepare(frames(*args, **given), frontend))  # type: ignore[arg-type]
+
+
+def prompt(number: int, num_tokens: int) -> list[int]:
+    return [300 + number, *range(1000, 999 + num_tokens)]
+
+
+def test_what_the_frontends_must_know() -> None:
+    told: list[str] = []
+    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, told.append)
+    assert (engine.max_model_len, engine.block_size) == (1024, 16)
+    assert (engine.num_gpu_blocks, engine.max_num_running) == (851, 256)
+    assert "generate" in engine.supported_tasks
+    assert told == ["emulating a10-llama-7b"]
+    idle = engine.snapshot("i-0", 7)
+    assert (idle.instance_id, idle.incarnation, idle.num_free_blocks) == ("i-0", 7, 851)
+    assert not engine.has_work()
+
+
+def test_answers_are_the_sequence_of_their_prompts() -> None:
+    engine = make_engine()
+    prompts = {f"r-{n}": prompt(n, 20 + n) for n in range(8)}
+    for request_id, ids in prompts.items():
+        add(engine, request_id, ids, max_tokens=600, _eos_token_id=EOS)
+    found = finish(engine)
+    for request_id, ids in prompts.items():
+        assert len(found[request_id]) == natural_length(ids)
+        assert found[request_id][-1] == END
+        assert first_wrong(start(ids), found[request_id]) is None
+
+
+def test_evictions_change_no_answer() -> None:
+    engine = make_engine(num_total_blocks=70)
+    prompts = {f"r-{n}": prompt(n, 100) for n in range(10)}
+    for n, (request_id, ids) in enumerate(prompts.items()):
+        add(engine, request_id, ids, max_tokens=200, arrival_s=float(n))
+    found = finish(engine)
+    quiet = engine.snapshot("i-0", 1)
+    assert quiet.num_evictions > 0
+    assert quiet.num_free_blocks == 70
+    for request_id, ids in prompts.items():
+        assert len(found[request_id]) == 200
+        assert first_wrong(start(ids), found[request_id]) is None
+    events = engine.take_events()
+    evicted = [event for event in events if event.kind == "evicted"]
+    assert len(evicted) == quiet.num_evictions
+    assert all(event.num_tokens > 100 for event in evicted)
+    assert all(a.time_s <= b.time_s for a, b in pairwise(events))
+    for request_id in prompts:
+        kinds = [event.kind for event in events if event.request_id == request_id]
+        assert kinds[0] == "admitted"
+        assert all(a != b for a, b in pairwise(kinds)), "in turns"
+    assert engine.take_events() == []
+
+
+def test_a_step_takes_the_time_of_the_profile() -> None:
+    clock = Clock()
+    engine = make_engine(clock)
+    add(engine, prompt=prompt(0, 100), max_tokens=3)
+    for expected_s in (
+        PROFILE.step_time_s([(100, 0)], 0, 0),
+        PROFILE.step_time_s([], 1, 101),
+        PROFILE.step_time_s([], 1, 102),
+    ):
+        began_s = clock.now_s
+        engine.step()
+        assert clock.now_s - began_s == pytest.approx(expected_s)
+    assert not engine.has_work()
+
+
+def test_bookkeeping_counts_as_part_of_the_step() -> None:
+    clock = Clock(overhead_s=0.004)
+    engine = make_engine(clock)
+    add(engine, prompt=prompt(0, 100), max_tokens=3)
+    engine.step()
+    step_s = PROFILE.step_time_s([(100, 0)], 0, 0)
+    assert clock.slept_s == [pytest.approx(step_s - 0.004)]
+    clock.overhead_s = 1.0
+    engine.step()
+    assert clock.slept_s[1] == 0.0
+
+
+def test_speed_shortens_steps() -> None:
+    clock = Clock()
+    engine = make_engine(clock, speed=8.0)
+    add(engine, prompt=prompt(0, 100), max_tokens=3)
+    engine.step()
+    assert clock.slept_s == [pytest.approx(PROFILE.step_time_s([(100, 0)], 0, 0) / 8)]
+
+
+def test_real_steps_take_real_time() -> None:
+    """How well is measured by `llumctl bench`; here only that time is waited for at all."""
+    engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, lambda detail: None)
+    add(engine, prompt=prompt(0, 50), max_tokens=6)
+    began_s = time.perf_counter()
+    finish(engine)
+    steps_s = PROFILE.step_time_s([(50, 0)], 0, 0)
+    steps_s += sum(PROFILE.step_time_s([], 1, 51 + step) for step in range(5))
+    assert time.perf_counter() - began_s >= steps_s
+    assert engine.emulation.profile_time_s == pytest.approx(steps_s)
+    assert engine.emulation.wall_time_s >= steps_s * (1 - 1e-9)
+
+
+def test_outputs_are_grouped_by_frontend() -> None:
+    engine = make_engine()
+    for n, frontend in enumerate((0, 2, 0, 1)):
+        add(engine, f"r-{n}", prompt(n, 20), max_tokens=1 + n, frontend=frontend)
+    seen = {}
+    for step in engine.step():
+        sent = decode(engine, step)
+        assert [e.request_id for e in step.emitted] == [o.request_id for o in sent.outputs]
+        seen[step.frontend_index] = [e.request_id for e in step.emitted]
+    assert seen == {0: ["r-0", "r-2"], 2: ["r-1"], 1: ["r-3"]}
+
+
+def test_how_a_request_ended() -> None:
+    engine = make_engine()
+    add(engine, "length", prompt(1, 20), max_tokens=1)
+    add(engine, "stop", prompt(2, 20), stop_token_ids=[start(prompt(2, 20)) + 270])
+    add(engine, "on", prompt(3, 20), max_tokens=2)
+    (step,) = engine.step()
+    reasons = {e.request_id: e.finish_reason for e in step.emitted}
+    assert reasons == {"length": "length", "stop": "stop", "on": None}
+    sent = {output.request_id: output for output in decode(engine, step).outputs}
+    assert (sent["length"].finish_reason, sent["length"].stop_reason) == (1, None)
+    assert (sent["stop"].finish_reason, sent["stop"].stop_reason) == (
+        0,
+        sent["stop"].new_token_ids[0],
+    )
+    assert sent["on"].finish_reason is None
+
+
+def test_what_vllm_s_metrics_are_fed() -> None:
+    engine = make_engine()
+    before_s = time.monotonic()
+    add(engine, "r-1", prompt(1, 40), max_tokens=3)
+    add(engine, "r-2", prompt(1, 40), max_tokens=3)
+    sent = decode(engine, engine.step()[0])
+    assert before_s <= sent.timestamp <= time.monotonic()
+    assert sent.scheduler_stats is not None
+    stats = sent.scheduler_stats
+    assert (stats.num_running_reqs, stats.num_waiting_reqs) == (2, 0)
+    assert stats.kv_cache_usage == pytest.approx(4 / 851)
+    first, second = sent.outputs
+    assert [event.type for event in first.events or ()] == [wire.QUEUED, wire.SCHEDULED]
+    assert first.prefill_stats == wire.PrefillStats(40, 40, 0, 0)
+    assert second.prefill_stats == wire.PrefillStats(40, 8, 32, 32), "two blocks were shared"
+    again = decode(engine, engine.step()[0])
+    assert all(o.events is None and o.prefill_stats is None for o in again.outputs)
+
+
+@pytest.mark.parametrize(
+    ("caching", "salts", "num_cached"),
+    [
+        (True, (None, None), 112),
+        (True, ("a", "a"), 112),
+        (True, ("a", "b"), 0),
+        (False, (None,) * 2, 0),
+    ],
+)
+def test_the_prefix_cache(caching: bool, salts: tuple[str | None, ...], num_cached: int) -> None:
+    """A follow-up question: the first prompt, its answer, and more."""
+    engine = make_engine(prefix_caching=caching)
+    first = prompt(0, 100)
+    add(engine, "r-1", first, max_tokens=17, salt=salts[0])
+    answer = finish(engine)["r-1"]
+    add(engine, "r-2", [*first, *answer, 5, 6, 7], max_tokens=2, salt=salts[1])
+    engine.take_events()
+    engine.step()
+    (admitted,) = engine.take_events()
+    assert (admitted.kind, admitted.request_id, admitted.num_tokens) == ("admitted", "r-2", 120)
+    assert admitted.num_cached_tokens == num_cached
+    assert time.time() - admitted.time_s < 60
+
+
+def test_an_aborted_request_is_forgotten() -> None:
+    engine = make_engine()
+    for n in range(3):
+        add(engine, f"r-{n}", prompt(n, 20), max_tokens=100)
+    engine.step()
+    engine.abort(["r-1", "unknown"])
+    (step,) = engine.step()
+    assert [e.request_id for e in step.emitted] == ["r-0", "r-2"]
+    engine.abort(["r-0", "r-2"])
+    assert not engine.has_work()
+    assert engine.snapshot("i-0", 1).num_free_blocks == 851
+    add(engine, "r-1", prompt(1, 20), max_tokens=2)
+    assert len(finish(engine)["r-1"]) == 2, "the id may be used again"
+
+
+def test_the_same_id_twice_is_refused() -> None:
+    engine = make_engine()
+    add(engine, "r-1", prompt(1, 20), max_tokens=3)
+    with pytest.raises(ValueError, match="already there"):
+        add(engine, "r-1", prompt(2, 20), max_tokens=3)
+    ids = prompt(1, 20)
+    assert first_wrong(start(ids), finish(engine)["r-1"]) is None, "the first one goes on"
+
+
+def test_a_higher_rank_goes_first() -> None:
+    engine = make_engine(max_num_running=1)
+    add(engine, "low", prompt(1, 20), max_tokens=2, rank=0, arrival_s=1.0)
+    add(engine, "high", prompt(2, 20), max_tokens=2, rank=1, arrival_s=2.0)
+    assert list(finish(engine)) == ["high", "low"]

@@ -1,0 +1,197 @@
+"""`up --engine emulated`: its settings, what is refused, and the plan that comes of them."""
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.adapters.embedded_model.architecture import MAX_TOKENS
+from controller.adapters.emulated.engine import EmulatedEngine
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.models import CheckResult
+from controller.api.settings import Settings
+from controller.main import doctor, doctor_resources, emulation, engine_args, preflight, roles, up
+from controller.main.plan import ClusterPlan
+from controller.model.profile import load_profile
+from llumctl import settings
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    def set_available(gib: float) -> None:
+        known = SimpleNamespace(available=int(gib * emulation.GIB))
+        monkeypatch.setattr(emulation.psutil, "virtual_memory", lambda: known)
+
+    return set_available
+
+
+@pytest.fixture
+def plan_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterPlan]:
+    """Of so many visible GPUs. vLLM's arguments need not be known, nor the model be built."""
+    folder = tmp_path / "model"
+    monkeypatch.setattr(engine_args, "known_engine_args", lambda: frozenset())
+    monkeypatch.setattr(
+        preflight, "resolve_model", lambda *_: (str(folder), folder / "config.json")
+    )
+    monkeypatch.setattr(preflight, "num_gpus", lambda: 8)
+
+    def plan_of(**tables: Any) -> ClusterPlan:
+        ports = {"endpoint": {"port": free()}, "control": {"port": free()}}
+        cluster = {"engine": "emulated"} | tables.pop("cluster", {})
+        return up.make_plan(Settings.model_validate({"cluster": cluster, **ports, **tables}))
+
+    def free() -> int:
+        return preflight.free_port("127.0.0.1")
+
+    return plan_of
+
+
+def load(text: str = "", flags: settings.Flags | None = None, *engine_args: str) -> Settings:
+    Path("c.toml").write_text(text)
+    return settings.load(
+        config=Path("c.toml"), environ={}, flags=flags or {}, engine_args=engine_args
+    )
+
+
+EMULATED = '[cluster]\nengine = "emulated"\n'
+
+BAD = [
+    # text, the message's start, what it must contain
+    ('[cluster]\nengine = "vlm"\n', "c.toml:2:", "must be 'vllm' or 'emulated', not 'vlm'"),
+    ("[emulated]\nspeed = 0\n", "c.toml:2:", "emulated.speed must be greater than 0, not 0"),
+    ("[emulated]\nspeed = inf\n", "c.toml:2:", "emulated.speed must be"),
+    ("[emulated]\nmode = 'x'\n", "c.toml:2:", "must be 'chunked' or 'prefill-first', not 'x'"),
+    ("[emulated]\nnum_blocks = 0\n", "c.toml:2:", "must be at least 1, not 0"),
+    ("[emulated]\nprofil = 'a'\n", "c.toml:2:", "did you mean emulated.profile?"),
+    ("[emulated]\nprefix_caching = 1\n", "c.toml:2:", "must be true or false, not 1"),
+    (EMULATED + '\nmodel = "Qwen/Qwen3-0.6B"\n', "c.toml:4:", "serves no model but 'embedded'"),
+    (EMULATED + "[engine]\n\nseed = 1\n", "c.toml:5:", "engine.seed is an argument of vLLM's"),
+    (EMULATED + "[emulated]\nprofile = 'none.toml'\n", "c.toml:4:", "there is no profile file"),
+    (EMULATED + "[emulated]\nprofile = '.'\n[engine]\na = 1\n", "c.toml:6:", "engine.a is an"),
+]
+
+
+@pytest.mark.parametrize(("text", "start", "part"), BAD)
+def test_bad_settings_name_file_line_and_cause(text: str, start: str, part: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(text)
+    assert caught.value.message.startswith(start), caught.value.message
+    assert part in caught.value.message
+
+
+def test_bad_flags_are_named() -> None:
+    emulated = {("cluster", "engine"): ("--engine", "emulated")}
+    with pytest.raises(UsageError, match=r"^MODEL: an emulated engine computes nothing"):
+        load(flags={**emulated, ("cluster", "model"): ("MODEL", "a/b")})
+    with pytest.raises(UsageError, match=r"^--engine-arg: engine\.seed is an argument of vLLM's"):
+        load("", emulated, "seed=1")
+    with pytest.raises(UsageError, match=r"^--profile: there is no profile file"):
+        load(flags={**emulated, ("emulated", "profile"): ("--profile", "./p")})
+
+
+def test_a_profile_without_emulated_engines_is_refused_as_a_flag_only() -> None:
+    with pytest.raises(UsageError, match=r"^--profile: only emulated engines have a profile"):
+        load(flags={("emulated", "profile"): ("--profile", "a10-llama-7b")})
+    assert load("[emulated]\nprofile = 'x.toml'\n").emulated.profile == "x.toml"
+
+
+def test_a_profile_file_is_relative_to_who_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    (folder / "p.toml").touch()
+    (folder / "c.toml").write_text(EMULATED + "[emulated]\nprofile = 'p.toml'\n")
+    found = settings.load(config=folder / "c.toml", environ={})
+    assert found.emulated.profile == str(folder / "p.toml")
+    flags: settings.Flags = {("emulated", "profile"): ("--profile", "sub/p.toml")}
+    assert load(EMULATED, flags).emulated.profile == str(folder / "p.toml")
+    assert load(EMULATED).emulated.profile == "a10-llama-7b"
+
+
+def test_a_profile_that_is_none_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("block_size = 16\n")
+    shipped = files("controller.model") / "profiles" / "a10-llama-7b.toml"
+    too_small = shipped.read_text().replace(
+        "max_num_batched_tokens = 2560", "max_num_batched_tokens = 9"
+    )
+    (tmp_path / "q.toml").write_text(too_small)
+    for name, why in (
+        ("a10-llama-7c", "did you mean a10-llama-7b"),
+        ("p.toml", "missing"),
+        ("q.toml", "max_num_batched_tokens must not be below max_num_running"),
+    ):
+        table = Settings.model_validate({"emulated": {"profile": name}}).emulated
+        with pytest.raises(UsageError, match=rf"^emulated\.profile: .*{why}"):
+            emulation.profile_of(table)
+
+
+def test_fewer_blocks_cut_the_context() -> None:
+    table = Settings.model_validate({"emulated": {"num_blocks": 100}}).emulated
+    profile = emulation.profile_of(table)
+    assert (profile.num_total_blocks, profile.max_model_len) == (100, 1600)
+    assert emulation.profile_of(Settings().emulated) == load_profile("a10-llama-7b")
+
+
+def test_memory_is_that_of_processes(memory: Callable[[float], None]) -> None:
+    memory(4.0)
+    emulation.check_memory(16, 1)
+    memory(2.5)
+    with pytest.raises(LlumctlError, match="16 emulated instances and 1 frontends") as caught:
+        emulation.check_memory(16, 1)
+    fits = int(caught.value.hint.rpartition(" ")[2])
+    emulation.check_memory(fits, 1)
+    with pytest.raises(LlumctlError):
+        emulation.check_memory(fits + 1, 1)
+    memory(0.5)
+    with pytest.raises(LlumctlError) as caught:
+        emulation.check_memory(1, 1)
+    assert caught.value.hint == "free memory"
+
+
+def test_the_plan_asks_for_no_gpu(
+    plan_of: Callable[..., ClusterPlan], memory: Callable[[float], None]
+) -> None:
+    memory(64)
+    plan = plan_of()
+    assert (plan.num_instances, plan.num_gpus_per_instance) == (4, 0)
+    assert plan.profile == load_profile("a10-llama-7b")
+    args = plan.engine_args
+    assert args["max_model_len"] == args["hf_overrides"]["max_position_embeddings"] == 13_616
+    assert args["max_model_len"] > MAX_TOKENS, "what the override is for"
+    assert args["scheduling_policy"] == "priority"
+    assert plan_of(cluster={"instances": 16}).num_instances == 16
+    assert ClusterPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_the_plan_s_engine_is_as_the_settings_say(
+    plan_of: Callable[..., ClusterPlan], memory: Callable[[float], None]
+) -> None:
+    memory(64)
+    table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
+    engine = roles._engine_factory(plan_of(emulated=table))(lambda detail: None)
+    assert isinstance(engine, EmulatedEngine)
+    assert (engine.num_gpu_blocks, engine.max_model_len) == (90, 1440)
+    config = engine._model.config
+    assert (config.mode, config.prefix_caching, engine._speed) == ("prefill-first", False, 4.0)
+
+
+def test_doctor_counts_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Settings.model_validate({"cluster": {"engine": "emulated", "instances": 16}})
+    assert doctor_resources.instance_bytes(found) == emulation.INSTANCE_BYTES
+    assert doctor_resources.num_instances(found, num_gpus=8) == 16
+    unnamed = Settings.model_validate({"cluster": {"engine": "emulated"}})
+    assert doctor_resources.num_instances(unnamed, num_gpus=8) == 4
+    gpu = doctor.gpu_check(["GPU 0: X"], found)
+    assert (gpu.result, gpu.what) == (CheckResult.OK, "1 visible; emulated instances use none")
+    monkeypatch.setattr(doctor_resources, "available_bytes", lambda: 5 * emulation.GIB)
+    memory = doctor_resources.memory_check(found, num_gpus=0, already_running=False)
+    assert memory.result is CheckResult.OK

@@ -1,0 +1,85 @@
+"""The sequence that every emulated answer follows, and what its check finds."""
+
+import pytest
+
+from controller.adapters.embedded_model.architecture import EOS_ID
+from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, vocabulary
+from controller.adapters.embedded_model.words import words
+from controller.api import token_sequence
+from controller.api.token_sequence import COUNT, END, FIRST, first_wrong, natural_length, token
+
+PROMPT = [300, 301, 2000, 7]
+
+
+def answer(prompt: list[int], num_tokens: int) -> list[int]:
+    start = token_sequence.start(prompt)
+    return [token(start, position) for position in range(num_tokens)]
+
+
+def test_the_ids_are_whole_words_of_the_embedded_model() -> None:
+    known = {word.lower() for entries in words().values() for word in entries}
+    tokens = vocabulary()
+    assert len(SPECIAL_TOKENS) + 256 < FIRST
+    assert len(tokens) >= FIRST + COUNT
+    for entry in tokens[FIRST : FIRST + COUNT]:
+        assert entry.data.decode().removeprefix(" ").lower() in known
+    assert END == EOS_ID
+
+
+def test_the_numbers_are_fixed() -> None:
+    """Other programs may check answers too: these never change."""
+    assert token_sequence.start([]) == 0
+    assert token_sequence.start(PROMPT) == 3894
+    assert natural_length(PROMPT) == 50
+    assert answer(PROMPT, 3) == [4164, 4165, 4166]
+
+
+def test_prompts_that_differ_differ() -> None:
+    starts = {token_sequence.start([a, b]) for a in range(40) for b in range(40)}
+    assert len(starts) > 1400, "about as many as chance gives: 1,453"
+    assert token_sequence.start([1, 2]) != token_sequence.start([2, 1])
+
+
+def test_natural_lengths_fill_their_range() -> None:
+    lengths = [natural_length([number]) for number in range(20_000)]
+    assert (min(lengths), max(lengths)) == (16, 512)
+    assert sum(lengths) / len(lengths) == pytest.approx(264, rel=0.02)
+
+
+def test_the_words_go_round() -> None:
+    assert token(COUNT - 1, 0) == FIRST + COUNT - 1
+    assert token(COUNT - 1, 1) == FIRST
+    assert first_wrong(COUNT - 2, [token(COUNT - 2, i) for i in range(COUNT + 5)]) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_right_answer_is_right(known: bool) -> None:
+    start = token_sequence.start(PROMPT) if known else None
+    for num_tokens in (0, 1, 2, 100):
+        assert first_wrong(start, answer(PROMPT, num_tokens)) is None
+        assert first_wrong(start, [*answer(PROMPT, num_tokens), END]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "position"),
+    [
+        (lambda a: a[:5] + a[6:], 5),  # lost
+        (lambda a: a[:5] + a[4:], 5),  # doubled
+        (lambda a: [*a[:5], a[6], a[5], *a[7:]], 5),  # swapped
+        (lambda a: [*a[:5], 0, *a[6:]], 5),  # not a word
+        (lambda a: [*a[:5], END, *a[5:]], 5),  # an end that is none
+        (lambda a: [*a, END, END], 20),
+        (lambda a: a[:19] + answer([1, 2, 3], 1), 19),  # of another request
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wrong_token_is_found(known: bool, change, position: int) -> None:
+    start = token_sequence.start(PROMPT) if known else None
+    assert first_wrong(start, change(answer(PROMPT, 20))) == position
+
+
+def test_a_lost_first_token_shows_to_who_knows_the_prompt() -> None:
+    lost = answer(PROMPT, 20)[1:]
+    assert first_wrong(token_sequence.start(PROMPT), lost) == 0
+    assert first_wrong(None, lost) is None
+    assert first_wrong(None, [0, *lost]) == 0

@@ -1,0 +1,359 @@
+"""The security baseline, one test per promise that needs no cluster.
+
+Some read the source: a promise like "no pickle anywhere" is about code that is not there. Each
+such reader is itself tried on code that breaks the promise.
+"""
+
+import ast
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import typer.main
+from pydantic import ValidationError
+
+from controller.adapters.vllm import environment
+from controller.api.errors import UsageError
+from controller.api.settings import Settings
+from controller.main import up
+from controller.main.engine_args import OWNED, check_engine_args, known_engine_args
+from controller.main.plan import ClusterPlan
+from controller.main.ray_environment import ray_authentication
+from llumctl.app import app
+from llumctl.settings_checks import is_loopback
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("controller", "llumctl", "tui")
+SECRETS = {
+    "members_key": "members-42",
+    "control_token": "control-42",
+    "view_token": "view-42",
+    "api_keys": ("user-42", "user-43"),
+}
+Reader = Callable[[ast.AST], Iterator[tuple[int, str]]]
+
+
+def plan(tmp_path: Path) -> ClusterPlan:
+    return ClusterPlan(
+        settings=Settings(),
+        engine_args={"model": "m"},
+        num_instances=1,
+        num_gpus_per_instance=0,
+        num_threads_per_instance=1,
+        members_port=1,
+        namespace="n",
+        nonce="0a",
+        state_dir=str(tmp_path),
+        log_dir=str(tmp_path),
+        temp_dir=str(tmp_path),
+        **SECRETS,
+    )
+
+
+def secret_words(text: str) -> list[str]:
+    return re.findall(r"\w+-4[23]", text)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# -- addresses ----------------------------------------------------------------------------
+
+
+def test_everything_listens_on_loopback_by_default() -> None:
+    settings = Settings()
+    for table in (settings.cluster, settings.endpoint, settings.control):
+        assert is_loopback(table.host), table
+    assert settings.control.port != settings.endpoint.port
+
+
+# -- secrets: from files or the environment, never in argv, logs, reprs --------------------
+
+
+def commands(group: click.Command, path: str = "llumctl") -> Iterator[tuple[str, click.Command]]:
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{path} {name}")
+
+
+def test_no_command_takes_a_secret() -> None:
+    found = [
+        (path, parameter.name)
+        for path, command in commands(typer.main.get_command(app))
+        for parameter in command.params
+        if is_secret(str(parameter.name)) or is_secret("_".join(parameter.opts).strip("-"))
+    ]
+    assert found == []
+    assert is_secret("api_key")
+    assert not is_secret("api_key_file")
+    assert not is_secret("max_tokens_cap")
+
+
+def test_no_engine_argument_takes_a_secret() -> None:
+    for name in ("api_key", "hf_token"):
+        with pytest.raises(UsageError, match=f"{name} is llumctl's own"):
+            check_engine_args([name])
+    assert {name for name in known_engine_args() if is_secret(name)} <= set(OWNED)
+
+
+def test_the_head_gets_its_secrets_through_a_private_file_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Any, Any]] = []
+
+    def popen(arguments: list[str], **options: Any) -> SimpleNamespace:
+        started.append((arguments, options["env"]))
+        return SimpleNamespace(pid=os.getpid())
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    old = os.umask(0)
+    try:
+        _, state = up._start_head(plan(tmp_path))
+    finally:
+        os.umask(old)
+    assert len(started) == 1
+    assert secret_words(str(started)) == []
+    assert secret_words(repr(state)) == []
+    file = tmp_path / up.PLAN_FILE
+    assert started[0][0][-1] == str(file)
+    assert ClusterPlan.model_validate_json(file.read_bytes()) == plan(tmp_path)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) >= 4, "plan, token of Ray, run state, log of the head"
+    assert {path.name: mode(path) for path in written} == {path.name: 0o600 for path in written}
+
+
+def test_the_plan_does_not_show_its_secrets(tmp_path: Path) -> None:
+    good = plan(tmp_path)
+    assert secret_words(f"{good} {good!r}") == []
+    assert secret_words(good.model_dump_json()) == [
+        *("members-42", "control-42", "view-42"),
+        *SECRETS["api_keys"],
+    ]
+    with pytest.raises(ValidationError) as refused:
+        ClusterPlan.model_validate(good.model_dump() | {"api_keys": "user-42", "nonce": None})
+    assert secret_words(str(refused.value)) == []
+
+
+def test_own_ray_wants_a_token_and_serves_no_dashboard(tmp_path: Path) -> None:
+    found = ray_authentication(str(tmp_path), "")
+    assert found["RAY_AUTH_MODE"] == "token"
+    token = Path(found["RAY_AUTH_TOKEN_PATH"])
+    assert mode(token) == 0o600
+    assert len(token.read_text()) == 32
+    assert token.read_text() not in str(found)
+    calls = [
+        node
+        for node in ast.walk(tree(ROOT / "controller/main/head.py"))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "ray.init"
+    ]
+    options = [{word.arg: ast.unparse(word.value) for word in call.keywords} for call in calls]
+    own = [words for words in options if "address" not in words]
+    assert [words["include_dashboard"] for words in own] == ["False"]
+
+
+# -- reading the source -------------------------------------------------------------------
+
+SECRET = re.compile(
+    r"(^|_)(secret|password|passwd|passphrase|bearer|authorization)(_|$)|^_?credentials?$"
+    r"|(^|_)(api|members|private|secret)_keys?$"
+    r"|(^|_)(control|view|auth|access|bearer|hf)_tokens?$"
+    r"|^_?token$"
+)
+# Where a token is a piece of text.
+OF_A_MODEL = (
+    "controller/adapters/embedded_model/",
+    "controller/adapters/emulated/",
+    "controller/api/token_sequence.py",
+    "controller/core/",
+    "controller/model/",
+)
+
+
+def is_secret(name: str) -> bool:
+    return bool(SECRET.search(name.replace("-", "_").lower()))
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """Identifiers, and strings that something is looked up by."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.Call | ast.Subscript):
+            keys = part.args if isinstance(part, ast.Call) else [part.slice]
+            for key in keys:
+                if isinstance(key, ast.Constant) and isinstance(key.value, str | bytes):
+                    yield key.value if isinstance(key.value, str) else key.value.decode("latin-1")
+
+
+def plain_comparisons(source: ast.AST) -> Iterator[tuple[int, str]]:
+    """Secrets compared in a time that tells how much of them is right."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Compare):
+            plain = any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops)
+            if plain and any(is_secret(name) for name in names_in(node)):
+                yield node.lineno, ast.unparse(node)
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+FORBIDDEN_NAMES = {"eval", "exec", "__import__"}
+FORBIDDEN_ATTRIBUTES = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
+FORBIDDEN_CALLS = re.compile(
+    r"(^|\.)(torch\.load|yaml\.(load|load_all|(unsafe|full)_load\w*)|pickle\.\w+)$"
+)
+
+
+def code_from_bytes(source: ast.AST) -> Iterator[tuple[int, str]]:
+    """Ways to read data that can make a reader run the writer's code."""
+    for node in ast.walk(source):
+        found: Iterable[str] = ()
+        match node:
+            case ast.Import():
+                found = [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
+            case ast.ImportFrom():
+                module = (node.module or "").split(".")[0]
+                names = {a.name for a in node.names} & (FORBIDDEN_MODULES | FORBIDDEN_ATTRIBUTES)
+                found = [module] if module in FORBIDDEN_MODULES else names
+            case ast.Name(id=name):
+                found = {name} & FORBIDDEN_NAMES
+            case ast.Attribute(attr=name):
+                found = {name} & FORBIDDEN_ATTRIBUTES
+            case ast.Call(func=function, keywords=keywords):
+                if FORBIDDEN_CALLS.search(ast.unparse(function)):
+                    found = [ast.unparse(function)]
+                elif any(word.arg == "allow_pickle" for word in keywords):
+                    found = ["allow_pickle"]
+        yield from ((getattr(node, "lineno", 0), name) for name in found)
+
+
+CONTENT = re.compile(
+    r"(^|_)(prompts?|token_ids|messages?|contents?|text|body|payload|frames?|head|buffer|headers"
+    r"|requests?|outputs?|completions?|engine_args|environ)$"
+)
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def content_in_logs(source: ast.AST) -> Iterator[tuple[int, str]]:
+    """Log calls that are given what users or processes wrote, or a secret. How many, how long
+    and of what type it is may be told."""
+    for node in ast.walk(source):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = ast.unparse(node.func.value).split(".")[-1].lstrip("_")
+        if owner not in ("log", "logger", "logging") or node.func.attr not in LEVELS:
+            continue
+        given = [*node.args, *(word.value for word in node.keywords)]
+        for argument in given:
+            told = ast.unparse(argument)
+            if not re.match(r"(len|type)\(", told) and any(
+                CONTENT.search(name) or is_secret(name) for name in names_in(argument)
+            ):
+                yield node.lineno, told
+
+
+def access_logs(source: ast.AST) -> Iterator[tuple[int, str]]:
+    """HTTP servers that would log a line per request, with its query."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and re.fullmatch(
+            r"(uvicorn\.)?Config", ast.unparse(node.func)
+        ):
+            words = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if words.get("access_log") != "False":
+                yield node.lineno, "access_log"
+
+
+def open_mailboxes(source: ast.AST) -> Iterator[tuple[int, str]]:
+    """Mailboxes to which anybody may write."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ZmqMailbox"):
+            given = [*node.args, *(word.value for word in node.keywords)]
+            if not any("ClusterKey(" in ast.unparse(argument) for argument in given):
+                yield node.lineno, ast.unparse(node)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def offenders(reader: Reader, but_not_in: tuple[str, ...] = ()) -> list[str]:
+    files = [file for top in PACKAGES for file in (ROOT / top).rglob("*.py")]
+    assert len(files) > 50
+    return [
+        f"{name}:{line}: {what}"
+        for file in sorted(files)
+        if not (name := str(file.relative_to(ROOT))).startswith(but_not_in)
+        for line, what in reader(tree(file))
+    ]
+
+
+def test_secrets_are_compared_in_constant_time() -> None:
+    assert offenders(plain_comparisons, OF_A_MODEL) == []
+
+
+def test_no_pickle_on_any_socket() -> None:
+    assert offenders(code_from_bytes) == []
+
+
+def test_vllm_may_not_pickle_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    monkeypatch.setattr(os, "environ", environ)
+    environment.prepare()
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environ
+    assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_log_lines_are_given_no_content() -> None:
+    assert offenders(content_in_logs) == []
+
+
+def test_http_servers_log_no_requests() -> None:
+    assert offenders(access_logs) == []
+
+
+def test_every_mailbox_of_ours_wants_the_key() -> None:
+    assert offenders(open_mailboxes) == []
+    assert offenders(lambda source: ((0, "") for _ in [1] if "ZmqMailbox(" in ast.unparse(source)))
+
+
+@pytest.mark.parametrize(
+    ("reader", "bad", "good"),
+    [
+        (plain_comparisons, "token == given", "hmac.compare_digest(token, given)"),
+        (plain_comparisons, "given != f'Bearer {self._token}'", "token is None"),
+        (plain_comparisons, "key in plan.api_keys", "key in plan.engine_args"),
+        (plain_comparisons, "headers.get('authorization') == b", "name == b'authorization'"),
+        (plain_comparisons, "headers[b'authorization'] == x", "num_tokens == 1"),
+        (code_from_bytes, "import pickle", "import json"),
+        (code_from_bytes, "from cloudpickle import loads", "from json import loads"),
+        (code_from_bytes, "from six.moves import cPickle", "from six.moves import range"),
+        (code_from_bytes, "socket.recv_pyobj()", "socket.recv_multipart()"),
+        (code_from_bytes, "yaml.load(f)", "yaml.safe_load(f)"),
+        (code_from_bytes, "torch.load(f, weights_only=False)", "safetensors.torch.load_file(f)"),
+        (code_from_bytes, "np.load(f, allow_pickle=True)", "np.load(f)"),
+        (code_from_bytes, "f = eval", "model.eval()"),
+        (content_in_logs, "log.info('%s', prompt)", "log.info('%s', request_id)"),
+        (content_in_logs, "log.warning(f'{item.prompt_token_ids}')", "log.warning(f'{n}')"),
+        (content_in_logs, "self._log.error('x', head.buffer)", "log.error('x', len(head.buffer))"),
+        (content_in_logs, "logging.debug('%s', plan.control_token)", "log.info('token')"),
+        (content_in_logs, "log.info('%s', extra=body)", "log.info('%d', num_requests_lost)"),
+        (access_logs, "uvicorn.Config(app)", "uvicorn.Config(app, access_log=False)"),
+        (access_logs, "Config(app, access_log=True)", "SchedulerConfig()"),
+        (open_mailboxes, "ZmqMailbox(host)", "ZmqMailbox(host, key=ClusterKey(plan.members_key))"),
+        (open_mailboxes, "zmq.ZmqMailbox(host, 1, None)", "ZmqMailbox(host, 1, ClusterKey(k))"),
+    ],
+)
+def test_what_reads_the_source_finds_what_it_looks_for(reader: Reader, bad: str, good: str) -> None:
+    assert list(reader(ast.parse(bad)))
+    assert list(reader(ast.parse(good))) == []
