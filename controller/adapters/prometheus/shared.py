@@ -1,0 +1,24 @@
+"""One `/metrics` for several frontends that listen on one port.
+
+A scrape reaches any one of them, and on a kept connection always the same one, so each must
+answer for all. prometheus_client's multiprocess mode does that through files in a folder.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def share(folder: Path) -> None:
+    """Count together with every process that names the same folder.
+
+    The folder must be new for each run of a cluster: what it holds is counted in. A process that
+    died stays counted, as it should. Metrics about the process itself (`process_*`) are not
+    served in this mode.
+
+    Raises RuntimeError if prometheus_client was imported before: it chooses its mode then.
+    """
+    if "prometheus_client" in sys.modules:
+        raise RuntimeError("prometheus_client was imported before metrics could be shared")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)

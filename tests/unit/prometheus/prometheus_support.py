@@ -1,0 +1,150 @@
+"""A status with everything in it, and readers of what is served."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.adapters.prometheus import cluster
+from controller.api.models import (
+    ClusterState,
+    ClusterStatus,
+    FrontendStatus,
+    InstanceState,
+    InstanceStatus,
+    LevelStatus,
+    QueueHeadStatus,
+)
+from controller.core.event_log import EventKind
+from controller.core.request_record import RequestRecord, RequestState
+
+ROOT = Path(__file__).parents[3]
+SECRET = "s3cr3t-token"
+TYPES = {"gauge", "counter", "histogram"}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def busy(id: str = "i-0", **changes: object) -> InstanceStatus:  # noqa: A002 - the field's name
+    """An active instance: 60 of 100 blocks used, 12 requests running, 3 waiting."""
+    status = InstanceStatus(
+        id=id,
+        state=InstanceState.ACTIVE,
+        detail=SECRET,
+        incarnation=2,
+        num_restarts=1,
+        node="192.0.2.7",
+        pid=4242,
+        up_s=61.5,
+        freeness_steps=-12.5,
+        virtual_usage_blocks=110,
+        headroom_blocks=20,
+        block_size=16,
+        num_total_blocks=100,
+        num_free_blocks=40,
+        watermark_blocks=1,
+        max_running_reqs=64,
+        num_running_reqs=12,
+        num_running_by_level={"high": 2, "normal": 10},
+        num_waiting_reqs=3,
+        num_unreported_reqs=4,
+        kv_cache_usage=0.6,
+        queue_head=QueueHeadStatus(
+            request_id="req-77", level="high", demand_blocks=30, waited_s=1.25, evicted=True
+        ),
+        num_evictions=5,
+        step_time_s=0.03,
+        num_steps=900,
+        ttft_p99_s=1.9,
+        age_s=0.01,
+    )
+    return status.model_copy(update=changes)
+
+
+def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterStatus:
+    frontends = tuple(
+        FrontendStatus(
+            id=f"f-{i}",
+            state=InstanceState.ACTIVE,
+            detail=SECRET,
+            incarnation=1,
+            up_s=60.0,
+            num_live_reqs=19,
+            ttft_p99_s=2.5,
+            age_s=0.4,
+        )
+        for i in range(num_frontends)
+    )
+    return ClusterStatus(
+        cluster="default",
+        state=ClusterState.READY,
+        detail=SECRET,
+        model='my "model"\\1',
+        policy="llumnix",
+        endpoint_url=f"http://user:{SECRET}@127.0.0.1:8000",
+        time_s=1_700_000_000.0,
+        uptime_s=62.0,
+        num_held_reqs=6,
+        levels=(LevelStatus(name="normal", rank=0), LevelStatus(name="high", rank=1)),
+        last_event=f"{SECRET}-9",
+        instances=instances,
+        frontends=frontends,
+    )
+
+
+def rendered(status: ClusterStatus, counts: Mapping[EventKind, int] | None = None) -> str:
+    return cluster.render(status, counts or {}).decode()
+
+
+def samples(text: str) -> Samples:
+    """By name and labels; each only once. `_created` times, which the client adds, left out."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert key not in found, key
+                found[key] = sample.value
+    return found
+
+
+def value(text: str, name: str, /, **labels: str) -> float | None:
+    return samples(text).get((name, frozenset(labels.items())))
+
+
+def declared(text: str) -> dict[str, str]:
+    """Type of each metric, by the name that the documents use."""
+    found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
+    return {name: kind for name, kind in found if not name.endswith("_created")}
+
+
+def labels_of(text: str) -> dict[str, set[str]]:
+    """Label names of each metric; a histogram's under its own name, without `le`."""
+    found: dict[str, set[str]] = {}
+    for name, labels in samples(text):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        found.setdefault(base, set()).update({label for label, _ in labels} - {"le"})
+    return found
+
+
+def record(**changes: object) -> RequestRecord:
+    """Arrived at 100 s, first token at 100.5 s, eleventh and last at 102.5 s."""
+    fields: dict[str, object] = {
+        "request_id": "req-1",
+        "client_request_id": "chatcmpl-1",
+        "parent_id": None,
+        "frontend_id": "f-0",
+        "level": "normal",
+        "state": RequestState.FINISHED,
+        "instance_id": "i-0",
+        "incarnation": 1,
+        "arrival_time_s": 100.0,
+        "num_prompt_tokens": 40,
+        "num_output_tokens": 11,
+        "num_evictions": 2,
+        "first_token_time_s": 100.5,
+        "end_time_s": 102.5,
+        "finish_reason": "stop",
+    }
+    return RequestRecord(**(fields | changes))  # type: ignore[arg-type]

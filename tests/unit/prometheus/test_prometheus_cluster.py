@@ -1,0 +1,139 @@
+"""The controller's metrics: each field of the status where it belongs, and nothing else."""
+
+import math
+
+import pytest
+from prometheus_support import SECRET, busy, cluster_of, labels_of, rendered, samples, value
+
+from controller.adapters.prometheus.figures import (
+    FRONTEND_COUNTERS,
+    FRONTEND_GAUGES,
+    INSTANCE_COUNTERS,
+    INSTANCE_GAUGES,
+)
+from controller.api.models import FrontendStatus, InstanceState, InstanceStatus
+from controller.core.event_log import EventKind
+
+ABSENT = InstanceStatus(id="i-9", state=InstanceState.RESTARTING, incarnation=3, num_restarts=2)
+
+
+@pytest.mark.parametrize("figure", INSTANCE_GAUGES, ids=lambda figure: figure.name)
+def test_a_gauge_has_its_fields_value(figure: object) -> None:
+    name, field, _ = figure  # type: ignore[misc]
+    instance = busy()
+    got = value(rendered(cluster_of(instance)), f"llumctl_instance_{name}", instance_id="i-0")
+    assert got == getattr(instance, field)
+    assert got is not None
+
+
+def test_counters_have_their_fields_values() -> None:
+    text = rendered(cluster_of(busy()))
+    assert value(text, "llumctl_instance_evictions_total", instance_id="i-0") == 5
+    assert value(text, "llumctl_instance_steps_total", instance_id="i-0") == 900
+    assert value(text, "llumctl_instance_restarts_total", instance_id="i-0") == 1
+    assert value(text, "llumctl_frontend_restarts_total", frontend_id="f-0") == 0
+
+
+def test_frontends_and_the_cluster() -> None:
+    text = rendered(cluster_of(busy()))
+    assert value(text, "llumctl_frontend_live_requests", frontend_id="f-0") == 19
+    assert value(text, "llumctl_frontend_ttft_p99_seconds", frontend_id="f-0") == 2.5
+    assert value(text, "llumctl_held_requests") == 6
+    assert value(text, "llumctl_uptime_seconds") == 62
+    about = {"name": "default", "model": 'my "model"\\1', "engine": "vllm", "policy": "llumnix"}
+    assert value(text, "llumctl_cluster_info", **about) == 1
+
+
+def test_exactly_one_state_is_set() -> None:
+    text = rendered(cluster_of(busy(), ABSENT))
+    set_ones = {
+        (name, *sorted(dict(labels).values()))
+        for (name, labels), number in samples(text).items()
+        if name.endswith("_state") and number == 1
+    }
+    assert set_ones == {
+        ("llumctl_cluster_state", "ready"),
+        ("llumctl_instance_state", "active", "i-0"),
+        ("llumctl_instance_state", "i-9", "restarting"),
+        ("llumctl_frontend_state", "active", "f-0"),
+    }
+    assert value(text, "llumctl_instance_state", instance_id="i-0", state="failed") == 0
+
+
+def test_a_draining_instance_has_no_freeness() -> None:
+    draining = busy(
+        "i-1", state=InstanceState.DRAINING, freeness_steps=None, virtual_usage_blocks=None
+    )
+    text = rendered(cluster_of(busy(), draining))
+    for name in ("llumctl_instance_freeness_steps", "llumctl_instance_virtual_usage_blocks"):
+        assert value(text, name, instance_id="i-0") is not None
+        assert value(text, name, instance_id="i-1") is None
+    assert value(text, "llumctl_instance_running_requests", instance_id="i-1") == 12
+
+
+def test_an_instance_without_a_report_has_only_what_the_controller_knows() -> None:
+    text = rendered(cluster_of(ABSENT))
+    there = {name for name, labels in samples(text) if ("instance_id", "i-9") in labels}
+    assert there == {
+        "llumctl_instance_state",
+        "llumctl_instance_restarts_total",
+        "llumctl_instance_unreported_requests",
+    }
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_nothing_is_infinite(number: float) -> None:
+    sick = busy(freeness_steps=number, ttft_p99_s=number)
+    text = rendered(cluster_of(sick))
+    assert all(math.isfinite(each) for each in samples(text).values())
+    assert value(text, "llumctl_instance_freeness_steps", instance_id="i-0") is None
+
+
+def test_levels_and_queue_heads_start_at_zero() -> None:
+    idle = busy(num_running_by_level={}, num_running_reqs=0, num_waiting_reqs=0, queue_head=None)
+    text = rendered(cluster_of(busy(), idle.model_copy(update={"id": "i-1"})))
+    by_level = "llumctl_instance_level_running_requests"
+    assert value(text, by_level, instance_id="i-0", level="high") == 2
+    assert value(text, by_level, instance_id="i-1", level="high") == 0
+    assert value(text, "llumctl_instance_queue_head_waited_seconds", instance_id="i-0") == 1.25
+    assert value(text, "llumctl_instance_queue_head_demand_blocks", instance_id="i-0") == 30
+    assert value(text, "llumctl_instance_queue_head_waited_seconds", instance_id="i-1") == 0
+
+
+def test_every_kind_of_event_is_counted() -> None:
+    text = rendered(cluster_of(), {EventKind.EVICTED: 7})
+    counted = {
+        dict(labels)["kind"]: number
+        for (name, labels), number in samples(text).items()
+        if name == "llumctl_events_total"
+    }
+    assert counted == dict.fromkeys(EventKind, 0) | {"evicted": 7}
+
+
+def test_no_words_and_no_requests_are_served() -> None:
+    text = rendered(cluster_of(busy()))
+    for word in (SECRET, "req-77", "4242", "127.0.0.1"):
+        assert word not in text
+
+
+def test_series_grow_with_members_only() -> None:
+    per_instance = len(samples(rendered(cluster_of(busy("i-0"), busy("i-1"))))) - len(
+        samples(rendered(cluster_of(busy("i-0"))))
+    )
+    # States, levels of which two are configured, queue head, figures.
+    figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
+    assert per_instance == len(InstanceState) + 2 + 2 + figures
+    allowed = {"instance_id", "frontend_id", "state", "level", "kind"}
+    infos = {"llumctl_build_info", "llumctl_cluster_info"}
+    for name, labels in labels_of(rendered(cluster_of(busy()))).items():
+        assert name in infos or labels <= allowed, name
+
+
+def test_figures_are_fields_of_the_status() -> None:
+    for model, figures in (
+        (InstanceStatus, (*INSTANCE_GAUGES, *INSTANCE_COUNTERS)),
+        (FrontendStatus, (*FRONTEND_GAUGES, *FRONTEND_COUNTERS)),
+    ):
+        names = [figure.name for figure in figures]
+        assert len(set(names)) == len(names)
+        assert {figure.field for figure in figures} <= set(model.model_fields)
