@@ -8,16 +8,19 @@ request of a share of the length and ends with the rest, neither of which counts
 """
 
 import asyncio
-import contextlib
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import uvloop
 
-from benchmarks.streams import RequestTiming, StreamConnection, encode_request
+from llumctl.bench.check import judge
+from llumctl.bench.connection import Endpoint, ExchangeError, Pool
+from llumctl.bench.response import Answer
 
 REQUEST_TIMEOUT_S = 300.0
 # Below it the embedded model's vocabulary has special tokens and single bytes.
@@ -80,6 +83,43 @@ class _Prompts:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """One request; times are of time.perf_counter(). `error` is empty if the answer is right."""
+
+    sent_s: float
+    answer: Answer
+    error: str
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.answer.num_output_tokens or 0
+
+    @property
+    def event_times_s(self) -> "array[float]":
+        """One per piece of text."""
+        return self.answer.token_times_s
+
+    @property
+    def ttft_s(self) -> float:
+        return self.event_times_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token after the first."""
+        gaps = max(1, self.num_output_tokens - 1)
+        return (self.event_times_s[-1] - self.event_times_s[0]) / gaps
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Gaps between pieces; a server that lags may put several tokens into one."""
+        return [later - earlier for earlier, later in pairwise(self.event_times_s)]
+
+    @property
+    def e2e_latency_s(self) -> float:
+        return self.answer.ended_s - self.sent_s
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFigures:
     """Medians over the requests of full length of one measurement, `itl` over all gaps."""
 
@@ -108,57 +148,55 @@ def run_load(base_url: str, workload: Workload) -> LoadFigures:
 
 
 async def _run(base_url: str, workload: Workload) -> LoadFigures:
+    endpoint = Endpoint(base_url)
     streams = [
-        [(request, _encode(base_url, workload.model, request)) for request in stream]
+        [(request, _encode(endpoint, workload.model, request)) for request in stream]
         for stream in workload.streams()
     ]
-    connections = [await StreamConnection.open(base_url) for _ in streams]
-    timings: list[tuple[Request, RequestTiming]] = []
+    pool = Pool(endpoint)
+    timings: list[tuple[Request, Timing]] = []
     cpu_s, started_s = time.process_time(), time.perf_counter()
     try:
         async with asyncio.TaskGroup() as group:
-            for connection, stream in zip(connections, streams, strict=True):
-                group.create_task(_send_in_turn(base_url, connection, stream, timings))
+            for stream in streams:
+                group.create_task(_send_in_turn(pool, stream, timings))
     finally:
-        for connection in connections:
-            connection.close()
+        pool.close()
     duration_s = time.perf_counter() - started_s
     return _figures(timings, duration_s, time.process_time() - cpu_s)
 
 
-def _encode(base_url: str, model: str, request: Request) -> bytes:
+def _encode(endpoint: Endpoint, model: str, request: Request) -> bytes:
     body = {
         "model": model,
         "prompt": request.prompt,
         "max_tokens": request.num_output_tokens,
         "temperature": 0,
         "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
-    return encode_request(base_url, body)
+    return endpoint.encode("completions", body)
 
 
 async def _send_in_turn(
-    base_url: str,
-    connection: StreamConnection,
-    stream: Iterable[tuple[Request, bytes]],
-    timings: list[tuple[Request, RequestTiming]],
+    pool: Pool, stream: Iterable[tuple[Request, bytes]], timings: list[tuple[Request, Timing]]
 ) -> None:
     for request, message in stream:
-        timing = await connection.request(message, REQUEST_TIMEOUT_S)
-        timings.append((request, timing))
-        if timing.error:
-            connection.close()
-            with contextlib.suppress(OSError):  # then the next request says so
-                connection = await StreamConnection.open(base_url)
-    connection.close()
+        timings.append((request, await _send(pool, request, message)))
 
 
-def _figures(
-    timings: list[tuple[Request, RequestTiming]], duration_s: float, cpu_s: float
-) -> LoadFigures:
-    for request, timing in timings:
-        if not timing.error and timing.num_output_tokens != request.num_output_tokens:
-            timing.error = f"{timing.num_output_tokens} tokens came"
+async def _send(pool: Pool, request: Request, message: bytes) -> Timing:
+    answer, sent_s = Answer(), time.perf_counter()
+    try:
+        await pool.exchange(message, answer, REQUEST_TIMEOUT_S)
+    except ExchangeError as error:
+        return Timing(sent_s, answer, f"{error.kind}: {error.detail}")
+    verdict = judge(answer, len(request.prompt), request.num_output_tokens, None)
+    return Timing(sent_s, answer, f"{verdict.kind}: {verdict.detail}" if verdict.kind else "")
+
+
+def _figures(timings: list[tuple[Request, Timing]], duration_s: float, cpu_s: float) -> LoadFigures:
     good = [(request, timing) for request, timing in timings if not timing.error]
     full = [timing for request, timing in good if not request.is_edge]
     gaps = sorted(gap for timing in full for gap in timing.itl_s)

@@ -5,8 +5,22 @@ from typing import Annotated
 
 import typer
 
+from controller.api.errors import UsageError
 from llumctl import errors, output
-from llumctl.commands import doctor, down, status, up
+from llumctl.commands import (
+    bench,
+    config,
+    doctor,
+    down,
+    events,
+    logs,
+    record,
+    requests,
+    status,
+    top,
+    up,
+    wait,
+)
 
 app = typer.Typer(
     name="llumctl",
@@ -21,7 +35,15 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("down")(down.down)
 app.command("status")(status.status)
+app.command("top")(top.top)
+app.command("record")(record.record)
+app.command("requests")(requests.requests)
+app.command("events")(events.events)
+app.command("logs")(logs.logs)
+app.command("wait")(wait.wait)
+app.add_typer(config.app)
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -30,6 +52,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{argument[:60]!r} is not UTF-8, as all arguments must be") from None
     result = app(args=list(arguments), prog_name="llumctl", standalone_mode=False)
     return result if isinstance(result, int) else 0
 

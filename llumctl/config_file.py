@@ -1,5 +1,6 @@
 """The config file as raw tables: finding, reading, parsing, and which line a key is on."""
 
+import codecs
 import os
 import re
 import shlex
@@ -14,6 +15,9 @@ from controller.api.run_state import CLUSTER_NAME
 from llumctl import toml_lines
 
 MAX_BYTES = 1 << 20
+DEFAULT = "the default one"
+# Python converts no longer ones, and does not say where it met them.
+_TOO_LONG = re.compile(r"[0-9][0-9_]{4300,}")
 _WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -43,18 +47,38 @@ def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFi
     Raises:
         UsageError: the file that was asked for is absent, or any of them does not parse.
     """
-    if flag is not None:
-        return read(flag, "--config")
-    if named := environ.get("LLUMCTL_CONFIG"):
-        return read(Path(named), "LLUMCTL_CONFIG")
+    origin, path = locate(flag, environ)
     try:
-        return read(default_path(environ), "the default one")
+        return read(path, origin)
     except AbsentError:
-        return None
+        if origin == DEFAULT:
+            return None
+        raise
+
+
+def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Path]:
+    """Who asks for a file, and for which. Only that of DEFAULT may be absent."""
+    return next((origin, path) for origin, path in candidates(flag, environ) if path is not None)
+
+
+def candidates(
+    flag: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[tuple[str, Path | None], ...]:
+    """The first that is set wins."""
+    named = environ.get("LLUMCTL_CONFIG")
+    return (
+        ("--config", flag),
+        ("LLUMCTL_CONFIG", Path(named) if named else None),
+        (DEFAULT, default_path(environ)),
+    )
 
 
 class AbsentError(UsageError):
     pass
+
+
+def absent(path: Path, origin: str) -> AbsentError:
+    return AbsentError(f"{path}: there is no such config file ({origin})")
 
 
 def read(path: Path, origin: str) -> ConfigFile:
@@ -63,7 +87,7 @@ def read(path: Path, origin: str) -> ConfigFile:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise AbsentError(f"{path}: there is no such config file ({origin})") from error
+        raise absent(path, origin) from error
     except OSError as error:
         raise UsageError(
             f"{path}: cannot read the config file ({origin}): {error.strerror}",
@@ -106,6 +130,7 @@ def _checked(name: object, where: str) -> str:
 
 
 def _decode(path: Path, raw: bytes) -> str:
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors begin with it
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -135,6 +160,9 @@ def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
             f"{path}:{line}: duplicate key {name} (first on line {first})",
             edit_command(path, line),
         )
+    if digits := _TOO_LONG.search(text):
+        line = text.count("\n", 0, digits.start()) + 1
+        return UsageError(f"{path}:{line}: a number of too many digits", edit_command(path, line))
     found = _WHERE.search(reason)
     last = text.rstrip().count("\n") + 1
     line = int(found.group(1) or last) if found else 1

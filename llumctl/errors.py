@@ -40,9 +40,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 def show(message: str, hint: str = "") -> None:
     """The command to try stands last, where the eye is."""
-    output.say(f"error: {message}")
+    told = output.visible(message, keep="\n")
+    output.say(f"error: {told}")
     if hint:
-        output.say(f"try:   {hint}")
+        output.say(f"try:   {output.visible(hint)}")
 
 
 def _unforeseen(error: Exception) -> int:

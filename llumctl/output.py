@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -31,15 +32,29 @@ class Format(StrEnum):
     NAME = "name"
 
 
-def emit(text: str) -> None:
+def emit(text: str, end: str = "\n") -> None:
     """A block of data on stdout, ended by a newline."""
-    _write(sys.stdout, f"{text}\n")
+    _write(sys.stdout, f"{text}{end}")
 
 
 def say(text: str) -> None:
     """A message on stderr."""
     with contextlib.suppress(LlumctlError):
         _write(sys.stderr, f"{text}\n")
+
+
+def reader_left() -> bool:
+    """Whether stdout is a pipe whose other end is closed: what follows, ends then."""
+    if sys.stdout is None:
+        return False
+    if sys.stdout in _left:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(mask & select.POLLERR for _, mask in poll.poll(0))
+    except (OSError, ValueError):  # no descriptor below
+        return False
 
 
 def flush() -> None:
@@ -154,6 +169,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
+def visible(text: str, keep: str = "") -> str:
+    """As it is, but what has no glyph is written as an escape; `keep` is not."""
+    return "".join(
+        char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text
+    )
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -178,8 +200,13 @@ def _write(stream: TextIO | None, text: str) -> None:
         raise LlumctlError(f"cannot write the output: {error.strerror}") from error
 
 
+_left: list[TextIO] = []
+"""Streams whose reader went away."""
+
+
 def _silence(stream: TextIO) -> None:
     """Points the stream's descriptor at nothing: the interpreter flushes it once more."""
+    _left.append(stream)
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -33,6 +33,16 @@ def load(
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Raises UsageError whose message starts with FILE:LINE, the variable or the flag."""
+    return load_with_origins(config, flags, engine_args, environ)[0]
+
+
+def load_with_origins(
+    config: Path | None = None,
+    flags: Flags | None = None,
+    engine_args: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Settings, Origins]:
+    """`load`, with where each setting came from."""
     environ = os.environ if environ is None else environ
     file = config_file.find(config, environ)
     origins = Origins(file)
@@ -51,7 +61,7 @@ def load(
         settings = Settings.model_validate(data, strict=True)
     except ValidationError as error:
         raise settings_errors.explain(error, origins) from error
-    return settings_checks.checked(settings, origins)
+    return settings_checks.checked(settings, origins), origins
 
 
 def parse_engine_arg(argument: str) -> tuple[str, Any]:

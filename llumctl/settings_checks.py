@@ -22,6 +22,15 @@ def checked(settings: Settings, origins: Origins) -> Settings:
     _check_addresses(settings, origins)
     cluster, endpoint = settings.cluster, settings.endpoint
     model = _model(cluster.model, origins)
+    emulated = settings.emulated
+    if cluster.engine == "emulated":
+        _check_emulated(settings, origins)
+        emulated = emulated.model_copy(update={"profile": _profile(emulated.profile, origins)})
+    elif origins.flag(("emulated", "profile")):
+        raise UsageError(
+            f"{origins.of(('emulated', 'profile'))}: only emulated engines have a profile",
+            "llumctl up --engine emulated --profile ...",
+        )
     key_file = endpoint.api_key_file
     if key_file is not None:
         key_file = str(_secrets_file(key_file, ("endpoint", "api_key_file"), origins))
@@ -29,6 +38,7 @@ def checked(settings: Settings, origins: Origins) -> Settings:
         update={
             "cluster": cluster.model_copy(update={"model": model}),
             "endpoint": endpoint.model_copy(update={"api_key_file": key_file}),
+            "emulated": emulated,
         }
     )
 
@@ -65,6 +75,39 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
             f"{where}: control.port and endpoint.port are both {control.port}",
             f"llumctl up --control-port {control.port % 65535 + 1}",
         )
+
+
+def _check_emulated(settings: Settings, origins: Origins) -> None:
+    """What an engine that computes nothing cannot use is refused, not ignored."""
+    model = settings.cluster.model
+    if model != EMBEDDED_MODEL:
+        raise UsageError(
+            f"{origins.of(('cluster', 'model'))}: an emulated engine computes nothing, so it"
+            f" serves no model but {EMBEDDED_MODEL!r} (for its tokenizer), not {model!r}",
+            "llumctl up --engine emulated      or      llumctl up --engine vllm MODEL",
+        )
+    if settings.engine:
+        name = next(iter(settings.engine))
+        key: Key = ("engine", name)
+        raise UsageError(
+            f"{origins.of(key)}: engine.{name} is an argument of vLLM's engine; an emulated one"
+            " has only what [emulated] says",
+            origins.cure(key),
+        )
+
+
+def _profile(profile: str, origins: Origins) -> str:
+    """A file becomes absolute; a built-in profile's name stays as it is (`up` knows them)."""
+    if not (_is_path(profile) or "/" in profile or profile.endswith(".toml")):
+        return profile
+    key: Key = ("emulated", "profile")
+    path = _absolute(profile, key, origins)
+    if not path.is_file():
+        raise UsageError(
+            f"{origins.of(key)}: there is no profile file {path}",
+            "llumctl up --engine emulated      (with the default profile)",
+        )
+    return str(path)
 
 
 def _model(model: str, origins: Origins) -> str:

@@ -121,6 +121,10 @@ def _complaint(details: ErrorDetails, value: object) -> str:
         return f"must be {words} {context[limit]:g}, not {_shown(value)}"
     if kind == "string_pattern_mismatch":
         return f"{_shown(value)} does not match {context['pattern']}"
+    if kind == "string_too_short":
+        return "is empty"
+    if kind == "literal_error":
+        return f"must be {context['expected']}, not {_shown(value)}"
     if kind == "value_error":
         return f"is refused: {context['error']}"
     return f"{details['msg']}: {_shown(value)}"

@@ -23,6 +23,10 @@ class Origins:
         table = self.file.tables.get(str(key[0]))
         return key[1] in table if isinstance(table, dict) and len(key) == 2 else table is not None
 
+    def flag(self, key: Path) -> bool:
+        """Whether it was given on the command line."""
+        return self._names.get(key[:2], "").startswith("-")
+
     def of(self, key: Path) -> str:
         """`FILE:LINE`, a variable or a flag; the dotted name when it is a default."""
         if key[:2] in self._names:

@@ -1,19 +1,20 @@
-"""`llumctl status`: how the cluster is, once."""
+"""`llumctl status`: how the cluster is, once or again and again."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_FAILED, UnreachableError
-from llumctl import config_file, output
+from controller.api.errors import EXIT_FAILED, UsageError
+from llumctl import config_file, connect, output
 from llumctl.commands.options import Cluster, positive
 from llumctl.output import Format
 
 if TYPE_CHECKING:
     from controller.api.models import ClusterStatus
 
-DEFAULT_TIMEOUT_S = 5.0
+DEFAULT_TIMEOUT_S = connect.DEFAULT_TIMEOUT_S
+DEFAULT_EVERY_S = 2.0
 
 
 def status(
@@ -27,10 +28,25 @@ def status(
     timeout: Annotated[
         float, typer.Option(metavar="S", help="How many seconds the controller may take.")
     ] = DEFAULT_TIMEOUT_S,
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Show it again and again until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(metavar="S", help="With --watch: every so many seconds (2).")
+    ] = None,
 ) -> None:
     """Show the cluster and its instances."""
     positive(timeout, "--timeout")
-    found = fetch(config_file.cluster_name(cluster), timeout)
+    positive(every, "--every")
+    if watch:
+        _refuse_unwatchable(output_format, check=check)
+    elif every is not None:
+        raise UsageError("--every: only with --watch", "llumctl status --watch --every 5")
+    name = config_file.cluster_name(cluster)
+    found = fetch(name, timeout)
+    if watch:
+        _watch(name, found, output_format, every or DEFAULT_EVERY_S, timeout)
+        return
     if text := _text(found, output_format):
         output.emit(text)
     if check and (complaints := unwell(found)):
@@ -41,17 +57,7 @@ def status(
 
 def fetch(cluster: str, timeout_s: float) -> "ClusterStatus":
     """Raises UnreachableError if nothing runs under that name or it does not answer."""
-    from controller.api import run_state
-
-    state = run_state.load(cluster)
-    if state is None:
-        others = [f"llumctl status --cluster {name}" for name in run_state.clusters()]
-        raise UnreachableError(
-            f"cluster {cluster} is not running", "      or      ".join(["llumctl up", *others[:3]])
-        )
-    from controller.api.client import ControlClient
-
-    with ControlClient(state.control_url, state.control_token, timeout_s) as client:
+    with connect.client(cluster, timeout_s) as client:
         return client.status()
 
 
@@ -79,3 +85,33 @@ def _text(found: "ClusterStatus", output_format: Format) -> str:
         colours = output.use_colours(sys.stdout)
         return status_table.render(found, wide=output_format is Format.WIDE, colours=colours)
     return output.encode(output_format, found, found.instances)
+
+
+def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
+    if check:
+        raise UsageError(
+            "--check: its verdict is an exit code, which watching never gives",
+            "llumctl wait --for=ready",
+        )
+    if output_format not in (Format.TABLE, Format.WIDE, Format.JSONL):
+        raise UsageError(
+            f"-o {output_format}: cannot be watched; -o jsonl gives one status per line",
+            "llumctl status --watch -o jsonl",
+        )
+
+
+def _watch(
+    cluster: str, first: "ClusterStatus", output_format: Format, every_s: float, timeout_s: float
+) -> None:
+    from llumctl import status_watch
+
+    lines_only = output_format is Format.JSONL
+
+    def render(status: "ClusterStatus") -> str:
+        if lines_only:
+            return output.json_text(output.plain(status))
+        return _text(status, output_format)
+
+    status_watch.watch(
+        cluster, first, render, every_s=every_s, timeout_s=timeout_s, lines_only=lines_only
+    )

@@ -20,7 +20,9 @@ def up(
     ] = None,
     instances: Annotated[
         int | None,
-        typer.Option("-n", "--instances", help="Instances; default one per GPU, or 2 on CPU."),
+        typer.Option(
+            "-n", "--instances", help="Instances; default one per GPU, 2 on CPU, 4 emulated."
+        ),
     ] = None,
     frontends: Annotated[int | None, typer.Option(help="Frontends that serve the API.")] = None,
     cluster: Cluster = None,
@@ -35,6 +37,16 @@ def up(
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Join this Ray; default: start one of our own."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="vllm|emulated", help="What runs in the instances (vllm)."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="What emulated engines emulate: a profile (a10-llama-7b)."
+        ),
     ] = None,
     engine_arg: Annotated[
         list[str] | None,
@@ -56,12 +68,14 @@ def up(
     flags: Flags = {
         ("cluster", "name"): ("--cluster", cluster),
         ("cluster", "model"): ("MODEL", model),
+        ("cluster", "engine"): ("--engine", engine),
         ("cluster", "instances"): ("--instances", instances),
         ("cluster", "frontends"): ("--frontends", frontends),
         ("cluster", "ray_address"): ("--ray-address", ray_address),
         ("endpoint", "host"): ("--host", host),
         ("endpoint", "port"): ("--port", port),
         ("control", "port"): ("--control-port", control_port),
+        ("emulated", "profile"): ("--profile", profile),
     }
     start(config, flags, engine_arg or [], detach=detach, wait=wait, timeout_s=timeout)
 

@@ -41,6 +41,13 @@ def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
         (("up", "-h"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("--version",), 0, ("pydantic", "httpx", "rich")),
         (("status",), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("status", "--watch"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("requests",), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("events", "--kind", "evicted"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("wait", "--for", "idle"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("logs",), 4, ("httpx", "rich", "yaml", "psutil")),
+        (("config", "path"), 0, ("httpx", "rich", "yaml", "psutil")),
+        (("config", "show"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("doctor",), None, ("rich", "yaml")),
         (("up", "-n", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
         (("down", "--confirm", "other"), 5, ("httpx", "rich")),
@@ -65,7 +72,8 @@ def test_status_with_a_controller_imports_nothing_heavy() -> None:
 def test_no_arguments_show_help(tmp_path: Path) -> None:
     code, _, out = modules(tmp_path)
     assert code == 0
-    for command in ("up", "down", "status", "doctor"):
+    known = ("up", "down", "status", "requests", "events", "logs", "wait", "doctor", "config")
+    for command in known:
         assert f"\n  {command} " in out
 
 
@@ -79,3 +87,23 @@ def test_module_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert done.stdout.startswith("llumctl ")
+
+
+def test_shell_completion(tmp_path: Path) -> None:
+    """Completes commands and options, in words that the shell splits."""
+    for words, expected in (("llumctl ev", "events"), ("llumctl wait --f", "--for")):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "llumctl"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={
+                **os.environ,
+                "XDG_STATE_HOME": str(tmp_path),
+                "_LLUMCTL_COMPLETE": "complete_bash",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(len(words.split()) - 1),
+            },
+        )
+        assert done.stdout.split() == [expected]
+        assert done.stderr == ""

@@ -1,0 +1,223 @@
+"""`llumctl bench`: open-loop load on an endpoint, every answer checked, and what it took."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
+from llumctl import config_file, output
+from llumctl.bench.arrivals import Arrivals
+from llumctl.bench.check import Verify
+from llumctl.commands.options import Cluster, positive
+
+if TYPE_CHECKING:
+    from llumctl.bench.session import Measured
+
+DEFAULT_RATE = 1.0
+DEFAULT_DURATION_S = 30.0
+DEFAULT_LENGTHS = "S-S"
+
+
+class BenchFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def bench(
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="R", help=f"Requests per second ({DEFAULT_RATE:g})."),
+    ] = None,
+    arrivals: Annotated[
+        Arrivals | None, typer.Option(help="How the gaps between requests vary (poisson).")
+    ] = None,
+    cv: Annotated[
+        float | None,
+        typer.Option(metavar="C", help="Gamma arrivals: coefficient of variation of the gaps."),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Send for so many seconds (30, unless --requests)."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", help="Send so many requests.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|IN,OUT",
+            help="Tokens of prompts and outputs: S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt as in"
+            " table 1 of the Llumnix paper; zipf:M-M as its authors drew them; or two numbers"
+            " (S-S).",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Replay a trace: Azure's .csv or Mooncake's .jsonl."),
+    ] = None,
+    scale_rate: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Replay the trace so many times as fast (1)."),
+    ] = None,
+    max_tokens_cap: Annotated[
+        int | None, typer.Option(metavar="N", help="No prompt and no output is longer than this.")
+    ] = None,
+    priority: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVEL=SHARE",
+            help="A share of the requests, as in high=0.1; the rest is of rank 0. LEVEL is a name"
+            " or vLLM's number (lower goes first). Repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Fixes arrivals, lengths, levels and prompts.")] = 0,
+    warmup: Annotated[
+        float,
+        typer.Option(metavar="S", help="Leave requests due in the first seconds out of latencies."),
+    ] = 0.0,
+    verify: Annotated[
+        Verify,
+        typer.Option(
+            help="tokens: every id, as emulated engines must answer; counts: how many ids came;"
+            " usage: only how many the server says came; auto: tokens if emulated, else counts."
+        ),
+    ] = Verify.AUTO,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="How long one request may take.")
+    ] = 600.0,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Any OpenAI endpoint instead of a cluster's.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model to ask for; default the first.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's API key.")
+    ] = None,
+    cluster: Cluster = None,
+    output_format: Annotated[
+        BenchFormat, typer.Option("-o", "--output", help="Format of what goes to stdout.")
+    ] = BenchFormat.TABLE,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON report there too.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a JSON line per request.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw a PNG of latencies and rates.")
+    ] = None,
+) -> None:
+    """Send load at a fixed rate, check every answer, report latencies.
+
+    Requests go out when they are due, whatever becomes of the others. Exit 1 if any failed or a
+    token was wrong.
+    """
+    for value, flag in ((timeout, "--timeout"), (duration, "--duration")):
+        positive(value, flag)
+    _at_least(0, warmup, "--warmup")
+    _at_least(1, requests, "--requests")
+    _at_least(1, max_tokens_cap, "--max-tokens-cap")
+    for file, flag in ((json_file, "--json"), (records, "--records"), (plot, "--plot")):
+        _check_folder(file, flag)
+    generated = {"--rate": rate, "--arrivals": arrivals, "--cv": cv, "--lengths": lengths}
+    given = [flag for flag, value in generated.items() if value is not None]
+    _check_trace(trace, scale_rate, given)
+    if url is not None and cluster is not None:
+        raise UsageError(
+            "--url: a cluster has an endpoint of its own", f"llumctl bench --cluster {cluster}"
+        )
+    if duration is None and requests is None and trace is None:
+        duration = DEFAULT_DURATION_S
+    from llumctl.bench import session
+    from llumctl.bench.workload import Load
+
+    load = Load(
+        rate=DEFAULT_RATE if rate is None else rate,
+        arrivals=arrivals or (Arrivals.POISSON if cv is None else Arrivals.GAMMA),
+        cv=cv,
+        lengths=DEFAULT_LENGTHS if lengths is None else lengths,
+        trace=trace,
+        speed=1.0 if scale_rate is None else scale_rate,
+        duration_s=duration,
+        num_requests=requests,
+        max_tokens=max_tokens_cap,
+        seed=seed,
+    )
+    wanted = session.Wanted(
+        load=load,
+        priorities=tuple(priority or ()),
+        warmup_s=warmup,
+        verify=verify,
+        timeout_s=timeout,
+        model=model,
+        api_key_file=api_key_file,
+        url=url,
+        cluster=None if url is not None else config_file.cluster_name(cluster),
+    )
+    measured = session.run(wanted)
+    _deliver(measured, output_format, json_file, records, plot)
+    if measured.figures.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if measured.figures.num_failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _deliver(
+    measured: "Measured",
+    output_format: BenchFormat,
+    json_file: Path | None,
+    records: Path | None,
+    plot: Path | None,
+) -> None:
+    """Figures on stdout and into files; what went wrong on stderr, after them."""
+    from llumctl.bench import report
+
+    figures, target = measured.figures, measured.target
+    text = output.json_text(measured.as_json(), indent=2)
+    if output_format is BenchFormat.JSON:
+        output.emit(text)
+    else:
+        colours = output.use_colours(sys.stdout)
+        output.emit(report.render(figures, target, measured.verify, colours=colours))
+    if json_file is not None:
+        report.write(json_file, f"{text}\n")
+    if records is not None:
+        report.write_records(records, measured.results)
+    if plot is not None:
+        from llumctl.bench import plot as drawing
+
+        drawing.save(plot, measured.results, measured.title())
+    for line in (*measured.warnings, *report.failures(measured.results)):
+        output.say(line)
+
+
+def _at_least(least: int, value: float | None, flag: str) -> None:
+    if value is not None and not least <= value < float("inf"):
+        raise UsageError(f"{flag}: must be at least {least}, not {value:g}", "llumctl bench --help")
+
+
+def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[str]) -> None:
+    if trace is None and scale_rate is not None:
+        raise UsageError(
+            "--scale-rate: there is no trace to replay", f"llumctl bench --rate {scale_rate:g}"
+        )
+    if trace is not None and generated:
+        raise UsageError(
+            f"{generated[0]}: the trace says when requests come and how long they are",
+            f"llumctl bench --trace {trace} --scale-rate 2",
+        )
+    if scale_rate is not None and not 0 < scale_rate < float("inf"):
+        raise UsageError(
+            f"--scale-rate: must be a positive number, not {scale_rate:g}",
+            f"llumctl bench --trace {trace} --scale-rate 2",
+        )
+
+
+def _check_folder(file: Path | None, flag: str) -> None:
+    """Before the load rather than after it."""
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"{flag}: there is no folder {file.parent}", f"mkdir -p {file.parent}")

@@ -1,0 +1,174 @@
+"""`llumctl events`: what happened in the cluster, and what happens now."""
+
+import re
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import UsageError
+from llumctl import choices, config_file, connect, durations, following, output
+from llumctl.commands.options import Cluster
+from llumctl.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
+    from controller.api.models import Event
+    from llumctl.event_lines import EventLines
+
+PAGE = 1000
+FOLLOW_LAST = 10
+DOCUMENTS = (Format.JSON, Format.YAML)
+_POSITION = re.compile(r"[0-9A-Za-z]+-\d{1,18}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which events are shown."""
+
+    since_s: float | None = None
+    kinds: tuple[str, ...] = ()
+    instance: str | None = None
+    request: str | None = None
+    cause: str | None = None
+
+    def fits(self, event: "Event") -> bool:
+        return (
+            (self.since_s is None or event.time_s >= self.since_s)
+            and (not self.kinds or event.kind in self.kinds)
+            and (self.instance is None or event.instance_id == self.instance)
+            and (self.request is None or (event.request_id or "").startswith(self.request))
+            and (self.cause is None or event.cause_id == self.cause)
+        )
+
+
+def events(
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with new events until Ctrl-C.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="5m|TIME", help="Only those since then; TIME as in ISO 8601."),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="K,...", help="Only these kinds: evicted,failed")
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only those of this instance.")
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only those of this request (or with this beginning)."),
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only those that came of this cause.")
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="POSITION", help="Only those after this one ('position' in JSON)."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--limit",
+            metavar="N",
+            help=f"Begin with the last N; all that are kept, or {FOLLOW_LAST} with -f.",
+        ),
+    ] = None,
+    output_format: Annotated[
+        Format, typer.Option("-o", "--output", help="Format of what goes to stdout.")
+    ] = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Show what happened, oldest first."""
+    if limit is not None and limit < 0:
+        raise UsageError(f"--limit: must be 0 or more, not {limit}")
+    if after is not None and not _POSITION.fullmatch(after):
+        raise UsageError(
+            f"--after: {after[:60]!r} is no position of an event", "llumctl events -o name"
+        )
+    if follow and output_format in DOCUMENTS:
+        raise UsageError(
+            f"-o {output_format} is one document, which following never ends",
+            "llumctl events --follow -o jsonl",
+        )
+    wanted = Wanted(
+        None if since is None else durations.moment(since, "--since", time.time()),
+        _kinds(kind),
+        instance,
+        request,
+        cause,
+    )
+    if follow and limit is None and since is None and after is None:
+        limit = FOLLOW_LAST
+    name = config_file.cluster_name(cluster)
+    with connect.client(name) as client:
+        kept, position = _kept(client, after or "", wanted, limit)
+    if output_format in DOCUMENTS:
+        output.emit(_whole(kept, position, output_format))
+        return
+    from llumctl.event_lines import EventLines
+
+    show = EventLines(output_format)
+    for event in kept:
+        show(event)
+    if follow:
+        _follow(name, position, wanted, show)
+    elif not kept:
+        output.say("no such events are kept")
+
+
+def _kinds(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    from llumctl import event_words
+
+    return choices.several_of(text, event_words.KINDS, "--kind", "a kind of event")
+
+
+def _kept(
+    client: "ControlClient", after: str, wanted: Wanted, limit: int | None
+) -> tuple[deque["Event"], str]:
+    """The last `limit` of those that the controller has, and the position behind them all."""
+    found: deque[Event] = deque(maxlen=limit)
+    while True:
+        page = client.events(after, PAGE)
+        if after and page.missed != 0:
+            _tell_gap(page.missed)
+        found.extend(event for event in page.events if wanted.fits(event))
+        after = page.next_position
+        if len(page.events) < PAGE:
+            return found, after
+
+
+def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> None:
+    """Until the reader of stdout leaves or the cluster is stopped."""
+    from controller.api.models import EventFrame, GapFrame
+
+    try:
+        for frame in following.follow(cluster, after):
+            if isinstance(frame, GapFrame):
+                _tell_gap(frame.missed)
+            elif isinstance(frame, EventFrame) and wanted.fits(frame.event):
+                show(frame.event)
+            if output.reader_left():
+                return
+    except connect.NotRunningError:
+        output.say(f"cluster {cluster} was stopped")
+
+
+def _tell_gap(missed: int | None) -> None:
+    if missed is None:
+        output.say("gap: the controller restarted; events before that may be missing")
+    else:
+        output.say(f"gap: {missed} events are missing here: the controller keeps only the last")
+
+
+def _whole(kept: deque["Event"], position: str, output_format: Format) -> str:
+    from controller.api.models import EventPage
+
+    page = EventPage(events=tuple(kept), next_position=position)
+    return output.encode(output_format, page, page.events)

@@ -1,0 +1,120 @@
+"""`llumctl top`: the dashboard, live or from a recording."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import RefusedError, UsageError
+from llumctl import config_file, durations, output
+from llumctl.commands import watching
+from llumctl.commands.options import Cluster, positive
+
+if TYPE_CHECKING:
+    from tui.source import Source
+
+ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
+NO_GLYPHS = ("linux", "vt100", "vt220")
+"""Terminals whose fonts lack block elements."""
+
+
+def top(
+    cluster: Cluster = None,
+    refresh: Annotated[
+        float, typer.Option(metavar="S", help="How many seconds between two statuses.")
+    ] = 1.0,
+    readonly: Annotated[  # noqa: ARG001 - all that there is so far
+        bool, typer.Option("--readonly", help="Change nothing (so far the dashboard never does).")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what comes to a new file.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show a recording instead of a cluster.")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(metavar="X", help="Of the replay: 2 is twice as fast.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="2m", help="Begin the replay that far in.")
+    ] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="No character beyond ASCII.")] = False,
+    theme: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="default, deuteranopia or monochrome."),
+    ] = None,
+) -> None:
+    """Show the cluster as it goes: instances, queue heads, events."""
+    watching.check_refresh(refresh)
+    positive(speed, "--speed")
+    at_s = 0.0 if at is None else durations.seconds(at, "--at")
+    if replay is None and (speed is not None or at is not None):
+        raise UsageError("--speed and --at go with --replay FILE", "llumctl top --help")
+    if replay is not None and (record is not None or cluster is not None):
+        raise UsageError("--replay goes with neither --record nor --cluster", "llumctl top --help")
+    _check_terminal()
+    from tui.themes import DEFAULT, MONOCHROME, THEMES
+
+    chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
+    if chosen not in THEMES:
+        raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
+    with contextlib.ExitStack() as stack:
+        if replay is not None:
+            source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
+            _run(source, chosen, ascii_only=ascii_only, recording=False)
+            return
+        name = config_file.cluster_name(cluster)
+        watching.check_reachable(name)
+        writer = (
+            None if record is None else stack.enter_context(watching.writer(record, name, refresh))
+        )
+        live = watching.live_source(name, refresh, after="", recorder=writer)
+        _run(live, chosen, ascii_only=ascii_only, recording=writer is not None)
+    if writer is not None:
+        output.say(f"recorded {writer.num_frames} frames in {writer.path}")
+
+
+def _check_terminal() -> None:
+    """The screen is read from stdin and drawn on stderr; stdout is what a pipe takes."""
+    for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        if not output.is_terminal(stream):
+            raise RefusedError(
+                f"top needs a terminal, and {name} is none",
+                ELSEWHERE,
+            )
+    if not output.can_redraw():
+        raise RefusedError(
+            "top needs a terminal that can move its cursor, and TERM says it cannot",
+            ELSEWHERE,
+        )
+
+
+@contextlib.contextmanager
+def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
+    from controller.api.recording import RecordingReader
+    from tui.replay import ReplaySource
+
+    with RecordingReader(path) as reader:
+        yield ReplaySource(reader, speed=speed, at_s=at_s)
+
+
+def _run(source: "Source", theme: str, *, ascii_only: bool, recording: bool) -> None:
+    """Until somebody leaves. Nothing that still talks to a controller is waited for."""
+    from tui.app import Dashboard, Options, tick_s
+    from tui.format import ASCII, UNICODE
+
+    glyphs = ASCII if ascii_only or not _has_glyphs() else UNICODE
+    options = Options(glyphs=glyphs, theme=theme, recording=recording, tick_s=tick_s(source))
+    app = Dashboard(source, options)
+    app.run()
+    if app.return_code:
+        raise typer.Exit(app.return_code)
+
+
+def _has_glyphs() -> bool:
+    encoding = (sys.stderr.encoding or "").lower().replace("-", "")
+    return encoding == "utf8" and os.environ.get("TERM") not in NO_GLYPHS

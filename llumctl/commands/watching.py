@@ -1,0 +1,55 @@
+"""What `top` and `record` share: the way to a running cluster and to a new recording."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.api.errors import UsageError
+from llumctl import connect
+
+if TYPE_CHECKING:
+    from controller.api.recording import RecordingWriter
+    from tui.source import LiveSource
+
+MIN_REFRESH_S, MAX_REFRESH_S = 0.1, 60.0
+
+
+def check_refresh(refresh_s: float) -> None:
+    if not MIN_REFRESH_S <= refresh_s <= MAX_REFRESH_S:
+        raise UsageError(
+            f"--refresh: must be {MIN_REFRESH_S:g} to {MAX_REFRESH_S:g} seconds, not {refresh_s:g}"
+        )
+
+
+def check_reachable(cluster: str) -> None:
+    """Raises what `status` would: later on, a controller that goes away is waited for."""
+    with connect.client(cluster) as client:
+        client.status()
+
+
+def live_source(
+    cluster: str, refresh_s: float, *, after: str, recorder: "RecordingWriter | None" = None
+) -> "LiveSource":
+    """Looks up the run state anew at each connection: the cluster may have been restarted."""
+    from tui.source import LiveSource
+
+    return LiveSource(
+        cluster,
+        lambda: connect.client(cluster),
+        status_every_s=refresh_s,
+        after=after,
+        recorder=recorder,
+    )
+
+
+@contextlib.contextmanager
+def writer(path: Path, cluster: str, refresh_s: float) -> Iterator["RecordingWriter"]:
+    from controller.api.recording import RecordingWriter, new_header
+
+    opened = RecordingWriter(path, new_header(cluster, time.time(), refresh_s))
+    try:
+        yield opened
+    finally:
+        opened.close()

@@ -1,0 +1,39 @@
+"""From a cluster's name to a client of its controller."""
+
+from typing import TYPE_CHECKING
+
+from controller.api.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
+    from controller.api.run_state import RunState
+
+DEFAULT_TIMEOUT_S = 5.0
+
+
+class NotRunningError(UnreachableError):
+    """There is no run state: nothing was started under that name, or it was stopped."""
+
+
+def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
+    """Reads the run state anew each time: a cluster started again has another token.
+
+    Raises NotRunningError.
+    """
+    state = running(cluster)
+    from controller.api.client import ControlClient
+
+    return ControlClient(state.control_url, state.control_token, timeout_s)
+
+
+def running(cluster: str) -> "RunState":
+    """Raises NotRunningError."""
+    from controller.api import run_state
+
+    state = run_state.load(cluster)
+    if state is None:
+        others = [f"llumctl status --cluster {name}" for name in run_state.clusters()]
+        raise NotRunningError(
+            f"cluster {cluster} is not running", "      or      ".join(["llumctl up", *others[:3]])
+        )
+    return state

@@ -1,0 +1,148 @@
+"""The log files of a cluster's members: which there are, their last lines, and new ones."""
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+from controller.api.errors import LlumctlError, NotFoundError
+from llumctl import output
+
+BLOCK_BYTES = 1 << 16
+# Of a line without an end; what is longer is shown in pieces.
+MAX_LINE_BYTES = 1 << 20
+_NUMBER = re.compile(r"(\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def folder(cluster: str) -> Path:
+    """Where the logs are; of a cluster that was stopped, where they were left."""
+    from controller.api import run_state
+
+    state = run_state.load(cluster)
+    return run_state.state_path(cluster) / "logs" if state is None else Path(state.log_dir)
+
+
+def find(logs: Path) -> dict[str, Path]:
+    """Member -> file, i-2 before i-10."""
+    try:
+        files = [path for path in logs.iterdir() if path.suffix == ".log"]
+    except (FileNotFoundError, NotADirectoryError):
+        files = []
+    except OSError as error:
+        raise LlumctlError(f"cannot read {logs}: {error.strerror}", f"ls -ld {logs}") from error
+    return {path.stem: path for path in sorted(files, key=_natural)}
+
+
+def choose(logs: dict[str, Path], member: str | None, cluster: str) -> dict[str, Path]:
+    """That of one member, or all. Raises NotFoundError with the names that there are."""
+    if not logs:
+        raise NotFoundError(f"cluster {cluster} has left no logs", "llumctl up")
+    if member is None:
+        return logs
+    if member not in logs:
+        raise NotFoundError(
+            f"cluster {cluster} has no log of {member[:60]!r}",
+            f"llumctl logs ID      with one of {', '.join(logs)}",
+        )
+    return {member: logs[member]}
+
+
+class LogTail:
+    """Lines of one file: its last ones first, then what is added.
+
+    A file that shrank or was replaced (a new `up` deletes the old logs) is read from its
+    start; one that is gone may come back.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self._open()
+        self._unfinished = b""
+
+    def last(self, num_lines: int) -> list[str]:
+        """To be called first, if at all."""
+        if self._file is None:
+            return []
+        self._file.seek(_before_last(self._file, num_lines))
+        lines = self._read()
+        return lines[-num_lines:] if num_lines else []
+
+    def unfinished(self) -> list[str]:
+        """What was written of a line without an end; it is not told again."""
+        line, self._unfinished = self._unfinished, b""
+        return [_text(line)] if line else []
+
+    def added(self) -> list[str]:
+        """Lines finished since the last call."""
+        lines = self._read()
+        if self._is_another():
+            lines += self.unfinished()
+            self.close()
+            self._file = self._open()
+            lines += self._read()
+        return lines
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> BinaryIO | None:
+        try:
+            return self._path.open("rb")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LlumctlError(
+                f"cannot read {self._path}: {error.strerror}", f"ls -l {self._path}"
+            ) from error
+
+    def _is_another(self) -> bool:
+        """Whether the path names another file than the open one, or less of it."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        if self._file is None:
+            return True
+        ours = os.fstat(self._file.fileno())
+        same = (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
+        return not same or found.st_size < self._file.tell()
+
+    def _read(self) -> list[str]:
+        if self._file is None:
+            return []
+        *whole, self._unfinished = (self._unfinished + self._file.read()).split(b"\n")
+        if len(self._unfinished) > MAX_LINE_BYTES:
+            whole.append(self._unfinished)
+            self._unfinished = b""
+        return [_text(line) for line in whole]
+
+
+def harmless(line: str) -> str:
+    """For a terminal: no colours, nothing that moves the cursor; tabs stay.
+
+    Of what a progress bar wrote over itself, the last is left.
+    """
+    line = _COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2]
+    return output.visible(line, keep="\t")
+
+
+def _before_last(file: BinaryIO, num_lines: int) -> int:
+    """An offset with at least so many lines behind it, or the start."""
+    at = file.seek(0, os.SEEK_END)
+    seen = 0
+    while at > 0 and seen <= num_lines:
+        at = max(0, at - BLOCK_BYTES)
+        file.seek(at)
+        seen += file.read(BLOCK_BYTES).count(b"\n")
+    return at
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "backslashreplace")
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part or 0) if part.isdigit() else -1, part) for part in _NUMBER.split(path.stem)]

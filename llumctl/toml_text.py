@@ -1,0 +1,39 @@
+"""Plain values as TOML text: the standard library reads TOML but does not write it."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import date, datetime, time
+from typing import Any
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else string(name)
+
+
+def string(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, which also wants DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def value(item: Any) -> str:
+    """On one line. Raises TypeError for what TOML has not, None above all."""
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    if isinstance(item, str):
+        return string(item)
+    if isinstance(item, int):
+        return str(item)
+    if isinstance(item, float):
+        return repr(item) if math.isfinite(item) else str(item)
+    if isinstance(item, datetime | date | time):
+        return item.isoformat()
+    if isinstance(item, list | tuple):
+        return f"[{', '.join(map(value, item))}]"
+    if isinstance(item, Mapping):
+        pairs = [f"{key(name)} = {value(inner)}" for name, inner in item.items()]
+        return f"{{{', '.join(pairs)}}}"
+    raise TypeError(f"TOML has no {type(item).__name__}")

@@ -1,0 +1,112 @@
+"""The judgement of an answer: lost, doubled and wrong tokens, and exactly one end."""
+
+from random import Random
+
+import pytest
+
+from controller.api import token_sequence
+from llumctl.bench.check import RIGHT, TokenFaults, compare, judge
+from llumctl.bench.response import Answer
+
+START = token_sequence.start([1, 2, 3])
+TOKENS = [token_sequence.token(START, i) for i in range(40)]
+
+
+def answer(tokens: list[int] | None = None, **fields: object) -> Answer:
+    found = Answer(
+        status=200,
+        token_ids=list(TOKENS if tokens is None else tokens),
+        num_prompt_tokens=3,
+        num_output_tokens=len(TOKENS if tokens is None else tokens),
+        finish_reasons=["length"],
+        num_done_marks=1,
+    )
+    found.token_times_s.extend([1.0, 2.0])
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found
+
+
+def test_a_right_answer() -> None:
+    assert judge(answer(), 3, 40, START) == RIGHT
+    assert judge(answer(), 3, 40, None) == RIGHT
+    assert judge(answer([], num_output_tokens=40), 3, 40, None) == RIGHT, "no ids, right count"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "faults"),
+    [
+        (TOKENS[:20] + TOKENS[21:], "wrong-count", TokenFaults(num_lost=1)),
+        (TOKENS[:20] + TOKENS[27:], "wrong-count", TokenFaults(num_lost=7)),
+        (TOKENS[:-1], "wrong-count", TokenFaults(num_lost=1)),
+        (TOKENS[1:], "wrong-count", TokenFaults(num_lost=1)),
+        ([], "wrong-count", TokenFaults(num_lost=40)),
+        (TOKENS[:20] + TOKENS[19:], "wrong-count", TokenFaults(num_doubled=1)),
+        (TOKENS[:20] + TOKENS[15:], "wrong-count", TokenFaults(num_doubled=5)),
+        ([*TOKENS, TOKENS[-1]], "wrong-count", TokenFaults(num_doubled=1)),
+        ([*TOKENS[:20], 7, *TOKENS[21:]], "wrong-tokens", TokenFaults(num_wrong=1)),
+        (
+            [*TOKENS[:10], *TOKENS[11:20], *TOKENS[19:]],
+            "wrong-count",
+            TokenFaults(num_lost=1, num_doubled=1),
+        ),
+    ],
+)
+def test_token_faults(tokens: list[int], kind: str, faults: TokenFaults) -> None:
+    verdict = judge(answer(tokens), 3, 40, START)
+    assert (verdict.kind, verdict.faults) == (kind, faults)
+
+
+def test_of_another_request() -> None:
+    other = token_sequence.start([4, 4, 4])
+    tokens = [token_sequence.token(other, i) for i in range(40)]
+    assert judge(answer(tokens), 3, 40, START).faults == TokenFaults(num_wrong=40)
+
+
+def test_a_swap_is_noticed_even_though_the_count_is_right() -> None:
+    tokens = [*TOKENS[:5], TOKENS[6], TOKENS[5], *TOKENS[7:]]
+    assert judge(answer(tokens), 3, 40, START).faults
+    assert judge(answer(tokens), 3, 40, None) == RIGHT
+
+
+def test_without_reference_only_the_number_counts() -> None:
+    assert judge(answer(TOKENS[:38]), 3, 40, None).faults == TokenFaults(num_lost=2)
+    assert judge(answer([*TOKENS, 1, 2]), 3, 40, None).faults == TokenFaults(num_doubled=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"status": 503, "body": b"stop"}, "http-503"),
+        ({"errors": [("503", "died")]}, "stream-error-503"),
+        ({"errors": [("", "died")]}, "stream-error"),
+        ({"finish_reasons": []}, "no-end"),
+        ({"num_done_marks": 0}, "no-end"),
+        ({"finish_reasons": ["length", "length"]}, "two-ends"),
+        ({"num_done_marks": 2}, "two-ends"),
+        ({"num_prompt_tokens": None, "num_output_tokens": None}, "no-usage"),
+        ({"num_prompt_tokens": 4}, "wrong-usage"),
+        ({"num_output_tokens": 39}, "wrong-usage"),
+    ],
+)
+def test_other_failures(fields: dict[str, object], kind: str) -> None:
+    assert judge(answer(**fields), 3, 40, START).kind == kind
+
+
+def test_what_came_before_an_error_is_checked_too() -> None:
+    cut = answer(TOKENS[:10], errors=[("503", "died")])
+    assert judge(cut, 3, 40, START).faults == TokenFaults()
+    doubled = answer([*TOKENS[:5], *TOKENS[4:10]], errors=[("503", "died")])
+    assert judge(doubled, 3, 40, START).faults == TokenFaults(num_doubled=1)
+    lost = answer([*TOKENS[:5], *TOKENS[6:10]], errors=[("503", "died")])
+    assert judge(lost, 3, 40, START).faults == TokenFaults(num_lost=1)
+
+
+def test_any_drop_and_insertion_is_counted_exactly() -> None:
+    rng = Random(11)
+    for _ in range(300):
+        cut = rng.randrange(1, 35)
+        num = rng.randrange(1, 5)
+        assert compare(TOKENS, TOKENS[:cut] + TOKENS[cut + num :]) == TokenFaults(num_lost=num)
+        again = TOKENS[:cut] + TOKENS[max(0, cut - num) :]
+        assert compare(TOKENS, again) == TokenFaults(num_doubled=min(cut, num))

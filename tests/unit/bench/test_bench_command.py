@@ -1,0 +1,267 @@
+"""`llumctl bench` from its flags to its exit code, its figures and its files."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bench_server import MODEL, Behaviour, FakeServer
+from cli_support import cluster, controller, instance, remember
+
+from controller.api import run_state
+from controller.api.models import LevelStatus
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def small(url: str, *more: str) -> list[str]:
+    return ["bench", "--url", url, "--rate", "200", "--requests", "20", "--lengths", "6,9", *more]
+
+
+def test_table(capsys: Captured) -> None:
+    with FakeServer().in_thread() as server:
+        assert run(small(server.url, "--verify", "tokens")) == 0
+    captured = capsys.readouterr()
+    summary, table, note = captured.out.split("\n\n")
+    assert f"endpoint {server.url}  model {MODEL}" in summary
+    assert "requests 20 right of 20 sent  0 failed" in summary
+    assert "tokens 180 " in summary
+    assert "0 lost  0 doubled  0 wrong (by tokens)" in summary
+    header, *rows = table.splitlines()
+    assert header.split() == ["LATENCY", "COUNT", "MEAN", "P50", "P90", "P99", "MAX"]
+    counts = {row.split()[0]: int(row.split()[1]) for row in rows}
+    assert counts == {"ttft_s": 20, "tpot_s": 20, "itl_s": 160, "e2e_latency_s": 20}
+    assert "due" in note
+
+
+def test_levels_have_rows_of_their_own(capsys: Captured) -> None:
+    with FakeServer().in_thread() as server:
+        assert run(small(server.url, "--priority", "high=0.5")) == 0
+    rows = [line.split() for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+    assert rows[0][1] == "LEVEL"
+    levels = {row[1]: int(row[2]) for row in rows if row[0] == "ttft_s"}
+    assert set(levels) == {"all", "high", "normal"}
+    assert levels["all"] == 20 == levels["high"] + levels["normal"]
+
+
+def test_json_records_and_plot(capsys: Captured, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("r.json", "r.jsonl", "r.png")}
+    options = ["--json", str(files["r.json"]), "--records", str(files["r.jsonl"])]
+    behave = lambda num: Behaviour(status=503 if num == 3 else 200)  # noqa: E731
+    with FakeServer(behave=behave).in_thread() as server:
+        plot = ["--plot", str(files["r.png"]), "-o", "json", "--seed", "4"]
+        assert run(small(server.url, *options, *plot)) == 1
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert json.loads(files["r.json"].read_text()) == report
+    assert report["schema_version"] == 1
+    assert report["parameters"]["seed"] == 4
+    assert report["parameters"]["lengths"] == "6,9"
+    assert report["parameters"]["verify"] == "counts"
+    assert report["target"]["max_model_len"] == 8192
+    assert (report["num_sent"], report["num_right"], report["num_failed"]) == (20, 19, 1)
+    assert report["failures"] == {"http-503": 1}
+    assert report["latencies"]["all"]["ttft_s"]["count"] == 19
+    assert report["interrupted"] is False
+    assert "http-503" in captured.err
+    records = [json.loads(line) for line in files["r.jsonl"].read_text().splitlines()]
+    assert [record["index"] for record in records] == list(range(20))
+    assert [record["outcome"] for record in records].count("http-503") == 1
+    right = next(record for record in records if record["outcome"] == "right")
+    assert 0 < right["ttft_s"] <= right["e2e_latency_s"]
+    assert files["r.png"].read_bytes().startswith(PNG)
+
+
+def test_a_plot_of_failures_alone(tmp_path: Path) -> None:
+    path = tmp_path / "r.png"
+    with FakeServer(behave=lambda _: Behaviour(status=500)).in_thread() as server:
+        assert run(small(server.url, "--plot", str(path))) == 1
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_wrong_tokens_are_a_failure(capsys: Captured) -> None:
+    behave = lambda num: Behaviour(edit=lambda t: [*t[:-1], 7] if num == 2 else t)  # noqa: E731
+    with FakeServer(behave=behave).in_thread() as server:
+        assert run(small(server.url, "--verify", "tokens")) == 1
+        assert "wrong-tokens" in capsys.readouterr().err
+        server.bodies.clear()
+        assert run(small(server.url, "--verify", "counts")) == 0
+
+
+def test_many_failures_are_not_all_listed(capsys: Captured) -> None:
+    with FakeServer(behave=lambda _: Behaviour(status=503)).in_thread() as server:
+        assert run(small(server.url)) == 1
+    captured = capsys.readouterr()
+    assert "failures http-503 20" in captured.out
+    assert captured.err.count("http-503") == 10
+    assert "and 10 more" in captured.err
+
+
+def test_a_cluster(capsys: Captured) -> None:
+    """Emulated engines: every token is verified; levels are the cluster's."""
+    vip = LevelStatus(name="vip", rank=5)
+    levels = (vip, LevelStatus(name="plain", rank=0))
+    status = cluster(instance(num_evictions=4), instance("i-1", num_evictions=1)).model_copy(
+        update={"engine": "emulated", "levels": levels}
+    )
+    with FakeServer().in_thread() as server, controller(status) as control_url:
+        state = remember(control_url)
+        run_state.save(dataclasses.replace(state, endpoint_url=server.url))
+        options = ["--rate", "200", "--requests", "10", "--lengths", "6,9", "-o", "json"]
+        assert run(["bench", *options, "--priority", "vip=1"]) == 0
+        assert {body["priority"] for body in server.bodies} == {-5}
+        assert run(["bench", *options, "--priority", "vpi=1"]) == 2
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["parameters"]["verify"] == "tokens"
+    assert report["target"]["engine"] == "emulated"
+    assert report["target"]["num_instances"] == 2
+    assert report["num_evictions"] == 0
+    assert captured.err.endswith("try:   llumctl bench --priority vip=0.1\n")
+
+
+def test_shortened_requests_are_told(capsys: Captured) -> None:
+    with FakeServer(context=10).in_thread() as server:
+        assert run(small(server.url)) == 0
+    assert "20 of 20 requests are longer than the model's context (10 tokens)" in (
+        capsys.readouterr().err
+    )
+    assert {len(body["prompt"]) for body in server.bodies} == {1}
+
+
+def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("\nsesame\nother\n")
+    with FakeServer(api_key="sesame").in_thread() as server:
+        assert run(small(server.url)) == 5
+        assert run(small(server.url, "--api-key-file", str(key_file))) == 0
+    assert "try:   llumctl bench --api-key-file FILE\n" in capsys.readouterr().err
+
+
+def test_a_trace(capsys: Captured, tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.5,30,4\n2023-11-16 18:15:56.5,20,2\n"
+    )
+    with FakeServer().in_thread() as server:
+        arguments = ["bench", "--url", server.url, "--trace", str(trace), "--scale-rate", "100"]
+        assert run([*arguments, "-o", "json"]) == 0
+        assert [len(body["prompt"]) for body in server.bodies] == [30, 20]
+    report = json.loads(capsys.readouterr().out)
+    assert 0.1 <= report["duration_s"] < 5
+    assert report["parameters"]["trace"] == str(trace)
+
+
+def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    behave = lambda num: Behaviour(wait_before_first=never if num else None)  # noqa: E731
+    with FakeServer(behave=behave).in_thread() as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llumctl", *small(server.url), "--requests", "5000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        give_up_s = time.monotonic() + 60
+        while len(server.bodies) < 3 and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "right of" in out
+    assert "0 failed" in out
+    assert "cut off" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--rate", "0"], "--rate: must be a positive number of requests per second, not 0"),
+        (["--rate", "nan"], "--rate: must be a positive"),
+        (["--cv", "-1"], "--cv: must be a positive number, not -1"),
+        (["--arrivals", "poisson", "--cv", "2"], "poisson arrivals have no coefficient"),
+        (["--arrivals", "weibull"], "--arrivals"),
+        (["--duration", "0"], "--duration: must be a positive number of seconds, not 0"),
+        (["--timeout", "nan"], "--timeout: must be a positive number of seconds"),
+        (["--warmup", "-1"], "--warmup: must be at least 0, not -1"),
+        (["--requests", "0"], "--requests: must be at least 1, not 0"),
+        (["--max-tokens-cap", "0"], "--max-tokens-cap: must be at least 1"),
+        (["--lengths", "N-N"], "--lengths: 'N-N' is neither"),
+        (["--trace", "/nonexistent.csv"], "--trace: cannot read /nonexistent.csv: No such file"),
+        (["--trace", "x.csv", "--rate", "3"], "--rate: the trace says"),
+        (["--trace", "x.csv", "--scale-rate", "0"], "--scale-rate: must be a positive"),
+        (["--scale-rate", "2"], "--scale-rate: there is no trace"),
+        (["--json", "/nonexistent/x"], "--json: there is no folder /nonexistent"),
+        (["--plot", "/nonexistent/x"], "--plot: there is no folder"),
+        (["--url", "127.0.0.1:8000"], "--url: '127.0.0.1:8000' is not of the form"),
+        (["--url", "http://h", "--cluster", "c"], "--url: a cluster has an endpoint of its own"),
+        (["--url", "http://h", "--api-key-file", "/none"], "--api-key-file: cannot read /none"),
+    ],
+)
+def test_bad_input(options: list[str], why: str, capsys: Captured) -> None:
+    assert run(["bench", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert why in captured.err
+    assert "\ntry:   " in captured.err or "number of seconds" in why
+
+
+def test_a_corrupt_trace_is_named_by_line(capsys: Captured, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{"timest')
+    assert run(["bench", "--trace", str(trace)]) == 2
+    assert f"error: {trace}:2: not JSON" in capsys.readouterr().err
+
+
+def test_nobody_to_send_to(capsys: Captured) -> None:
+    assert run(["bench"]) == 3
+    assert capsys.readouterr().err == ("error: cluster default is not running\ntry:   llumctl up\n")
+    assert run(["bench", "--url", "http://127.0.0.1:1"]) == 3
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_an_unknown_model(capsys: Captured) -> None:
+    with FakeServer().in_thread() as server:
+        assert run(small(server.url, "--model", "other")) == 2
+    assert f"it serves {MODEL}" in capsys.readouterr().err
+
+
+def test_a_refusal_imports_nothing_heavy() -> None:
+    """As does help, which imports this much and does not call it."""
+    script = """
+import json, sys
+from controller.api.errors import UsageError
+from llumctl.commands.bench import bench
+try:
+    bench(requests=0)
+except UsageError as error:
+    print(error)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
+    refusal, names = done.stdout.splitlines()
+    assert refusal.startswith("--requests: ")
+    heavy = {"httpx", "matplotlib", "msgspec", "numpy", "pydantic", "rich", "uvloop", "asyncio"}
+    assert not heavy & set(json.loads(names))

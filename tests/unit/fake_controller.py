@@ -1,0 +1,212 @@
+"""A controller of plain lists behind real HTTP: what the commands that read are tested against."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from cli_support import TOKEN, cluster
+from pydantic import BaseModel
+
+from controller.api import run_state
+from controller.api.models import (
+    ClusterStatus,
+    ErrorBody,
+    Event,
+    EventFrame,
+    EventPage,
+    GapFrame,
+    PingFrame,
+    RequestDetail,
+    RequestList,
+    StatusFrame,
+)
+
+Answer = tuple[int, BaseModel]
+PING_S = 0.02
+
+
+def event(kind: str = "admitted", **fields: Any) -> Event:
+    known = {"time_s": 1_700_000_000.25, "cause_id": "step-i-0-1-7", "instance_id": "i-0"}
+    return Event(kind=kind, **(known | fields))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.005)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Runs it on a thread of its own; what fails there fails here, and ends who follows."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+            run_state.remove("default")
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    yield
+    thread.join()
+    assert not failures, failures
+
+
+class FakeController:
+    """`epoch` names its event log: `restart` begins a new one on the same port.
+
+    Fields may be set while it serves; `asked` are the paths of all that was asked, in order.
+    """
+
+    def __init__(self, *events: Event, status: ClusterStatus | None = None) -> None:
+        self.status = status or cluster()
+        self.epoch = "a"
+        self.events = list(events)
+        self.num_forgotten = 0
+        self.requests = RequestList(requests=(), num_matching=0)
+        self.details: dict[str, RequestDetail] = {}
+        self.asked: list[str] = []
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+        self._port = 0
+
+    def __enter__(self) -> "FakeController":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
+        self._server.daemon_threads = False
+        self._port = self._server.server_address[1]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.005}
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Streams end too."""
+        if self._server is None or self._thread is None:
+            return
+        self._stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._server = None
+
+    def restart(self, *events: Event, epoch: str = "b") -> None:
+        self.stop()
+        self.epoch, self.events, self.num_forgotten = epoch, list(events), 0
+        self.start()
+
+    def until_asked(self, path: str, times: int = 1) -> None:
+        """Waits until a path that begins so was asked for so often."""
+        until(lambda: sum(asked.startswith(path) for asked in self.asked) >= times)
+
+    def _position(self, index: int) -> str:
+        return f"{self.epoch}-{index + self.num_forgotten}"
+
+    def _page(self, after: str, limit: int) -> EventPage:
+        """As the real log: of a position of another epoch nothing is known."""
+        missed: int | None = 0
+        first = 0
+        if after:
+            epoch, _, seq = after.rpartition("-")
+            first = int(seq) - self.num_forgotten
+            if epoch != self.epoch:
+                first, missed = 0, None
+            elif first < 0:
+                first, missed = 0, -first
+        found = self.events[first : first + limit]
+        numbered = tuple(
+            item.model_copy(update={"position": self._position(first + offset + 1)})
+            for offset, item in enumerate(found)
+        )
+        last = self._position(first + len(found))
+        return EventPage(events=numbered, next_position=last, missed=missed)
+
+    def _frames(self, query: dict[str, list[str]]) -> Iterator[BaseModel]:
+        after = query["after"][0]
+        if after == "latest":
+            after = self._position(len(self.events))
+        every_s = float(query["status_every_s"][0]) if "status_every_s" in query else None
+        told_s = 0.0
+        while not self._stopping.wait(PING_S):
+            now_s = time.time()
+            if every_s is not None and now_s >= told_s + every_s:
+                told_s = now_s
+                yield StatusFrame(time_s=now_s, status=self.status)
+            page = self._page(after, 1000)
+            if page.missed != 0:
+                yield GapFrame(time_s=now_s, missed=page.missed)
+            for item in page.events:
+                yield EventFrame(time_s=now_s, event=item)
+            after = page.next_position
+            yield PingFrame(time_s=now_s)
+
+    def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
+        if path == "/v1/status":
+            return 200, self.status
+        if path == "/v1/events":
+            return 200, self._page(query.get("after", [""])[0], int(query["limit"][0]))
+        if path == "/v1/requests":
+            return 200, self.requests
+        reference = unquote(path.removeprefix("/v1/requests/"))
+        if found := self.details.get(reference):
+            return 200, found
+        return 404, ErrorBody(
+            code="not_found", message=f"there is no request {reference}", hint="llumctl requests"
+        )
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                fake.asked.append(self.path)
+                parts = urlsplit(self.path)
+                query = parse_qs(parts.query, keep_blank_values=True)
+                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                    self.send(403, ErrorBody(code="bad_token", message="bad token", hint="look"))
+                elif parts.path == "/v1/watch":
+                    self.stream(query)
+                else:
+                    self.send(*fake._answer(parts.path, query))
+
+            def stream(self, query: dict[str, list[str]]) -> None:
+                self.send_response(200)
+                self.end_headers()
+                try:
+                    for frame in fake._frames(query):
+                        self.wfile.write(frame.model_dump_json().encode() + b"\n")
+                        self.wfile.flush()
+                except (BrokenPipeError, ConnectionResetError):
+                    pass  # the reader left
+
+            def send(self, code: int, body: BaseModel) -> None:
+                raw = json.dumps(body.model_dump(mode="json")).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler

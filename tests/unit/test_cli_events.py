@@ -1,0 +1,294 @@
+"""`llumctl events`: formats, filters, gaps, following over restarts, Ctrl-C and closed pipes."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import interrupted, llumctl, reader_left
+from cli_support import remember
+from fake_controller import FakeController, event, meanwhile, until
+
+from controller.api import run_state
+from controller.core.event_log import EventKind
+from llumctl import event_words, following, output
+from llumctl.app import run
+from llumctl.commands import events as events_command
+
+Captured = pytest.CaptureFixture[str]
+
+REQUEST = {"request_id": "r-1", "level": "high"}
+DISPATCHED = event(
+    "dispatched",
+    cause_id="arrive-r-1",
+    reason="best of 2 by llumnix",
+    frontend_id="f-0",
+    incarnation=3,
+    numbers={"score": 520.5, "num_candidates": 2},
+    **REQUEST,
+)
+EVICTED = event("evicted", reason="memory pressure", numbers={"num_tokens": 70}, **REQUEST)
+DIED = event("instance_died", cause_id="lost-i-0-3", reason="its connection closed", incarnation=3)
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeController]:
+    with FakeController(DISPATCHED, EVICTED, DIED) as served:
+        remember(served.url)
+        yield served
+
+
+def told(capsys: Captured, *options: str) -> list[str]:
+    assert run(["events", *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out.splitlines()
+
+
+def positions(capsys: Captured, *options: str) -> list[str]:
+    return told(capsys, "-o", "name", *options)
+
+
+@pytest.mark.usefixtures("fake")
+def test_table(capsys: Captured) -> None:
+    header, day, first, second, third = told(capsys)
+    assert header.split() == ["TIME", "KIND", "SUBJECT", "WHAT"]
+    assert day == "-- 2023-11-14 --"
+    assert first.split("  ")[0] == "22:13:20"
+    assert first.endswith("  on i-0, best of 2 by llumnix, score 520.5, 2 candidates")
+    assert first.index("r-1") == header.index("SUBJECT")
+    assert second.endswith("r-1                 on i-0, memory pressure, 70 tokens")
+    assert third.split()[1:] == ["instance_died", "i-0/3", "its", "connection", "closed"]
+
+
+@pytest.mark.usefixtures("fake")
+def test_wide_has_milliseconds_places_and_causes(capsys: Captured) -> None:
+    header, _, first, *_ = told(capsys, "-o", "wide")
+    assert header.split() == ["TIME", "KIND", "SUBJECT", "WHERE", "LEVEL", "CAUSE", "WHAT"]
+    words = first.split()
+    assert words[0] == "22:13:20.250"
+    assert words[2:6] == ["r-1", "i-0/3", "high", "arrive-r-1"]
+
+
+@pytest.mark.usefixtures("fake")
+def test_machine_formats(capsys: Captured) -> None:
+    rows = [json.loads(line) for line in told(capsys, "-o", "jsonl")]
+    assert [(row["schema_version"], row["position"], row["kind"]) for row in rows] == [
+        (1, "a-1", "dispatched"),
+        (1, "a-2", "evicted"),
+        (1, "a-3", "instance_died"),
+    ]
+    assert rows[0]["numbers"] == {"score": 520.5, "num_candidates": 2}
+    whole = json.loads("\n".join(told(capsys, "-o", "json")))
+    assert whole["schema_version"] == 1
+    assert whole["next_position"] == "a-3"
+    assert [item["position"] for item in whole["events"]] == ["a-1", "a-2", "a-3"]
+    assert "next_position: a-3" in told(capsys, "-o", "yaml")
+    assert positions(capsys) == ["a-1", "a-2", "a-3"]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--kind", "evicted,instance_died"), ["a-2", "a-3"]),
+        (("--instance", "i-0"), ["a-1", "a-2", "a-3"]),
+        (("--instance", "i-1"), []),
+        (("--request", "r-"), ["a-1", "a-2"]),
+        (("--request", "r-1", "--kind", "evicted"), ["a-2"]),
+        (("--cause", "arrive-r-1"), ["a-1"]),
+        (("--after", "a-2"), ["a-3"]),
+        (("-n", "2"), ["a-2", "a-3"]),
+        (("-n", "1", "--kind", "evicted"), ["a-2"]),
+        (("--since", "2023-11-14T22:13:20Z"), ["a-1", "a-2", "a-3"]),
+        (("--since", "2023-11-14T22:13:21"), []),
+        (("--since", "5m"), []),
+    ],
+)
+def test_filters(capsys: Captured, options: tuple[str, ...], expected: list[str]) -> None:
+    assert run(["events", "-o", "name", *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.split() == expected
+    assert captured.err == ("" if expected else "no such events are kept\n")
+
+
+def test_all_pages_are_read(
+    fake: FakeController, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_command, "PAGE", 2)
+    fake.events += [EVICTED, EVICTED]
+    assert positions(capsys) == [f"a-{n}" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ("a-1", "gap: 2 events are missing here"),
+        ("old-9", "gap: the controller restarted"),
+    ],
+)
+def test_gaps_are_said(fake: FakeController, capsys: Captured, after: str, words: str) -> None:
+    fake.num_forgotten = 3
+    assert run(["events", "--after", after, "-o", "name"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.split() == ["a-4", "a-5", "a-6"]
+    assert captured.err.startswith(words)
+
+
+def test_following_survives_a_restart_and_ends_with_the_cluster(
+    fake: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.02)
+    seen: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(output, "emit", seen.append)
+    monkeypatch.setattr(output, "say", said.append)
+
+    def happen() -> None:
+        fake.until_asked("/v1/watch")
+        fake.events.append(EVICTED)
+        until(lambda: "a-4" in seen)
+        fake.stop()
+        until(lambda: any("trying again" in line for line in said))
+        fake.restart(DIED)
+        until(lambda: "b-1" in seen)
+        run_state.remove("default")
+        fake.stop()
+
+    with meanwhile(happen):
+        assert run(["events", "-f", "-n", "1", "-o", "name"]) == 0
+    assert seen == ["a-3", "a-4", "b-1"]
+    trouble, again, gap, stopped = said
+    assert trouble.endswith("; trying again until it does")
+    assert again == "the controller answers again"
+    assert gap.startswith("gap: the controller restarted")
+    assert stopped == "cluster default was stopped"
+
+
+def test_a_lost_connection_neither_repeats_nor_skips(
+    fake: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.02)
+    seen: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(output, "emit", seen.append)
+    monkeypatch.setattr(output, "say", said.append)
+
+    def happen() -> None:
+        fake.until_asked("/v1/watch")
+        fake.events.append(EVICTED)
+        until(lambda: "a-4" in seen)
+        fake.stop()
+        fake.events += [EVICTED, DIED]
+        until(lambda: bool(said))
+        fake.start()
+        until(lambda: "a-6" in seen)
+        run_state.remove("default")
+        fake.stop()
+
+    with meanwhile(happen):
+        assert run(["events", "-f", "-n", "0", "-o", "name"]) == 0
+    assert seen == ["a-4", "a-5", "a-6"]
+    assert not any(line.startswith("gap") for line in said)
+
+
+def test_following_begins_with_the_last_ones(fake: FakeController) -> None:
+    fake.events = [DISPATCHED] * 30
+    with llumctl("events", "-f", "-o", "name") as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(10)] == [f"a-{n}\n" for n in range(21, 31)]
+        fake.until_asked("/v1/watch")
+        fake.events.append(EVICTED)
+        assert process.stdout.readline() == "a-31\n"
+        assert interrupted(process) == (130, "")
+
+
+def test_a_filter_holds_for_what_follows_too(fake: FakeController) -> None:
+    with llumctl("events", "-f", "-n", "0", "--kind", "evicted", "-o", "jsonl") as process:
+        fake.until_asked("/v1/watch")
+        fake.events += [DISPATCHED, EVICTED]
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["position"] == "a-5"
+        assert interrupted(process) == (130, "")
+
+
+@pytest.mark.parametrize("options", [("-o", "name"), ("-n", "1", "-o", "jsonl")])
+def test_a_reader_that_leaves_ends_it_without_another_event(
+    fake: FakeController, options: tuple[str, ...]
+) -> None:
+    with llumctl("events", "-f", *options) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        fake.until_asked("/v1/watch")
+        assert reader_left(process) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (
+            ("--kind", "evictd"),
+            "--kind: 'evictd' is not a kind of event; did you mean evicted?",
+            "",
+        ),
+        (("--kind", ""), "--kind: '' is not a kind of event", "one of dispatched, "),
+        (("--since", "5x"), "--since: '5x' is neither a duration nor a time", "30s, 5m"),
+        (("--since", "-5m"), "--since: '-5m' is neither", "2026-01-31T12:00:00"),
+        (("--after", "7"), "--after: '7' is no position of an event", "llumctl events -o name"),
+        (("-n", "-1"), "--limit: must be 0 or more, not -1", ""),
+        (("-f", "-o", "json"), "-o json is one document", "llumctl events --follow -o jsonl"),
+        (("-f", "-o", "yaml"), "-o yaml is one document", "-o jsonl"),
+    ],
+)
+def test_usage_errors(options: tuple[str, ...], message: str, hint: str, capsys: Captured) -> None:
+    assert run(["events", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {message}")
+    assert hint in captured.err
+
+
+@pytest.mark.parametrize("options", [(), ("-f",)])
+def test_nothing_runs(options: tuple[str, ...], capsys: Captured) -> None:
+    assert run(["events", *options]) == 3
+    assert capsys.readouterr().err == "error: cluster default is not running\ntry:   llumctl up\n"
+
+
+def test_the_known_kinds_are_those_of_the_log() -> None:
+    assert set(event_words.KINDS) == set(EventKind)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("num_output_tokens", 12, "12 output tokens"),
+        ("waited_s", 0.3, "waited 300ms"),
+        ("e2e_latency_s", 72.5, "e2e latency 1m12s"),
+        ("demand_blocks", 118, "demand 118 blocks"),
+        ("cached_ratio", 0.25, "cached 25%"),
+        ("score_of_i-0", -3.25, "score of i-0 -3.2"),
+        ("score", float("inf"), "score inf"),
+        ("tokens", 3, "tokens 3"),
+    ],
+)
+def test_figures_in_words(name: str, value: float, words: str) -> None:
+    assert event_words.words(name, value) == words
+
+
+def test_control_characters_from_afar_are_harmless(fake: FakeController, capsys: Captured) -> None:
+    fake.events = [event("failed", reason="a\x1b[2Jb\nc", request_id="r\x07")]
+    assert told(capsys)[-1].endswith("r                   on i-0, a [2Jb c")

@@ -1,0 +1,189 @@
+"""`llumctl top` and `llumctl record`: what they refuse, and what is recorded."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import ended, interrupted, llumctl
+from cli_support import remember
+from fake_controller import FakeController, event, until
+
+from controller.api.models import EventFrame, Frame, StatusFrame
+from controller.api.recording import RecordingReader
+from llumctl import output
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def controller() -> Iterator[FakeController]:
+    with FakeController() as fake:
+        remember(fake.url)
+        yield fake
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "r.jsonl"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretends that there is one: for what is refused before anything is drawn."""
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def frames(file: Path) -> list[Frame]:
+    with RecordingReader(file) as reader:
+        return list(reader)
+
+
+def test_without_a_terminal_top_names_what_works_there(capsys: Captured) -> None:
+    assert run(["top"]) == 5
+    err = capsys.readouterr().err
+    assert err.startswith("error: top needs a terminal, and std")
+    assert err.endswith("try:   llumctl status --watch      or      llumctl record FILE\n")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_that_cannot_move_its_cursor(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert run(["top"]) == 5
+    assert "move its cursor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--refresh", "0"], "--refresh: must be 0.1 to 60 seconds"),
+        (["--refresh", "nan"], "--refresh: must be"),
+        (["--speed", "-1", "--replay", "x"], "--speed"),
+        (["--at", "soon", "--replay", "x"], "--at: 'soon' is no duration"),
+        (["--speed", "2"], "go with --replay"),
+        (["--replay", "x", "--record", "y"], "neither --record nor --cluster"),
+        (["--replay", "x", "--cluster", "y"], "neither --record nor --cluster"),
+        (["--theme", "pink"], "no theme 'pink': default, deuteranopia, monochrome"),
+        (["--replay", "no-such-file"], "no-such-file: there is no such recording"),
+    ],
+)
+@pytest.mark.usefixtures("terminal")
+def test_usage_errors_of_top(arguments: list[str], words: str, capsys: Captured) -> None:
+    assert run(["top", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_top_without_a_controller(capsys: Captured, file: Path) -> None:
+    assert run(["top", "--record", str(file)]) == 3
+    assert "cluster default is not running" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("terminal", "controller")
+def test_top_overwrites_no_recording(capsys: Captured, file: Path) -> None:
+    file.write_text("mine")
+    assert run(["top", "--record", str(file)]) == 5
+    assert "never overwritten" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+def test_recording_for_a_while(controller: FakeController, file: Path, capsys: Captured) -> None:
+    begun_s = time.monotonic()
+    assert run(["record", str(file), "--duration", "0.5s", "--refresh", "0.1"]) == 0
+    assert 0.4 < time.monotonic() - begun_s < 10
+    captured = capsys.readouterr()
+    found = frames(file)
+    statuses = [frame for frame in found if isinstance(frame, StatusFrame)]
+    assert statuses[0].status == controller.status
+    assert captured.out == ""
+    assert captured.err == (
+        f"recorded {len(found)} frames in {file}\nnext:  llumctl top --replay {file}\n"
+    )
+
+
+def test_ctrl_c_ends_a_recording_well(controller: FakeController, file: Path) -> None:
+    controller.events = [event("admitted")]
+    with llumctl("record", str(file), "--refresh", "0.1") as process:
+        until(lambda: file.exists() and file.read_text().count("\n") > 3)
+        controller.events.append(event("evicted"))
+        until(lambda: '"kind":"evicted"' in file.read_text())
+        code, err = interrupted(process)
+    assert code == 0
+    assert err.endswith(f"next:  llumctl top --replay {file}\n")
+    events = [frame.event.kind for frame in frames(file) if isinstance(frame, EventFrame)]
+    assert events == ["evicted"]
+
+
+def test_a_recording_goes_on_after_a_break(controller: FakeController, file: Path) -> None:
+    with llumctl("record", str(file), "--refresh", "0.1") as process:
+        until(lambda: file.exists() and file.read_text().count('"status"') > 2)
+        controller.stop()
+        before = file.read_text().count("\n")
+        controller.start()
+        until(lambda: file.read_text().count("\n") > before + 3)
+        code, err = interrupted(process)
+    assert code == 0
+    assert "trying again" in err
+    assert "connected again" in err
+
+
+def test_ctrl_c_before_the_first_frame_leaves_no_file(file: Path) -> None:
+    class Silent(FakeController):
+        def _frames(self, query: dict[str, list[str]]) -> Iterator[StatusFrame]:  # noqa: ARG002
+            self._stopping.wait()
+            yield from ()
+
+    with Silent() as fake:
+        remember(fake.url)
+        with llumctl("record", str(file)) as process:
+            fake.until_asked("/v1/watch")
+            until(file.exists)
+            code, err = interrupted(process)
+        assert (code, err) == (130, "")
+        assert not file.exists()
+        with llumctl("record", str(file), "--duration", "0.3") as process:
+            code, err = ended(process)
+        assert code == 124
+        assert "sent nothing within 0.3" in err
+        assert not file.exists()
+
+
+def test_record_without_a_controller(capsys: Captured, file: Path) -> None:
+    assert run(["record", str(file)]) == 3
+    assert "cluster default is not running" in capsys.readouterr().err
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("controller")
+def test_record_overwrites_nothing(capsys: Captured, file: Path) -> None:
+    file.write_text("mine")
+    assert run(["record", str(file), "--duration", "1s"]) == 5
+    assert "never overwritten" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_full_disk_is_told(capsys: Captured) -> None:
+    assert run(["record", "/dev/full/x", "--duration", "1s"]) == 1
+    assert "cannot write the recording" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["x", "--duration", "soon"], ["x", "--refresh", "0.01"], ["x", "y"]]
+)
+def test_usage_errors_of_record(arguments: list[str], capsys: Captured) -> None:
+    assert run(["record", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
