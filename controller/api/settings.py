@@ -4,7 +4,7 @@ The TOML file has one table per class below; `llumctl.settings` merges file, env
 and flags into a `Settings` and hands it to `up`, which hands it to the controller.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -16,7 +16,7 @@ EMBEDDED_MODEL = "embedded"
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ClusterTable(Table):
@@ -25,8 +25,10 @@ class ClusterTable(Table):
     name: ClusterName = "default"
     model: str = EMBEDDED_MODEL
     """`embedded`, a local path, or a Hugging Face id."""
+    engine: Literal["vllm", "emulated"] = "vllm"
+    """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
     instances: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """None: one per GPU (divided by the tensor-parallel size), or 2 on a CPU machine."""
+    """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
     frontends: Annotated[int, Field(ge=1, le=64)] = 1
     ray_address: str | None = None
     """`host:port` of a running Ray head; None starts one of our own."""
@@ -43,6 +45,14 @@ class EndpointTable(Table):
     api_key_file: str | None = None
     """A file of mode 0600 whose lines are the keys that clients may use."""
     served_model_name: str | None = None
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
+    """A larger request is answered 413."""
+    max_live_requests: Annotated[int, Field(ge=1)] = 4096
+    """Requests that one frontend serves at a time; one more is answered 429."""
+    request_timeout_s: Seconds | None = None
+    """A request that takes longer is answered 504, a stream ends with an error; None: no limit."""
+    write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+    """A client that takes nothing of its answer for so long is cut, and its request aborted."""
 
 
 class ControlTable(Table):
@@ -50,6 +60,8 @@ class ControlTable(Table):
 
     host: str = "127.0.0.1"
     port: Port = 8700
+    max_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Events that the controller keeps for those who ask later; one takes about 1 KB."""
 
 
 class SchedulerTable(Table):
@@ -76,6 +88,20 @@ class PriorityTable(Table):
     target_load_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
+class EmulatedTable(Table):
+    """`[emulated]`: the engine of `cluster.engine = "emulated"`."""
+
+    profile: Annotated[str, Field(min_length=1)] = "a10-llama-7b"
+    """Step times and sizes: the name of a built-in profile or a TOML file."""
+    mode: Literal["chunked", "prefill-first"] = "chunked"
+    """How a step is filled: prefills cut to the token budget, or whole and before decodes."""
+    prefix_caching: bool = True
+    speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """How many times faster than the profile's wall-clock time."""
+    num_blocks: Annotated[int, Field(ge=1)] | None = None
+    """KV blocks of an instance; None: the profile's."""
+
+
 DEFAULT_PRIORITIES = (
     PriorityTable(name="normal", rank=0),
     PriorityTable(name="high", rank=1, target_load_tokens=1600),
@@ -90,6 +116,7 @@ class Settings(Table):
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""
+    emulated: EmulatedTable = EmulatedTable()
 
     @field_validator("priority")
     @classmethod

@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from controller.adapters.vllm.engine import VllmEngine
+from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.messages import EngineInfo, OutputItem, OutputsEmitted
-from controller.runtime.router import NotDispatchedError
+from controller.runtime.router import Arrival, NotDispatchedError
 
 # What AsyncLLM sets and PoolLLM need not: only with a profiler on its workers.
 NOT_SET = {"_frontend_profiler_worker_name"}
@@ -143,12 +144,14 @@ class PlayedRouter:
     ranks: list[int] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    outcomes: list[tuple[RequestState, str]] = field(default_factory=list)
 
-    async def submit(
-        self, request_id: str, num_prompt_tokens: int, rank: int, arrival_s: float, payload: Any
-    ) -> None:
-        assert num_prompt_tokens > 0
-        assert arrival_s > 1e9, "seconds since the epoch"
+    async def submit(self, arrival: Arrival, payload: Any) -> None:
+        request_id, rank = arrival.request_id, arrival.rank
+        assert arrival.num_prompt_tokens > 0
+        assert arrival.arrival_time_s > 1e9, "seconds since the epoch"
+        self.arrivals.append(arrival)
         await asyncio.sleep(0)
         if self.refusal:
             raise NotDispatchedError(self.refusal, 1.0)
@@ -156,7 +159,8 @@ class PlayedRouter:
         self.live[request_id] = 0
         self.engine.add(self.engine.prepare([bytes(frame) for frame in payload], 0))
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
+        self.outcomes += [(outcome, reason) for r in request_ids if r in self.live]
         self.aborted += [r for r in request_ids if self.live.pop(r, None) is not None]
         self.engine.abort(list(request_ids))
 
@@ -276,6 +280,13 @@ async def several_choices(bed: Bed) -> None:
     answer = (await bed.complete(n=3, temperature=1.0, seed=5)).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"]["completion_tokens"] == 24
+    children = bed.router.arrivals[-3:]
+    parents = {child.parent_id for child in children}
+    assert len(parents) == 1
+    parent = parents.pop()
+    assert parent is not None
+    assert [child.request_id for child in children] == [f"{i}_{parent}" for i in range(3)]
+    assert {child.client_request_id for child in children} == {f"{answer['id']}-0"}
 
 
 async def guided_decoding(bed: Bed) -> None:
@@ -314,6 +325,7 @@ async def stop_strings(bed: Bed) -> None:
     assert choice["finish_reason"] == "stop"
     assert text.startswith(choice["text"])
     assert stop not in choice["text"]
+    assert bed.router.outcomes[-1] == (RequestState.FINISHED, "stop")
 
 
 async def refusals(bed: Bed) -> None:
@@ -342,6 +354,7 @@ async def a_lost_instance(bed: Bed) -> None:
         assert answer.status_code == 503
         assert "i-0 died" in answer.text
         assert answer.headers["retry-after"] == "1"
+        assert bed.router.outcomes[-1] == (RequestState.FAILED, "i-0 died")
 
 
 async def a_client_that_leaves(bed: Bed) -> None:
@@ -360,6 +373,9 @@ async def a_client_that_leaves(bed: Bed) -> None:
     await asyncio.wait({reading})
     assert bed.router.live == {}
     assert bed.router.aborted[-1] == request_id
+    assert bed.router.outcomes[-1] == (RequestState.ABORTED, "the client left")
+    assert bed.router.arrivals[-1].client_request_id == "client-s-id"
+    assert bed.router.arrivals[-1].parent_id is None
 
 
 async def unserved_paths(bed: Bed) -> None:

@@ -9,6 +9,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Would let vLLM put pickles into what frontends and instances send each other.
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": None,
     # Would take kv_cache_memory_bytes's place (whole GiB only).
     "VLLM_CPU_KVCACHE_SPACE": None,
 }

@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from controller.adapters.vllm import environment
+from controller.adapters.vllm.gate import Gate, GateLimits
+from controller.adapters.vllm.listener import listen
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
 from controller.runtime.messages import EngineInfo, InstanceEntry, OutputsEmitted
+from controller.runtime.request_book import RequestBook, RequestObserver
 from controller.runtime.router import Router, RouterEvents
 
 log = logging.getLogger(__name__)
@@ -19,27 +22,38 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
     engine_args: dict[str, Any]
-    ranks: frozenset[int]
+    level_names: Mapping[int, str]
+    """By rank."""
     num_instances: int
     host: str
     port: int
     share_port: bool
     api_keys: tuple[str, ...]
+    limits: GateLimits
+    write_timeout_s: float
 
 
 class OpenAIFrontend:
     """What survives it: nothing. Its connections end with it, and its requests are aborted
     by the instances as soon as its socket closes."""
 
-    def __init__(self, config: FrontendConfig, member: Membership, mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig,
+        member: Membership,
+        mailbox: Mailbox,
+        observer: RequestObserver,
+    ) -> None:
         self._config = config
         self._member = member
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._llm: Any = None
         self._server: Any = None
+        self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
         self.router = Router(
             member,
             mailbox,
+            self.book,
             RouterEvents(
                 on_outputs=self._on_outputs,
                 on_failed=self._on_failed,
@@ -89,13 +103,14 @@ class OpenAIFrontend:
 
         cfg = self._config
         openai_app.adopt_engine_info(config, info, cfg.num_instances)
-        limits = PoolLimits(info.supported_tasks, cfg.ranks, cfg.num_instances - 1)
+        limits = PoolLimits(info.supported_tasks, frozenset(cfg.level_names), cfg.num_instances - 1)
         self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
-        self._gate = openai_app.Gate()
+        priorities = frozenset(-rank for rank in cfg.level_names)
+        self._gate = Gate(cfg.limits, cfg.api_keys, priorities)
         self._server = await openai_app.build_server(
             self._llm, args, self._gate, info.supported_tasks
         )
-        socket = openai_app.listen(cfg.host, cfg.port, cfg.share_port)
+        socket = listen(cfg.host, cfg.port, cfg.share_port, cfg.write_timeout_s)
         serving = asyncio.create_task(self._server.serve(sockets=[socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)

@@ -5,11 +5,11 @@ Touch points (vllm 0.32): entrypoints/launchers/cli_args.py `make_arg_parser`,
 `init_app_state`; launchers/launcher.py `NoSignalServer`.
 """
 
-import socket
 from argparse import Namespace
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from uvicorn import Config
 from vllm import envs
 from vllm.config import VllmConfig
@@ -21,14 +21,16 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from controller.adapters.vllm.gate import Gate
 from controller.adapters.vllm.pool_llm import PoolLLM
 from controller.runtime.messages import EngineInfo
 
 # Routes of vLLM's own process management: here `llumctl scale` does that.
 UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
-RETRY_AFTER_S = 1
 # A stopping server waits this long for clients that read slowly.
 LAST_BYTES_S = 3
+# Takes JSON, but declares no model of it.
+UNDECLARED_JSON_PATHS = frozenset({"/invocations"})
 
 
 def parse_args(engine_args: dict[str, Any], api_keys: list[str], host: str, port: int) -> Namespace:
@@ -59,14 +61,14 @@ def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) 
 
 
 async def build_server(
-    llm: PoolLLM, args: Namespace, gate: "Gate", tasks: tuple[str, ...]
+    llm: PoolLLM, args: Namespace, gate: Gate, tasks: tuple[str, ...]
 ) -> NoSignalServer:
     app = build_app(args, tasks, llm.model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
     await init_app_state(llm, app.state, args, tasks)
-    gate.app = app
+    gate.app, gate.json_paths = app, json_paths(app)
     config = Config(
         gate,
         log_level="warning",
@@ -78,47 +80,11 @@ async def build_server(
     return server
 
 
-def listen(host: str, port: int, shared: bool) -> socket.socket:
-    """A listening socket; `shared` lets several frontends of one machine share the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, reuse_port=shared, backlog=2048)
-
-
-class Gate:
-    """In front of the app: 503 while the cluster stops, and Retry-After on 429 and 503."""
-
-    def __init__(self) -> None:
-        self.app: ASGIApp
-        self.closed = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-        elif self.closed and scope["method"] == "POST":
-            await _answer_stopping(send)
-        else:
-            await self.app(scope, receive, _with_retry_after(send))
-
-
-def _with_retry_after(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] in (429, 503):
-            message["headers"] = [
-                *message.get("headers", ()),
-                (b"retry-after", str(RETRY_AFTER_S).encode()),
-            ]
-        await send(message)
-
-    return sending
-
-
-async def _answer_stopping(send: Send) -> None:
-    body = (
-        b'{"error":{"message":"the cluster is stopping; send it to another one",'
-        b'"type":"service_unavailable","param":null,"code":503}}'
-    )
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await _with_retry_after(send)(
-        {"type": "http.response.start", "status": 503, "headers": headers}
-    )
-    await send({"type": "http.response.body", "body": body})
+def json_paths(app: FastAPI) -> frozenset[str]:
+    """Of the routes that take a JSON object by POST."""
+    declared = {
+        route.path
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.body_field and "POST" in route.methods
+    }
+    return frozenset(declared | UNDECLARED_JSON_PATHS)

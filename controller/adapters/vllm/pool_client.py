@@ -12,18 +12,26 @@ from types import SimpleNamespace
 from typing import Protocol
 
 from vllm.exceptions import GracefulHTTPError
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.messages import OutputsEmitted
-from controller.runtime.router import NotDispatchedError, Router
+from controller.runtime.router import Arrival, NotDispatchedError, Router
 
 REFUSALS = {
     "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
     "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
 }
+# The engine's one reason for an error of its own; vLLM would answer 500.
+UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
 
 
 class FailedRequests(Protocol):
@@ -34,6 +42,9 @@ class FailedRequests(Protocol):
 
     def has_failed(self, request_id: str) -> bool:
         """Whether it was ended together with a sibling before it was sent anywhere."""
+
+    def parent_of(self, request_id: str) -> str | None:
+        """The request that this one is a choice of, where `n` > 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,9 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         """Take in one message of an instance."""
         body = self._decoder.decode(payload)
         body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
+        for output in body.outputs:
+            if output.finish_reason == FinishReason.ERROR:
+                self._app.fail(output.request_id, _bad_request(UNFOLLOWABLE))
         body.engine_index = min(_ordinal(emitted.instance_id), self._limits.max_engine_index)
         self._outputs.put_nowait(body)
 
@@ -76,31 +90,41 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         rank = -request.priority
         if rank not in self._limits.ranks:
             allowed = ", ".join(str(-known) for known in sorted(self._limits.ranks))
-            message = f"priority {request.priority} is not one of {allowed}"
-            self._app.fail(request.request_id, GracefulHTTPError(message, HTTPStatus.BAD_REQUEST))
+            why = f"priority {request.priority} is not one of {allowed}"
+            self._app.fail(request.request_id, _bad_request(why))
             return
         try:
-            await self._router.submit(
+            payload = self._encoder.encode(request)
+        except (ValueError, OverflowError) as error:
+            why = f"the request cannot be sent to an instance: {error}"
+            self._app.fail(request.request_id, _bad_request(why))
+            return
+        try:
+            arrival = Arrival(
                 request.request_id,
+                request.external_req_id or request.request_id,
                 len(request.prompt_token_ids or ()),
                 rank,
                 request.arrival_time,
-                self._encoder.encode(request),
+                self._app.parent_of(request.request_id),
             )
+            await self._router.submit(arrival, payload)
         except NotDispatchedError as refusal:
             status, why = REFUSALS[refusal.code]
             self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
         except asyncio.CancelledError:
+            self.abort([request.request_id], RequestState.ABORTED, "the client left")
             self._app.fail(
                 request.request_id, GracefulHTTPError("client left", HTTPStatus.REQUEST_TIMEOUT)
             )
             raise
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        self.abort(request_ids)
+        """vLLM calls this when a stop string has ended a request: for its client, the end."""
+        self.abort(request_ids, RequestState.FINISHED, "stop")
 
-    def abort(self, request_ids: list[str]) -> None:
-        self._router.abort(request_ids)
+    def abort(self, request_ids: list[str], outcome: RequestState, reason: str) -> None:
+        self._router.abort(request_ids, outcome, reason)
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         return self._limits.supported_tasks
@@ -110,6 +134,10 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """The instances outlive any one frontend; its router is closed by who made it."""
+
+
+def _bad_request(why: str) -> GracefulHTTPError:
+    return GracefulHTTPError(why, HTTPStatus.BAD_REQUEST)
 
 
 def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:

@@ -1,21 +1,27 @@
 """vLLM's AsyncLLM without an engine of its own.
 
 Touch points (vllm 0.32): v1/engine/async_llm.py `AsyncLLM` (the attributes that its methods
-read, `_run_output_handler`); v1/engine/output_processor.py `OutputProcessor`.
+read, `_run_output_handler`); v1/engine/output_processor.py `OutputProcessor`;
+v1/engine/input_processor.py `assign_request_id`.
 """
 
 import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers import renderer_from_config
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import StatLoggerManager
 
 from controller.adapters.vllm.pool_client import PoolClient, PoolLimits
+from controller.core.request_record import RequestState
 from controller.runtime.router import Router
 
 
@@ -34,6 +40,7 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         self.log_stats = log_stats
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
+        self.input_processor.assign_request_id = _unique_ids()
         self.admission_stats = None
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer,
@@ -64,10 +71,34 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         if state.queue is not None:
             state.queue.put(error)
         whole = state.parent_req or state
-        self.engine_core.abort(
-            self.output_processor.abort_requests([whole.request_id], internal=True)
-        )
+        ended = self.output_processor.abort_requests([whole.request_id], internal=True)
+        self.engine_core.abort(ended, RequestState.FAILED, str(error))
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """The client left. As vLLM's own, and the reason is kept."""
+        request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        ended = self.output_processor.abort_requests(request_ids, internal)
+        self.engine_core.abort(ended, RequestState.ABORTED, "the client left")
+
+    def parent_of(self, request_id: str) -> str | None:
+        """The request that this one is a choice of, where `n` > 1."""
+        state = self.output_processor.request_states.get(request_id)
+        return state.parent_req.request_id if state and state.parent_req else None
 
     def has_failed(self, request_id: str) -> bool:
         """Whether it was ended together with a sibling before it was sent anywhere."""
         return request_id not in self.output_processor.request_states
+
+
+def _unique_ids() -> Callable[[EngineCoreRequest], None]:
+    """For `InputProcessor.assign_request_id`: whatever ids clients choose, ours never meet.
+
+    vLLM appends 32 random bits; two live requests that got the same would end one another.
+    """
+    frontend, number = secrets.token_hex(4), itertools.count()
+
+    def assign(request: EngineCoreRequest) -> None:
+        request.external_req_id = request.request_id
+        request.request_id = f"{request.external_req_id}-{frontend}{next(number):x}"
+
+    return assign

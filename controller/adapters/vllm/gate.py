@@ -1,0 +1,113 @@
+"""In front of vLLM's OpenAI app: keys, limits, deadlines, and what vLLM does not refuse itself.
+
+Every error that leaves has the shape and the size of error_bodies.py.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from controller.adapters.vllm.api_keys import ApiKeys
+from controller.adapters.vllm.error_bodies import INTERNAL
+from controller.adapters.vllm.exchange import ClientLeftError, Exchange, RefusedError
+from controller.adapters.vllm.request_checks import find_fault, find_id_fault
+
+log = logging.getLogger(__name__)
+
+# These take any length, beyond the model's context too: 8 MB kept the event loop for 5 s.
+TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
+MAX_TOKEN_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_live_requests: int = 4096
+    request_timeout_s: float | None = None
+    """From the request's headers to the end of its answer."""
+
+
+class Gate:
+    def __init__(
+        self,
+        limits: GateLimits | None = None,
+        api_keys: Sequence[str] = (),
+        priorities: Collection[int] = (),
+    ) -> None:
+        self.app: ASGIApp
+        self.closed = False
+        """Whether the cluster stops: new requests are refused, live ones go on."""
+        self.num_live = 0
+        self.json_paths: frozenset[str] = frozenset()
+        """Those that take a JSON object by POST."""
+        self._limits = limits or GateLimits()
+        self._keys = ApiKeys(api_keys)
+        self._priorities = priorities
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":  # no model that we serve has any use for one
+            await send({"type": "websocket.close"})
+        else:
+            exchange = Exchange(scope, receive, send)
+            try:
+                await self._pass(scope, exchange)
+            except RefusedError as refused:
+                await exchange.refuse(refused)
+            except ClientLeftError:
+                pass
+            except Exception:
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
+
+    async def _pass(self, scope: Scope, exchange: Exchange) -> None:
+        path, method = scope["path"], scope["method"]
+        # A browser asks by OPTIONS, without a key, whether it may ask at all.
+        if method != "OPTIONS" and not self._keys.admit(path, scope["headers"]):
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "give a valid API key as a bearer token")
+        if method != "POST":
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        if self.closed:
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the cluster is stopping; send it to another one"
+            )
+        if path not in self.json_paths:
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        if self.num_live >= self._limits.max_live_requests:
+            raise RefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"this frontend serves {self.num_live} requests already; send it again",
+            )
+        self.num_live += 1
+        try:
+            await self._serve(scope, exchange)
+        finally:
+            self.num_live -= 1
+
+    async def _serve(self, scope: Scope, exchange: Exchange) -> None:
+        timeout_s = self._limits.request_timeout_s
+        exchange.set_deadline(timeout_s)
+        max_bytes = self._limits.max_body_bytes
+        if scope["path"] in TOKEN_PATHS:
+            max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
+        body = await exchange.read_body(max_bytes)
+        own_id = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
+        if why := find_id_fault(own_id):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
+        if fault := find_fault(body, self._priorities):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, *fault)
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except Exception:
+            if not exchange.timed_out:  # of a request that is cut, the app may say anything
+                raise
+        if exchange.timed_out:
+            await exchange.fail(
+                HTTPStatus.GATEWAY_TIMEOUT, f"the request took longer than {timeout_s:g} s"
+            )

@@ -1,0 +1,20 @@
+"""The endpoint's listening socket, and what its connections inherit from it."""
+
+import socket
+
+# What the kernel may hold back for a client that reads slowly; its own limit is 4 MB.
+SEND_BUFFER_BYTES = 256 * 1024
+
+
+def listen(host: str, port: int, shared: bool, write_timeout_s: float) -> socket.socket:
+    """`shared` lets several frontends of one machine share the port.
+
+    A client that takes nothing for `write_timeout_s`, or is gone without a word, is cut by the
+    kernel; vLLM then hears that it has left, and aborts. Until then little is kept for it: the
+    kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.create_server((host, port), family=family, reuse_port=shared, backlog=2048)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(write_timeout_s * 1000))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return found

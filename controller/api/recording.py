@@ -1,0 +1,170 @@
+"""Recordings of the watch stream: a header line, then the frames as they came, in JSON lines.
+
+Within one `schema_version` lines only gain fields; readers skip frames that they do not know.
+A recording holds names of requests and of machines: it is made private (0600).
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Literal, Self
+
+from pydantic import ValidationError
+
+from controller.api.client import parse_frame
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.models import SCHEMA_VERSION, Frame, WireModel
+
+MAX_LINE_BYTES = 16 << 20
+"""More than 1,000 instances take; keeps a file that is no recording out of memory."""
+
+
+class RecordingHeader(WireModel):
+    """The first line. `time_s`: when it was begun, seconds since the epoch."""
+
+    type: Literal["recording"] = "recording"
+    schema_version: int = SCHEMA_VERSION
+    cluster: str
+    time_s: float
+    status_every_s: float = 1.0
+    llumctl_version: str = ""
+
+
+class RecordingWriter:
+    """Appends frames to a new file; each is on its way to the disk when `append` returns.
+
+    Raises:
+        RefusedError: the file exists.
+        LlumctlError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, header: RecordingHeader) -> None:
+        self.path = path
+        self.num_frames = 0
+        self._lock = threading.Lock()
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise RefusedError(
+                f"{path} exists already: recordings are never overwritten", f"ls -l {path}"
+            ) from error
+        except OSError as error:
+            raise _cannot(path, "write", error) from error
+        self._write(header)
+
+    def append(self, frame: Frame) -> None:
+        self._write(frame)
+        self.num_frames += 1
+
+    def close(self) -> None:
+        """A recording without a frame is removed. Can be called again, and on another thread
+        than `append`."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if not self.num_frames:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, line: WireModel) -> None:
+        rest = memoryview(f"{line.model_dump_json()}\n".encode())
+        with self._lock:
+            if self._descriptor < 0:
+                raise LlumctlError(f"{self.path} is closed")
+            try:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError as error:
+                raise _cannot(self.path, "write", error) from error
+
+
+def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingHeader:
+    """With the version of this llumctl."""
+    try:
+        version = metadata.version("llumctl")
+    except metadata.PackageNotFoundError:
+        version = ""
+    return RecordingHeader(
+        cluster=cluster, time_s=time_s, status_every_s=status_every_s, llumctl_version=version
+    )
+
+
+class RecordingReader:
+    """The frames of a recording, read as they are asked for.
+
+    `truncated` turns true when the last line was cut, as a writer that was killed leaves it.
+
+    Raises:
+        UsageError: no such file, or a line that is none of a recording (`FILE:LINE`).
+        LlumctlError: it is of a newer schema, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.truncated = False
+        try:
+            self._file: IO[bytes] = path.open("rb")
+        except FileNotFoundError as error:
+            raise UsageError(f"{path}: there is no such recording") from error
+        except OSError as error:
+            raise _cannot(path, "read", error) from error
+        try:
+            self.header = self._header()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[Frame]:
+        number = 1
+        while line := self._line():
+            number += 1
+            try:
+                frame = parse_frame(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    self.truncated = True
+                    return
+                raise UsageError(f"{self.path}:{number}: not a frame of a recording") from error
+            if frame is not None:
+                yield frame
+
+    def _header(self) -> RecordingHeader:
+        line = self._line()
+        try:
+            header = RecordingHeader.model_validate_json(line)
+        except ValidationError as error:
+            raise UsageError(
+                f"{self.path}:1: not a recording of llumctl", "llumctl record FILE"
+            ) from error
+        if header.schema_version > SCHEMA_VERSION:
+            raise LlumctlError(
+                f"{self.path} was recorded by a newer llumctl (schema {header.schema_version},"
+                f" this one knows {SCHEMA_VERSION})",
+                "pip install --upgrade llumctl",
+            )
+        return header
+
+    def _line(self) -> bytes:
+        try:
+            line = self._file.readline(MAX_LINE_BYTES)
+        except OSError as error:
+            raise _cannot(self.path, "read", error) from error
+        if len(line) == MAX_LINE_BYTES:
+            raise UsageError(f"{self.path}: a line is longer than {MAX_LINE_BYTES} bytes")
+        return line
+
+
+def _cannot(path: Path, verb: str, error: OSError) -> LlumctlError:
+    return LlumctlError(f"cannot {verb} the recording {path}: {error.strerror}")

@@ -1,0 +1,523 @@
+"""What a client gets for each kind of bad input: the app as it is served, gate and all.
+
+vLLM refuses most of these itself; where it stops doing so, a case here fails.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from uvicorn import Config, Server
+from vllm.exceptions import GracefulHTTPError
+
+from controller.adapters.vllm import listener
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.error_bodies import error_type
+from controller.adapters.vllm.gate import Gate, GateLimits
+from tests.contract.test_vllm_frontend import Bed, serving
+
+# vLLM's chat API reads its own deprecated field.
+pytestmark = pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+KEY = "sk-right"
+MAX_BODY_BYTES = 300_000
+USER = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
+
+
+class Case(NamedTuple):
+    name: str
+    status: int
+    says: str
+    """A part of the message."""
+    body: bytes = b""
+    path: str = TEXT
+    method: str = "POST"
+    headers: dict[str, str] = {}  # noqa: RUF012
+
+
+def raw(name: str, says: str, body: str | bytes, status: int = 400) -> list[Case]:
+    content = body if isinstance(body, bytes) else body.encode()
+    return [
+        Case(f"{path}: {name}", status, says, content, path) for path in (CHAT, TEXT, "/tokenize")
+    ]
+
+
+def chat(name: str, says: str, status: int = 400, **fields: Any) -> list[Case]:
+    body = {"model": "embedded", "messages": USER, "max_tokens": 4} | fields
+    return [Case(f"chat: {name}", status, says, json.dumps(body).encode(), CHAT)]
+
+
+def text(name: str, says: str, status: int = 400, **fields: Any) -> list[Case]:
+    body = {"model": "embedded", "prompt": "hello", "max_tokens": 4} | fields
+    return [Case(f"text: {name}", status, says, json.dumps(body).encode(), TEXT)]
+
+
+def both(name: str, says: str, status: int = 400, **fields: Any) -> list[Case]:
+    return chat(name, says, status, **fields) + text(name, says, status, **fields)
+
+
+def literal(name: str, says: str, value: str) -> list[Case]:
+    """A value that Python's JSON would write otherwise."""
+    return [
+        Case(f"{case.path}: {name}", 400, says, case.body[:-1] + f", {value}}}".encode(), case.path)
+        for case in both(name, says)
+    ]
+
+
+def other(
+    status: int, says: str, method: str, path: str, body: bytes = b"{}", **headers: str
+) -> list[Case]:
+    return [Case(f"{method} {path} {status}", status, says, body, path, method, headers)]
+
+
+def regex(pattern: str, says: str) -> list[Case]:
+    return both(f"regex {pattern[:30]}", says, structured_outputs={"regex": pattern})
+
+
+def schema(name: str, says: str, **found: Any) -> list[Case]:
+    form = FORM | {"json_schema": {"name": "x", "schema": found}}
+    return both(f"schema with {name}", says, response_format=form)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+BODIES = [
+    *raw("broken JSON", "not valid JSON", '{"model": "embedded", '),
+    *raw("array", "must be a JSON object", "[1, 2]"),
+    *raw("number", "must be a JSON object", "3"),
+    *raw("string", "must be a JSON object", '"hello"'),
+    *raw("null", "must be a JSON object", "null"),
+    *raw("nothing", "no body", ""),
+    *raw("two documents", "not valid JSON", "{} {}"),
+    *raw("not UTF-8", "not UTF-8", b'{"prompt": "\xff\xfe"}'),
+    *raw("UTF-16", "not valid JSON", '{"prompt": "hello"}'.encode("utf-16")),
+    *raw("a nesting bomb", "nested deeper than 64", f'{{"x": {DEEP}}}'),
+    *raw("65 levels", "nested deeper than 64", '{"x":' + "[" * 64 + "]" * 64 + "}"),
+    *raw("half a surrogate pair", "surrogate", '{"prompt": "a\\ud800b"}'),
+    *raw("the other half", "surrogate", '{"prompt": "\\udc00"}'),
+    *raw("half a pair in a key", "surrogate", '{"\\ud800": 1}'),
+    *raw("NUL", "NUL", '{"prompt": "a\\u0000b"}'),
+    *raw("NUL in a key", "NUL", '{"a\\u0000b": 1}'),
+    *raw("a bare control character", "not valid JSON", '{"prompt": "a\x01b"}'),
+    *raw("an integer of 5,000 digits", "out of range", f'{{"seed": {"9" * 5000}}}'),
+    *literal("NaN", "not valid JSON", '"temperature": NaN'),
+    *literal("Infinity", "not valid JSON", '"top_p": Infinity'),
+    *literal("1e999", "out of range", '"temperature": 1e999'),
+    *literal("half a pair as a stop string", "surrogate", '"stop": "\\ud800"'),
+]
+MESSAGES = [
+    *other(400, "required", "POST", CHAT, b'{"model": "embedded"}'),
+    *chat("messages is null", "must be a list", messages=None),
+    *chat("empty messages", "at least one message", messages=[]),
+    *chat("messages is a string", "must be a list", messages="hello"),
+    *chat("a message without a role", "required", messages=[{"content": "x"}]),
+    *chat("an unknown role", "unknown role", messages=[{"role": "bogus", "content": "x"}]),
+    *chat("content is a number", "valid string", messages=[{"role": "user", "content": 3}]),
+    *chat("2,000 bad messages", "validation errors", messages=[{"role": 3}] * 2000),
+    *chat("9,000 bad messages", "more than 2048", messages=[{"role": 3}] * 9000),
+    *chat("30,000 objects", "20000 values", unknown_field=[{}] * 30_000),
+    *chat(
+        "an image for a text model",
+        "not a multimodal model",
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+                ],
+            }
+        ],
+    ),
+    *chat("tools without a parser", "tool", tools=TOOLS),
+    *text("no prompt", "prompt", prompt=None),
+    *text("an empty prompt", "prompt", prompt=[]),
+    *text("prompt is a number", "valid list", prompt=3),
+    *text("negative prompt tokens", "greater than or equal to 0", prompt=[1, -2]),
+    *text("unknown prompt tokens", "out of vocabulary", prompt=[10**7]),
+    *text("30,000 negative tokens", "20000 values", prompt=[-1] * 30_000),
+    *text("words and tokens", "valid integer", prompt=["a", 1]),
+    *text("too many prompts", "1024", prompt=["a"] * 1025),
+    *both(
+        "longer than the context",
+        "maximum context length",
+        prompt="word " * 600,
+        messages=[{"role": "user", "content": "word " * 600}],
+    ),
+]
+SAMPLING = [
+    *both("n is 0", "n must be at least 1", n=0),
+    *both("n over the cap", "n must be at most 128", n=129),
+    *both("n is a word", "valid integer", n="x"),
+    *text("prompts times n", "at most 1024", prompt=["a"] * 100, n=11),
+    *both("max_tokens 0", "max_tokens must be at least 1", max_tokens=0),
+    *both("max_tokens -5", "max_tokens must be at least 1", max_tokens=-5),
+    *both("max_tokens over the context", "max_model_len", max_tokens=10**9),
+    *both("min_tokens over max_tokens", "min_tokens", min_tokens=5),
+    *both("min_tokens -1", "min_tokens", min_tokens=-1),
+    *both("temperature -1", "temperature", temperature=-1),
+    *both("temperature 2.1", "temperature must be in [0, 2]", temperature=2.1),
+    *both("temperature is a word", "valid number", temperature="hot"),
+    *both("temperature 3 in a stream", "temperature", temperature=3, stream=True),
+    *both("top_p 0", "top_p", top_p=0),
+    *both("top_p 1.1", "top_p", top_p=1.1),
+    *both("top_k -2", "top_k", top_k=-2),
+    *both("top_k 2**70", "cannot be sent", top_k=2**70),
+    *both("frequency_penalty 2.1", "frequency_penalty", frequency_penalty=2.1),
+    *both("presence_penalty -2.1", "presence_penalty", presence_penalty=-2.1),
+    *both("repetition_penalty 0", "repetition_penalty", repetition_penalty=0),
+    *both("min_p 2", "min_p", min_p=2),
+    *text("logprobs -2", "logprobs", logprobs=-2),
+    *text("logprobs 1000", "max allowed", logprobs=1000),
+    *chat("top_logprobs -2", "top_logprobs", logprobs=True, top_logprobs=-2),
+    *both("an empty stop string", "empty string", stop=""),
+    *both("stop is a number", "valid string", stop=3),
+    *both("10,000 stop strings", "at most", stop=["x"] * 10_000),
+    *both("stop_token_ids of words", "valid integer", stop_token_ids=["x"]),
+    *both("stop_token_ids unknown", "out-of-vocab", stop_token_ids=[10**7]),
+    *both("logit_bias of words", "logit_bias", logit_bias={"x": 1}),
+    *both("logit_bias of an unknown token", "out-of-vocab", logit_bias={"10000000": 1}),
+    *both("two greedy choices", "greedy", n=2, temperature=0),
+    *both("seed beyond 64 bits", "9223372036854775807", seed=2**64),
+    *both("priority 7", "priority 7 is not one of 0, -1", priority=7),
+    *both("priority 7 in a stream", "not one of 0, -1", priority=7, stream=True),
+    *both("priority is a word", "valid integer", priority="high"),
+    *both("a long id", "at most 128 characters", request_id="x" * 129),
+    *both("an id with a line break", "printable", request_id="a\nb"),
+]
+CONSTRAINTS = [
+    *both("json_schema missing", "json_schema", response_format={"type": "json_schema"}),
+    *both("json_schema without a schema", "constraint", response_format=FORM),
+    *both("an unknown format", "Input should be", response_format={"type": "bogus"}),
+    *schema("an unknown type", "bogus", type="bogus"),
+    *schema("a reference to nothing", "/nope", **{"$ref": "#/nope"}),
+    *schema("a catastrophic pattern", "(a+)+", type="string", pattern="(a+)+"),
+    *schema("a huge minLength", "minLength", type="string", minLength=10**6),
+    *schema("15,000 words", "10000 values", enum=[f"w{i}" for i in range(15_000)]),
+    *schema(
+        "a count over 300 properties",
+        "minProperties",
+        type="object",
+        minProperties=1,
+        properties={f"p{i}": {"type": "string"} for i in range(300)},
+    ),
+    *both("no constraint", "constraint", structured_outputs={}),
+    *both("two constraints", "one kind", structured_outputs={"regex": "a", "json": {}}),
+    *both("no choices", "empty", structured_outputs={"choice": []}),
+    *both("no grammar", "grammar", structured_outputs={"grammar": "no grammar"}),
+    *both("JSON in a string, cut", "JSON", structured_outputs={"json": "{"}),
+    *both(
+        "a bomb in a string",
+        "nested too deeply",
+        structured_outputs={"json": '{"items":' * 9000},
+    ),
+    *regex("(a+)+$", "rounds of a repeat"),
+    *regex("(a*)*b", "may be empty"),
+    *regex("(x{1,1000}){1,1000}", "rounds of a repeat"),
+    *regex("((a?){2}){2}", "may be empty"),
+    *regex("a{1000000}", "counts to more"),
+    *regex("x" * 5000, "longer than 2000"),
+    *regex("(a|b)*" * 8, "neighbours"),
+    *regex("(", ""),
+    *regex("(?=a)b", ""),
+    *regex(r"(a)\1", ""),
+]
+ROUTES = [
+    *both("another model", "does not exist", 404, model="other"),
+    *both("a model's name of 50,000 characters", "...", 404, model="x" * 50_000),
+    *other(404, "Not Found: GET /v1/nope", "GET", "/v1/nope"),
+    *other(404, "Not Found: POST /v1/nope", "POST", "/v1/nope"),
+    *other(404, "Not Found", "POST", "/v1/embeddings"),
+    *other(404, "Not Found", "GET", "/" + "x" * 20_000),
+    *other(405, "Method Not Allowed", "GET", CHAT),
+    *other(405, "Method Not Allowed", "PUT", TEXT),
+    *other(405, "Method Not Allowed", "DELETE", "/v1/models"),
+    *other(413, "larger than 300000 bytes", "POST", TEXT, b'{"prompt": "' + b"x" * 300_000 + b'"}'),
+    *other(413, "larger than", "POST", "/tokenize", b'{"prompt": "' + b"x" * 300_000 + b'"}'),
+    *other(400, "application/json", "POST", TEXT, b"{}", **{"content-type": "text/plain"}),
+    *other(400, "at most 128", "POST", TEXT, b"{}", **{"x-request-id": "x" * 200}),
+    *other(400, "nested deeper", "POST", "/invocations", f'{{"x": {DEEP}}}'.encode()),
+    *other(400, "required", "POST", "/v1/responses"),
+    *other(400, "required", "POST", "/v1/messages"),
+    *other(400, "required", "POST", "/detokenize"),
+]
+CASES = [*BODIES, *MESSAGES, *SAMPLING, *CONSTRAINTS, *ROUTES]
+
+
+@asynccontextmanager
+async def gated(
+    bed: Bed, limits: GateLimits | None = None, keys: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Gate, httpx.AsyncClient]]:
+    """Another gate before the same app."""
+    gate = Gate(limits or GateLimits(MAX_BODY_BYTES), keys, priorities={0, -1})
+    gate.app, gate.json_paths = bed.gate.app, bed.gate.json_paths
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=gate), base_url="http://app", timeout=30.0
+    ) as http:
+        yield gate, http
+    assert gate.num_live == 0
+
+
+def assert_is_error(answer: httpx.Response, status: int, says: str) -> None:
+    assert answer.status_code == status, answer.text[:500]
+    assert len(answer.content) < 8192
+    body = answer.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert says in error["message"]
+    assert error["message"]
+    assert "Traceback" not in error["message"]
+    assert error["type"] == error_type(status)
+    assert error["code"] == ("invalid_api_key" if status == 401 else status)
+    assert error["param"] is None or isinstance(error["param"], str)
+
+
+async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> None:
+    """One app, as building it takes long."""
+    async with serving(engine, engine_args) as bed:
+        async with gated(bed) as (_, http):
+            wrong = []
+            for case in CASES:
+                headers = {"content-type": "application/json"} | case.headers
+                answer = await http.request(
+                    case.method, case.path, content=case.body, headers=headers
+                )
+                try:
+                    assert_is_error(answer, case.status, case.says)
+                except AssertionError as error:
+                    wrong.append(f"{case.name}: {error}\n{answer.text[:300]}")
+            assert not wrong, "\n".join(wrong)
+        assert_nothing_left(bed)
+        for scenario in (
+            what_is_good_passes,
+            a_frontend_that_has_enough_to_do,
+            a_deadline,
+            a_deadline_in_a_stream,
+            keys,
+            one_id_for_many_requests,
+            a_grammar_that_gets_slow,
+            a_grammar_that_only_another_backend_knows,
+            a_client_that_does_not_read,
+            a_failure_in_mid_stream,
+        ):
+            await asyncio.wait_for(scenario(bed), 30.0)
+            assert_nothing_left(bed)
+
+
+def assert_nothing_left(bed: Bed) -> None:
+    assert bed.router.live == {}
+    assert bed.left_over() - {"parent_requests"} == set()
+
+
+async def what_is_good_passes(bed: Bed) -> None:
+    """What looks like the bad input above."""
+    async with gated(bed) as (_, http):
+        for fields in (
+            {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1},
+            {"prompt": "\U0001f98a ß 漢字 \\u0000 \\ud800"},
+            {"n": 128, "max_tokens": 1},
+            {"prompt": [[1, 2, 3], [4, 5]], "n": 2, "max_tokens": 1},
+            {"priority": -1},
+            {"request_id": "x" * 128},
+            {"logit_bias": {"5": 100}, "stop": ["x"], "stop_token_ids": [7]},
+            {"structured_outputs": {"regex": r"\d{4}-\d{2}(, \d{4}-\d{2})*"}},
+            {"structured_outputs": {"choice": ["yes", "no"]}},
+            {"unknown_field": json.loads("[" * 60 + "]" * 60)},
+        ):
+            body = {"model": "embedded", "prompt": "one", "max_tokens": 4} | fields
+            answer = await http.post(TEXT, content=json.dumps(body))
+            # json.dumps escapes what is not ASCII, pairs of surrogates among it.
+            assert answer.status_code == 400, "no content type"
+            answer = await http.post(TEXT, json=body)
+            assert answer.status_code == 200, (fields, answer.text)
+
+
+async def a_frontend_that_has_enough_to_do(bed: Bed) -> None:
+    async with gated(bed, GateLimits(max_live_requests=2)) as (gate, http):
+        body = {"model": "embedded", "prompt": "one", "max_tokens": 100, "ignore_eos": True}
+        live = [asyncio.create_task(http.post(TEXT, json=body)) for _ in range(2)]
+        while gate.num_live < 2:
+            await asyncio.sleep(0.001)
+        answer = await http.post(TEXT, json=body)
+        assert_is_error(answer, 429, "2 requests already")
+        assert answer.headers["retry-after"] == "1"
+        assert (await http.get("/health")).status_code == 200
+        assert [(await task).status_code for task in live] == [200, 200]
+        assert (await http.post(TEXT, json=body)).status_code == 200
+
+
+async def a_deadline(bed: Bed) -> None:
+    async with gated(bed, GateLimits(request_timeout_s=0.2)) as (_, http):
+        for path, what in ((TEXT, {"prompt": "one"}), (CHAT, {"messages": USER})):
+            body = {"model": "embedded", "max_tokens": 450, "ignore_eos": True} | what
+            assert_is_error(await http.post(path, json=body), 504, "longer than 0.2 s")
+            await until_quiet(bed)
+
+
+async def a_deadline_in_a_stream(bed: Bed) -> None:
+    async with gated(bed, GateLimits(request_timeout_s=0.2)) as (_, http):
+        for path, what in ((TEXT, {"prompt": "one"}), (CHAT, {"messages": USER})):
+            body = {"model": "embedded", "max_tokens": 450, "ignore_eos": True, "stream": True}
+            answer = await http.post(path, json=body | what)
+            assert answer.status_code == 200
+            *chunks, error, done = answer.text.split("\n\n")[:-1]
+            assert done == "data: [DONE]"
+            assert json.loads(error[6:])["error"] == {
+                "message": "the request took longer than 0.2 s",
+                "type": "DeadlineExceededError",
+                "param": None,
+                "code": 504,
+            }
+            assert all("error" not in chunk for chunk in chunks)
+            assert len(chunks) > 3
+            await until_quiet(bed)
+
+
+async def until_quiet(bed: Bed) -> None:
+    while bed.router.live or bed.engine.has_work():
+        await asyncio.sleep(0.001)
+    assert bed.engine.snapshot("i-0", 1).num_running == 0
+
+
+async def keys(bed: Bed) -> None:
+    """All but the health check and the metrics wants one, also what vLLM leaves open."""
+    async with gated(bed, keys=("sk-other", KEY)) as (_, http):
+        paths = {
+            getattr(route, "path", "") for route in bed.gate.app.routes if "{" not in route.path
+        }
+        assert {"/tokenize", "/version", "/docs", "/openapi.json", "/invocations"} <= paths
+        for path in paths:
+            for given in ("", f"Bearer {KEY}x", f"Basic {KEY}", KEY):
+                answer = await http.get(path, headers={"authorization": given} if given else {})
+                if path in ("/health", "/metrics"):
+                    assert answer.status_code == 200
+                    assert KEY not in answer.text
+                else:
+                    assert_is_error(answer, 401, "API key")
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                    assert "sk-" not in answer.text
+        assert_is_error(await http.post(TEXT, content=b"{"), 401, "API key")
+        right = {"authorization": f"bearer {KEY}"}
+        body = {"model": "embedded", "prompt": "one", "max_tokens": 1}
+        assert (await http.post(TEXT, json=body, headers=right)).status_code == 200
+        assert (await http.get("/version", headers=right)).status_code == 200
+
+
+async def one_id_for_many_requests(bed: Bed) -> None:
+    async with gated(bed) as (_, http):
+
+        async def ask(prompt: str, **headers: str) -> str:
+            body = {"model": "embedded", "prompt": prompt, "max_tokens": 20, "temperature": 0}
+            if not headers:
+                body["request_id"] = "mine"
+            answer = await http.post(TEXT, json=body, headers=headers)
+            assert answer.status_code == 200
+            assert answer.json()["id"] == "cmpl-mine"
+            return str(answer.json()["choices"][0]["text"])
+
+        prompts = ["The old house", "A river", "She said"]
+        alone = [await ask(prompt) for prompt in prompts]
+        assert len(set(alone)) == 3
+        both_ways = [ask(p) for p in prompts] + [
+            ask(p, **{"x-request-id": "mine"}) for p in prompts
+        ]
+        with pytest.MonkeyPatch.context() as patch:  # what vLLM alone would tell them apart by
+            patch.setattr("vllm.v1.engine.input_processor.random_uuid", lambda: "0" * 16)
+            assert await asyncio.gather(*both_ways) == alone * 2
+
+
+async def a_grammar_that_gets_slow(bed: Bed) -> None:
+    """Ambiguous, and no regular expression: only the engine can find that out."""
+    from controller.adapters.vllm import grammar_guard
+
+    limit_s, grammar_guard.MAX_CALL_S = grammar_guard.MAX_CALL_S, 0.02
+    try:
+        async with gated(bed) as (_, http):
+            for stream in (False, True):
+                body = {
+                    "model": "embedded",
+                    "prompt": "one",
+                    "max_tokens": 450,
+                    "stream": stream,
+                    "structured_outputs": {"grammar": "root ::= root root | [a-z ]"},
+                }
+                answer = await http.post(TEXT, json=body)
+                if stream:
+                    *_, error, done = answer.text.split("\n\n")[:-1]
+                    assert done == "data: [DONE]"
+                    assert json.loads(error[6:])["error"]["code"] == 400
+                else:
+                    assert_is_error(answer, 400, "costs too much")
+            await until_quiet(bed)
+    finally:
+        grammar_guard.MAX_CALL_S = limit_s
+
+
+async def a_grammar_that_only_another_backend_knows(bed: Bed) -> None:
+    """vLLM's frontend lets it pass, its engine has chosen a backend for good."""
+    async with gated(bed) as (_, http):
+        body = {"model": "embedded", "prompt": "one", "max_tokens": 8}
+        first = await http.post(TEXT, json=body | {"structured_outputs": {"regex": "a+"}})
+        assert first.status_code == 200
+        answer = await http.post(TEXT, json=body | {"structured_outputs": {"regex": r"\p{L}+"}})
+        assert_is_error(answer, 400, "cannot be compiled")
+
+
+async def a_client_that_does_not_read(bed: Bed) -> None:
+    """Its request is aborted and its blocks are free again long before it would have ended."""
+    num_blocks = bed.engine.snapshot("i-0", 1).num_free_blocks
+    body = {"model": "embedded", "prompt": "one", "max_tokens": 500, "ignore_eos": True}
+    content = json.dumps(body | {"stream": True, "logprobs": 20}).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "SEND_BUFFER_BYTES", 4096)
+        listening = listener.listen("127.0.0.1", 0, shared=False, write_timeout_s=0.2)
+    server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, listening.getsockname())
+        head = (
+            f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        await loop.sock_sendall(client, head.encode() + content)
+        while not bed.router.live:
+            await asyncio.sleep(0.001)
+        (request_id,) = bed.router.live
+        await until_quiet(bed)
+    assert bed.router.aborted[-1] == request_id
+    assert bed.engine.snapshot("i-0", 1).num_free_blocks == num_blocks
+    server.should_exit = True
+    await serving
+
+
+async def a_failure_in_mid_stream(bed: Bed) -> None:
+    async with gated(bed) as (_, http):
+        body = {"model": "embedded", "prompt": "one", "max_tokens": 450, "ignore_eos": True}
+        asking = asyncio.create_task(http.post(TEXT, json=body | {"stream": True}))
+        while not bed.router.live:
+            await asyncio.sleep(0.001)
+        (request_id,) = bed.router.live
+        while bed.llm.output_processor.request_states[request_id].is_prefilling:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # what came with the first token is on its way
+        why = "i-0 died; " + "x" * 9000
+        bed.llm.fail(request_id, GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
+        *chunks, error, done = (await asking).text.split("\n\n")[:-1]
+        assert chunks
+        assert done == "data: [DONE]"
+        assert len(error) < 8192
+        found = json.loads(error[6:])["error"]
+        assert (found["type"], found["code"]) == ("ServiceUnavailableError", 503)
+        assert found["message"].startswith("i-0 died")

@@ -1,0 +1,321 @@
+"""The gate before an app that is played: what goes in, what comes out."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.adapters.vllm import exchange
+from controller.adapters.vllm.error_bodies import INTERNAL
+from controller.adapters.vllm.gate import Gate, GateLimits
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+PATH = "/v1/completions"
+
+
+def gate(app: App, limits: GateLimits | None = None, keys: tuple[str, ...] = ()) -> Gate:
+    found = Gate(limits, keys, priorities={0})
+    found.app, found.json_paths = app, frozenset({PATH})
+    return found
+
+
+async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(app=found)
+    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+        answer = await http.request(method, path, **({"content": b"{}"} | what))
+    assert found.num_live == 0
+    return answer
+
+
+def answering(status: int, body: bytes, *headers: tuple[bytes, bytes]) -> App:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        for piece in (body[:3], body[3:]):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    return app
+
+
+async def streaming(send: Any, *events: bytes) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for event in events:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+async def never(_scope: Any, _receive: Any, _send: Any) -> None:
+    raise AssertionError("this must not reach the app")
+
+
+def error(answer: httpx.Response) -> dict[str, Any]:
+    return dict(answer.json()["error"])
+
+
+# -- in -----------------------------------------------------------------------------------
+
+
+async def test_the_app_gets_the_body_in_one_piece_and_then_hears_that_the_client_left() -> None:
+    heard: list[Any] = []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        heard.extend([await receive(), await receive()])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    pieces = iter([b'{"a"', b": 1", b"}"])
+
+    async def receive() -> Any:
+        piece = next(pieces, None)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": piece != b"}"}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+    await gate(app)(scope, receive, send)
+    assert heard == [
+        {"type": "http.request", "body": b'{"a": 1}', "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+    assert sent[-1]["body"] == b"ok"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_large_body_is_not_read_to_its_end(declared: bool) -> None:
+    num_sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        for _ in range(1000):
+            num_sent += 1
+            yield b" " * 1024
+
+    headers = {"content-length": "1024000"} if declared else {}
+    limits = GateLimits(max_body_bytes=10 * 1024)
+    answer = await ask(gate(never, limits), content=body(), headers=headers)
+    assert answer.status_code == 413
+    assert error(answer)["type"] == "RequestTooLargeError"
+    assert num_sent == (0 if declared else 11)
+
+
+async def test_a_body_of_exactly_the_limit_passes() -> None:
+    body = b"{}".ljust(2048)
+    answer = await ask(gate(answering(200, b"ok"), GateLimits(max_body_bytes=2048)), content=body)
+    assert answer.status_code == 200
+    answer = await ask(gate(never, GateLimits(max_body_bytes=2047)), content=body)
+    assert answer.status_code == 413
+
+
+async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.01)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    answer = await ask(gate(never), content=body())
+    assert answer.status_code == 408
+
+
+async def test_a_client_that_leaves_before_its_body_has_come() -> None:
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    found = gate(never)
+    await found({"type": "http", "method": "POST", "path": PATH, "headers": []}, receive, send)
+    assert found.num_live == 0
+
+
+async def test_other_routes_read_their_bodies_themselves() -> None:
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        await answering(200, body)(_scope, receive, send)
+
+    for method, path in (("POST", "/ping"), ("PUT", PATH)):
+        answer = await ask(gate(app), path, method, content=b"no JSON")
+        assert answer.content == b"no JSON"
+
+
+async def test_a_long_id_in_the_header() -> None:
+    answer = await ask(gate(never), headers={"x-request-id": "x" * 129})
+    assert (answer.status_code, error(answer)["param"]) == (400, "X-Request-Id")
+
+
+async def test_a_bad_field_is_named() -> None:
+    answer = await ask(gate(never), content=b'{"n": 1000}')
+    assert (answer.status_code, error(answer)["param"]) == (400, "n")
+
+
+async def test_web_sockets_are_not_served() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await gate(never, keys=("k",))({"type": "websocket", "path": "/v1/realtime"}, None, send)  # type: ignore[arg-type]
+    assert sent == [{"type": "websocket.close"}]
+
+
+# -- keys, limits -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "Bearer", "Bearer ", "Bearer two", "two", "Basic one", "Bearer one two", "bearer ONE"],
+)
+async def test_without_the_right_key(given: str) -> None:
+    headers = {"authorization": given} if given else {}
+    for method, path in (("POST", PATH), ("GET", "/docs"), ("GET", "/healthy"), ("PUT", "/x")):
+        answer = await ask(gate(never, keys=("one", "other")), path, method, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert error(answer)["code"] == "invalid_api_key"
+
+
+async def test_with_the_right_key_and_where_none_is_asked() -> None:
+    found = gate(answering(200, b"ok"), keys=("one", "other"))
+    for key in ("Bearer one", "bearer other"):
+        answer = await ask(found, headers={"authorization": key})
+        assert answer.status_code == 200
+    for method, path in (("GET", "/health"), ("GET", "/metrics"), ("OPTIONS", PATH)):
+        assert (await ask(found, path, method)).status_code == 200
+    assert (await ask(gate(answering(200, b"ok")))).status_code == 200
+
+
+async def test_live_requests_are_bounded() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            await go_on.wait()
+        await answering(200, b"ok")(scope, receive, send)
+
+    found = gate(app, GateLimits(max_live_requests=2))
+    transport = httpx.ASGITransport(app=found)
+    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+        live = [asyncio.create_task(http.post(PATH, content=b"{}")) for _ in range(2)]
+        while found.num_live < 2:
+            await asyncio.sleep(0)
+        answer = await http.post(PATH, content=b"{}")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert error(answer)["type"] == "RateLimitError"
+        assert (await http.get("/health")).status_code == 200
+        go_on.set()
+        assert [(await task).status_code for task in live] == [200, 200]
+    assert found.num_live == 0
+
+
+async def test_a_stopping_cluster() -> None:
+    found = gate(answering(200, b"ok"))
+    found.closed = True
+    answer = await ask(found)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (await ask(found, "/health", "GET")).status_code == 200
+
+
+# -- out ----------------------------------------------------------------------------------
+
+
+async def test_an_error_of_the_app_gets_our_shape_and_keeps_its_headers() -> None:
+    headers = (
+        (b"allow", b"GET"),
+        (b"Content-Length", b"31"),
+        (b"content-type", b"text/html"),
+        (b"retry-after", b"7"),
+    )
+    answer = await ask(gate(answering(405, b'{"detail":"Method Not Allowed"}', *headers)))
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert "retry-after" not in answer.headers
+    assert error(answer)["message"] == f"Method Not Allowed: POST {PATH}"
+
+
+async def test_a_huge_error_of_the_app_is_cut() -> None:
+    for size in (50_000, 3_000_000):
+        body = json.dumps({"error": {"message": "x" * size}}).encode()
+        answer = await ask(gate(answering(400, body)))
+        assert answer.status_code == 400
+        assert len(answer.content) < 8192
+
+
+async def test_what_is_no_error_passes_as_it_is() -> None:
+    answer = await ask(gate(answering(200, b'data: {"error": 1}', (b"x-a", b"b"))))
+    assert (answer.content, answer.headers["x-a"]) == (b'data: {"error": 1}', "b")
+
+
+async def test_an_app_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise RecursionError("a secret")
+
+    with caplog.at_level(logging.ERROR):
+        answer = await ask(gate(app))
+    assert (answer.status_code, error(answer)["message"]) == (500, INTERNAL)
+    assert "a secret" in caplog.text
+
+
+async def test_an_app_that_raises_in_mid_stream() -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await streaming(send, b"data: 1\n\n")
+        raise RuntimeError("a secret")
+
+    first, failure, done, _ = (await ask(gate(app))).text.split("\n\n")
+    assert (first, done) == ("data: 1", "data: [DONE]")
+    assert json.loads(failure[6:])["error"]["message"] == INTERNAL
+
+
+async def test_an_error_within_a_stream_is_cut_and_typed() -> None:
+    event = json.dumps({"error": {"message": "x" * 9000, "type": "Y", "param": None, "code": 503}})
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await streaming(send, b"data: 1\n\n", f"data: {event}\n\n".encode(), b"data: [DONE]\n\n")
+        await send({"type": "http.response.body"})
+
+    answer = await ask(gate(app))
+    failure = json.loads(answer.text.split("\n\n")[1][6:])["error"]
+    assert (failure["type"], failure["code"]) == ("ServiceUnavailableError", 503)
+    assert len(answer.content) < 8192
+
+
+# -- deadline -----------------------------------------------------------------------------
+
+
+async def test_at_the_deadline_the_app_hears_that_the_client_left() -> None:
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        assert await receive() == {"type": "http.disconnect"}
+        await answering(200, b"null")(_scope, receive, send)  # what FastAPI says then
+
+    answer = await ask(gate(app, GateLimits(request_timeout_s=0.02)))
+    assert (answer.status_code, error(answer)["type"]) == (504, "DeadlineExceededError")
+
+
+async def test_at_the_deadline_a_stream_ends_with_an_error() -> None:
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await streaming(send, b"data: 1\n\n")
+        await receive()
+        await receive()
+        await streaming(send, b"data: too late\n\n")
+        raise ConnectionError("whatever an app does that is cut")
+
+    answer = await ask(gate(app, GateLimits(request_timeout_s=0.02)))
+    first, failure, done, _ = answer.text.split("\n\n")
+    assert (first, done) == ("data: 1", "data: [DONE]")
+    assert json.loads(failure[6:])["error"]["code"] == 504
+
+
+async def test_a_request_in_time_is_not_touched() -> None:
+    answer = await ask(gate(answering(200, b"ok"), GateLimits(request_timeout_s=30.0)))
+    assert (answer.status_code, answer.content) == (200, b"ok")

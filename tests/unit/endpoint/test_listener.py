@@ -1,0 +1,104 @@
+"""Clients that do not read, on a real socket."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from uvicorn import Config, Server
+
+from controller.adapters.vllm.gate import Gate
+from controller.adapters.vllm.listener import SEND_BUFFER_BYTES, listen
+
+PATH = "/v1/completions"
+EVENT = b"data: " + b"x" * 1000 + b"\n\n"
+
+
+class EndlessStream:
+    """An app that sends for as long as its client is there."""
+
+    num_sent_bytes = 0
+    left_after_s: float | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return
+        await receive()
+        started_s = time.monotonic()
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        leaving = asyncio.create_task(receive())
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": EVENT, "more_body": True})
+            self.num_sent_bytes += len(EVENT)
+            await asyncio.sleep(0)
+        self.left_after_s = time.monotonic() - started_s
+
+
+@asynccontextmanager
+async def serving(app: EndlessStream, write_timeout_s: float) -> AsyncIterator[tuple[Server, Any]]:
+    gate = Gate()
+    gate.app, gate.json_paths = app, frozenset({PATH})
+    listening = listen("127.0.0.1", 0, False, write_timeout_s)
+    server = Server(Config(gate, log_level="critical", lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        await asyncio.sleep(0.001)
+    yield server, listening.getsockname()
+    server.should_exit = True
+    await serving
+    assert gate.num_live == 0
+
+
+async def connect(address: Any) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, address)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}"
+    await loop.sock_sendall(client, head.encode())
+    return client
+
+
+async def test_a_client_that_does_not_read_is_cut_and_costs_little_until_then() -> None:
+    app = EndlessStream()
+    async with serving(app, write_timeout_s=0.5) as (server, address):
+        with await connect(address):
+            async with asyncio.timeout(20):
+                while app.left_after_s is None:
+                    await asyncio.sleep(0.01)
+            assert not server.server_state.connections
+    assert app.left_after_s > 0.4
+    # The kernel doubles the buffer for its own bookkeeping; then 64 KB of asyncio's.
+    assert app.num_sent_bytes < 2 * SEND_BUFFER_BYTES + 200_000
+
+
+async def test_a_client_that_reads_is_not_cut() -> None:
+    app = EndlessStream()
+    async with serving(app, write_timeout_s=0.3) as (_, address):
+        loop = asyncio.get_running_loop()
+        with await connect(address) as client:
+            until_s = loop.time() + 1.5
+            while loop.time() < until_s:
+                assert await loop.sock_recv(client, 1 << 16)
+                await asyncio.sleep(0.01)
+            assert app.left_after_s is None
+        async with asyncio.timeout(20):
+            while app.left_after_s is None:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_is_too_large_is_answered_though_it_is_still_being_sent() -> None:
+    async with serving(EndlessStream(), write_timeout_s=5.0) as (_, address):
+        reader, writer = await asyncio.open_connection(*address)
+        size = 64 * 1024 * 1024
+        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode())
+        for _ in range(16):
+            writer.write(b" " * 65536)
+            await writer.drain()
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 413 ")
+        writer.close()

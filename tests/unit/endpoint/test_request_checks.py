@@ -1,0 +1,191 @@
+"""What is wrong with a body that vLLM does not say."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.adapters.vllm.request_checks import find_fault, find_id_fault
+
+
+def fault_of(request: Any) -> str | None:
+    found = find_fault(json.dumps(request).encode(), {0, -1})
+    return found.message if found else None
+
+
+def nested(depth: int) -> Any:
+    found: Any = 1
+    for i in range(depth):
+        found = {"x": found} if i % 2 else [found]
+    return found
+
+
+def test_a_good_request_has_no_fault() -> None:
+    assert fault_of({"model": "m", "messages": [], "n": 128, "priority": -1}) is None
+    assert fault_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "no body"),
+        (b"{", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'"x"', "must be a JSON object"),
+        (b'{"a": NaN}', "not valid JSON"),
+        (b'{"a": -Infinity}', "not valid JSON"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        (b'{"a": "\\ud83d"}', "surrogate"),
+        (b'{"a": "\\ude00\\ud83d"}', "surrogate"),
+        (b'{"a": "\\ud83dx\\ude00"}', "surrogate"),
+        (b'{"a": "\\u0000"}', "NUL"),
+        (b'{"\\u0000": 1}', "NUL"),
+        (b'{"a": [[{"b": "\\u0000"}]]}', "NUL"),
+        (b"[" * 200_000, "nested deeper"),
+        (b'{"a":' * 200_000, "nested deeper"),
+    ],
+)
+def test_bodies(body: bytes, says: str) -> None:
+    found = find_fault(body, ())
+    assert found is not None
+    assert says in found.message
+    assert len(found.message) < 300
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": "\\ud83d\\ude00"}',
+        '{"a": "\U0001f600"}'.encode(),
+        b'{"a": "\\\\ud83d \\\\u0000"}',
+        b' {"a": 1e308}\n',
+        b'{"a": 1, "a": 2}',
+        b'{"a": 99999999999999999999999999}',
+    ],
+)
+def test_bodies_without_fault(body: bytes) -> None:
+    assert find_fault(body, ()) is None
+
+
+def test_depth_is_counted_from_the_object_itself() -> None:
+    assert fault_of({"x": nested(63)}) is None
+    assert fault_of({"x": nested(64)}) == "the JSON is nested deeper than 64 levels"
+    assert fault_of({"x": [nested(3)] * 1000}) is None
+
+
+def test_many_brackets_in_a_string_are_not_depth() -> None:
+    assert fault_of({"prompt": "[" * 10_000}) is None
+
+
+def test_fields() -> None:
+    assert fault_of({"n": 129}) == "n must be at most 128, got 129"
+    assert fault_of({"n": True}) is None
+    assert fault_of({"n": "129"}) is None  # a wrong type is vLLM's to refuse
+    assert fault_of({"prompt": ["a"] * 100, "n": 11}) is not None
+    assert fault_of({"prompt": ["a"] * 100, "n": 10}) is None
+    assert fault_of({"prompt": list(range(2000)), "n": 100}) is None  # one prompt, of tokens
+    assert fault_of({"priority": 3}) == "priority 3 is not one of 0, -1"
+    assert fault_of({"messages": None}) == "messages must be a list"
+
+
+def test_how_many() -> None:
+    assert fault_of({"messages": [{}] * 2048}) is None
+    assert fault_of({"messages": [{}] * 2049}) == "messages has more than 2048 items"
+    assert fault_of({"input": [1] * 513}) == "input has more than 512 items"
+    assert fault_of({"x": [{}] * 19_999}) is None
+    assert fault_of({"x": [{}] * 20_001, "prompt": "a"}) is not None
+
+
+@pytest.mark.parametrize(
+    "many",
+    [[-1] * 30_000, ["a"] * 30_000, [1.5] * 30_000, [True] * 30_000, [[-1] * 200] * 200],
+    ids=lambda value: str(value)[:10],
+)
+def test_many_values_pass_only_as_token_ids(many: list[Any]) -> None:
+    says = "the JSON has more than 20000 values that are no token ids"
+    assert fault_of({"prompt": many}) == says
+    assert fault_of({"x": [many, {"y": many}]}) == says
+
+
+def test_many_that_pass() -> None:
+    assert fault_of({"prompt": [1] * 100_000}) is None
+    assert fault_of({"prompt": [[1] * 1000] * 100}) is None
+    assert fault_of({"prompt": "{[,]}" * 20_000}) is None
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "a\nb", "a\x7f", "\u202e"])
+def test_ids(request_id: str) -> None:
+    assert find_id_fault(request_id)
+    assert fault_of({"request_id": request_id})
+
+
+def test_good_ids() -> None:
+    for request_id in ("", "x" * 128, "Ω-7 ok", "0_cmpl-1"):
+        assert find_id_fault(request_id) is None
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"structured_outputs": {"regex": "(a+)+"}},
+        {"structured_outputs": {"json": {"type": "string", "pattern": "(a+)+"}}},
+        {"structured_outputs": {"json": '{"items": {"pattern": "(a+)+"}}'}},
+        {"structured_outputs": {"structural_tag": '{"x": [{"pattern": "(a+)+"}]}'}},
+        {"response_format": {"json_schema": {"schema": {"$defs": {"a": {"pattern": "(a+)+"}}}}}},
+        {"response_format": {"schema": {"patternProperties": {"(a+)+": {}}}}},
+        {"tools": [{"function": {"parameters": {"properties": {"a": {"pattern": "(a+)+"}}}}}]},
+        {"text": {"format": {"schema": {"pattern": "(a+)+"}}}},
+    ],
+)
+def test_costly_patterns_are_found_wherever_they_are(request_: dict[str, Any]) -> None:
+    why = fault_of(request_)
+    assert why is not None
+    assert "would cost too much to follow" in why
+    assert next(iter(request_)) in why
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"json": {"minLength": 501}}, "minLength"),
+        ({"json": {"properties": {"a": {"minItems": 1e9}}}}, "minItems"),
+        (
+            {"json": {"minProperties": 1, "properties": {f"p{i}": {} for i in range(101)}}},
+            "100 properties",
+        ),
+        ({"json": {"enum": ["a"] * 10_001}}, "10000 values"),
+        ({"choice": ["a"] * 2001}, "2000 choices"),
+        ({"grammar": "x" * 8193}, "8192 characters"),
+        ({"json": "[" * 100_000}, "nested too deeply"),
+    ],
+)
+def test_too_much(found: dict[str, Any], says: str) -> None:
+    why = fault_of({"structured_outputs": found})
+    assert why is not None
+    assert says in why
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"json": {"properties": {"pattern": {"type": "string"}, "minLength": {}}}},
+        {"json": {"minLength": 500, "maxLength": 10**6, "maxItems": 10**6}},
+        {"json": {"properties": {f"p{i}": {} for i in range(500)}}},
+        {"json": "{"},
+        {"json": 3, "regex": 3, "choice": 3, "grammar": 3},
+    ],
+)
+def test_not_too_much(found: dict[str, Any]) -> None:
+    assert fault_of({"structured_outputs": found}) is None
+
+
+def test_a_word_of_structure_in_the_text_is_nothing() -> None:
+    assert fault_of({"prompt": "(a+)+", "structured_outputs": None, "tools": "x"}) is None
+
+
+def test_a_large_body_of_tokens_is_fine() -> None:
+    """8 MB: token ids do not count among the values."""
+    body = json.dumps({"prompt": list(range(1_000_000)), "x": [[1]] * 40}).encode()
+    assert find_fault(body, ()) is None

@@ -1,0 +1,52 @@
+"""Durations and times as options take them."""
+
+import time
+
+import pytest
+
+from controller.api.errors import UsageError
+from llumctl import durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("250ms", 0.25),
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("2d", 172800.0),
+        (" 5M ", 300.0),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert durations.seconds(text, "--x") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "-5m", "5x", "5 m", "1e3", "nan", "inf", "--", "٣s", "5m!", "9999999d"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--x: .* is no duration") as caught:
+        durations.seconds(text, "--x")
+    assert "1h30m" in caught.value.hint
+
+
+def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-2")
+    time.tzset()
+    assert durations.moment("5m", "--since", 1000.0) == 700.0
+    assert durations.moment("1970-01-01T00:10:00Z", "--since", 1000.0) == 600.0
+    assert durations.moment("1970-01-01T02:10", "--since", 1000.0) == 600.0
+    assert durations.moment("1970-01-02", "--since", 1000.0) == 86400 - 7200
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "12:00", "2026-13-01", "0001-01-01T00:00:00"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--since: .* is neither a duration nor a time"):
+        durations.moment(text, "--since", 1000.0)

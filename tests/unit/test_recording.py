@@ -1,0 +1,147 @@
+"""Recordings: what is written, and what is read back."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.models import Frame, GapFrame, PingFrame
+from controller.api.recording import (
+    RecordingHeader,
+    RecordingReader,
+    RecordingWriter,
+    new_header,
+)
+
+HEADER = RecordingHeader(cluster="c1", time_s=100.0, status_every_s=0.5)
+FRAMES: list[Frame] = [
+    PingFrame(time_s=101.0),
+    GapFrame(time_s=102.5, missed=3),
+    PingFrame(time_s=103.0),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "r.jsonl"
+    writer = RecordingWriter(file, HEADER)
+    for frame in FRAMES:
+        writer.append(frame)
+    writer.close()
+    return file
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    with RecordingReader(path) as reader:
+        assert reader.header == HEADER
+        assert list(reader) == FRAMES
+        assert not reader.truncated
+
+
+def test_a_recording_is_private_and_of_lines(path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_each_frame_is_in_the_file_at_once(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "r", HEADER)
+    writer.append(FRAMES[0])
+    assert (tmp_path / "r").read_text().count("\n") == 2
+    writer.close()
+    writer.close()
+    with pytest.raises(LlumctlError, match="is closed"):
+        writer.append(FRAMES[0])
+
+
+def test_nothing_is_overwritten(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(RefusedError, match="exists already"):
+        RecordingWriter(path, HEADER)
+    assert path.read_bytes() == before
+
+
+def test_a_recording_without_frames_is_removed(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "r", HEADER)
+    writer.close()
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "."])
+def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LlumctlError) as caught:
+        RecordingWriter(tmp_path / name, HEADER)
+    assert caught.value.exit_code in (1, 5)
+
+
+def test_a_full_disk_is_an_error() -> None:
+    full = Path("/dev/full")
+    writer = object.__new__(RecordingWriter)
+    with full.open("wb", buffering=0) as file:
+        writer.path, writer.num_frames, writer._descriptor = full, 0, file.fileno()
+        writer._lock = threading.Lock()
+        with pytest.raises(LlumctlError, match="No space left"):
+            writer.append(FRAMES[0])
+
+
+def test_a_cut_last_line_is_tolerated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+    with RecordingReader(path) as reader:
+        assert list(reader) == FRAMES[:2]
+        assert reader.truncated
+
+
+def test_a_bad_line_is_named(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], '{"type": "ping"}\n', *lines[2:]]))
+    with RecordingReader(path) as reader:
+        frames = iter(reader)
+        assert next(frames) == FRAMES[0]
+        with pytest.raises(UsageError) as caught:
+            next(frames)
+    assert caught.value.message == f"{path}:3: not a frame of a recording"
+
+
+def test_frames_of_unknown_types_are_skipped(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], '{"type": "later", "time_s": 1}\n', *lines[2:]]))
+    with RecordingReader(path) as reader:
+        assert list(reader) == FRAMES
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{}", "nonsense", '{"type": "ping", "time_s": 1}\n'])
+def test_what_is_no_recording(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(UsageError, match="x:1: not a recording"):
+        RecordingReader(tmp_path / "x")
+
+
+def test_a_newer_recording_asks_for_an_upgrade(tmp_path: Path) -> None:
+    newer = HEADER.model_copy(update={"schema_version": 2})
+    (tmp_path / "x").write_text(newer.model_dump_json() + "\n")
+    with pytest.raises(LlumctlError, match="newer llumctl") as caught:
+        RecordingReader(tmp_path / "x")
+    assert caught.value.hint == "pip install --upgrade llumctl"
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such recording"):
+        RecordingReader(tmp_path / "none")
+    with pytest.raises(LlumctlError, match="cannot read"):
+        RecordingReader(tmp_path)
+
+
+def test_a_file_of_one_endless_line_stays_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.api.recording.MAX_LINE_BYTES", 100)
+    (tmp_path / "x").write_text("x" * 1000)
+    with pytest.raises(UsageError, match="longer than 100 bytes"):
+        RecordingReader(tmp_path / "x")
+
+
+def test_headers_carry_the_version() -> None:
+    header = new_header("c1", 5.0, 1.0)
+    assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
+    assert header.llumctl_version

@@ -1,0 +1,161 @@
+"""Figures as text."""
+
+from datetime import UTC, timedelta, timezone
+
+import pytest
+
+from tui import format as fmt
+from tui.format import ASCII, UNICODE, Span
+from tui.state import Sample
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.9, "59s"),
+        (61, "1m01s"),
+        (3599.9, "59m59s"),
+        (3599.97, "1h00m"),
+        (7260, "2h01m"),
+        (90000, "1d01h"),
+        (8640000, "100d00h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert fmt.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0004, "0ms"),
+        (0.24, "240ms"),
+        (0.9996, "1.0s"),
+        (1.94, "1.9s"),
+        (75, "1m15s"),
+    ],
+)
+def test_latencies(seconds: float | None, text: str) -> None:
+    assert fmt.latency(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (-195.7, "-196"),
+        (-0.4, "0"),
+        (521.4, "521"),
+        (999999, "999999"),
+        (1_234_567, "1.2M"),
+        (-2.5e9, "-2.5G"),
+        (float("-inf"), "-inf"),
+        (float("nan"), "-"),
+    ],
+)
+def test_numbers_stay_short(value: float | None, text: str) -> None:
+    assert fmt.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (None, "-"),
+        (0.984, "98"),
+        (1.21, "121"),
+        (9.99, "999"),
+        (12.0, ">999"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_percents(ratio: float | None, text: str) -> None:
+    assert fmt.percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("used", "wanted", "text"),
+    [
+        (None, None, "          "),
+        (0.9, 1.21, "#########="),
+        (0.44, float("inf"), "####======"),
+        (0.0, 0.0, "          "),
+        (1.0, 1.0, "##########"),
+        (0.5, None, "#####     "),
+        (0.5, 0.2, "#####     "),
+        (float("nan"), 0.3, "===       "),
+    ],
+)
+def test_bars(used: float | None, wanted: float | None, text: str) -> None:
+    assert fmt.bar(used, wanted, 10) == text
+
+
+def curve(*values: float | None, width: int, at_s: float | None = None) -> str:
+    """One sample per slot, the last one now."""
+    slot_s = 60 / width
+    samples = [Sample(1200 + place * slot_s, value) for place, value in enumerate(values)]
+    now_s = samples[-1].time_s if at_s is None else at_s
+    return fmt.trend(samples, now_s, width, ASCII)
+
+
+def test_a_trend_spans_its_own_range() -> None:
+    assert curve(0, 70, width=2) == "_#"
+    assert curve(-100, -30, width=2) == "_#"
+
+
+def test_a_trend_of_noise_is_flat() -> None:
+    assert len(set(curve(1000, 1001, 999, 1000, width=4))) == 1
+
+
+def test_a_trend_leaves_out_what_is_unknown() -> None:
+    assert curve(None, 5, None, 500, width=4) == " _ #"
+    assert curve(None, None, width=2) == "  "
+    assert fmt.trend((), 0.0, 3, ASCII) == "   "
+
+
+def test_a_trend_moves_to_the_left_and_out() -> None:
+    assert curve(0, 70, width=4, at_s=1200 + 15) == "  _#"
+    assert curve(0, 70, width=4, at_s=1200 + 30) == " _# "
+    assert curve(0, 70, width=4, at_s=1200 + 75) == "    "
+
+
+def test_a_trend_moves_by_whole_slots() -> None:
+    samples = [Sample(1200 + second, float(second % 7)) for second in range(60)]
+    early = fmt.trend(samples, 1256.0, 6, UNICODE)
+    assert fmt.trend(samples, 1259.9, 6, UNICODE) == early
+
+
+def test_every_ascii_glyph_is_ascii() -> None:
+    for text in (ASCII.rule, ASCII.ellipsis, ASCII.bullet, ASCII.trend):
+        assert text.isascii()
+    assert len(ASCII.trend) >= len(UNICODE.trend)
+
+
+def test_what_does_not_fit_is_cut_to_the_column() -> None:
+    assert fmt.fitted("abcdef", 4, UNICODE) == "abc…"
+    assert fmt.fitted("abcdef", 4, ASCII) == "abc~"
+    assert fmt.fitted("ab", 4, ASCII, right=True) == "  ab"
+    assert fmt.fitted("ab", 0, ASCII) == ""
+    wide = fmt.fitted("日本語", 4, UNICODE)
+    assert fmt.width_of((Span(wide),)) == 4
+
+
+def test_what_comes_from_afar_cannot_drive_the_terminal() -> None:
+    assert fmt.plain("a\x1b[2Jb\nc\u202ed") == "a [2Jb c d"
+
+
+def test_what_ascii_cannot_show_is_marked() -> None:
+    assert fmt.encodable("naïve", ASCII) == "na?ve"
+    assert fmt.encodable("naïve", UNICODE) == "naïve"
+
+
+def test_times_of_day_are_of_a_zone() -> None:
+    assert fmt.time_of_day(0.0, UTC) == "00:00:00"
+    assert fmt.time_of_day(0.0, timezone(timedelta(hours=2))) == "02:00:00"
+    assert fmt.time_of_day(1e20, UTC) == "--:--:--"
+    assert fmt.time_of_day(None, UTC) == "--:--:--"

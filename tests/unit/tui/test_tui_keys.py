@@ -1,0 +1,521 @@
+"""Every key, pressed: what it does, and on what."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import tui_synthetic as synthetic
+from textual.command import CommandPalette
+from textual.pilot import Pilot
+from textual.widgets import Input
+from tui_support import (
+    NARROW,
+    FakeSource,
+    dashboard,
+    drawn,
+    replaying,
+    settle,
+)
+
+from tui import keys
+from tui.app import Dashboard
+from tui.format import ASCII
+from tui.instances import SORTS
+from tui.keys import KEYS
+from tui.layout import Pane
+from tui.screens.dashboard import DashboardScreen
+from tui.screens.help import HelpScreen
+from tui.screens.instance import InstanceScreen
+
+Test = Callable[..., Awaitable[None]]
+TESTED: set[tuple[str, str]] = set()
+"""(action id, key)"""
+
+
+def presses(action_id: str) -> Callable[[Test], Test]:
+    """The test runs once for each key of the action, as the argument `key`."""
+    (entry,) = [entry for entry in KEYS if entry.action_id == action_id]
+    TESTED.update((action_id, key) for key in entry.keys)
+    return pytest.mark.parametrize("key", entry.keys)
+
+
+def test_every_key_is_pressed_by_a_test() -> None:
+    assert {(entry.action_id, key) for entry in KEYS for key in entry.keys} == TESTED
+
+
+def test_no_key_means_two_things_in_one_place() -> None:
+    anywhere = [key for entry in KEYS if entry.place is keys.Place.ANYWHERE for key in entry.keys]
+    for place in (keys.Place.MAIN, keys.Place.DETAIL, keys.Place.HELP):
+        places = (place, keys.Place.TABLE)
+        found = [key for entry in KEYS if entry.place in places for key in entry.keys] + anywhere
+        assert len(found) == len(set(found))
+
+
+def test_keys_that_tmux_and_accidents_claim_are_free() -> None:
+    claimed = {"ctrl+a", "ctrl+b", "ctrl+d", "ctrl+k"}
+    assert not claimed & {key for entry in KEYS for key in entry.keys}
+
+
+def test_action_ids_are_unique() -> None:
+    assert len({entry.action_id for entry in KEYS}) == len(KEYS)
+
+
+def main(app: Dashboard) -> DashboardScreen:
+    assert isinstance(app.screen, DashboardScreen)
+    return app.screen
+
+
+def cursor(app: Dashboard, pane: Pane = Pane.INSTANCES) -> str | None:
+    return main(app).table(pane).cursor_id
+
+
+def order(app: Dashboard) -> list[str]:
+    return [item.id for item in main(app).table(Pane.INSTANCES).items]
+
+
+async def fed(
+    app: Dashboard, pilot: Pilot[None], source: FakeSource, seconds: int = 10, **options: Any
+) -> None:
+    source.feed(synthetic.frames(seconds, **options))
+    await settle(app, pilot)
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()
+
+
+@presses("row.down")
+async def test_down(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        assert cursor(app) == order(app)[0]
+        await pilot.press(key)
+        assert cursor(app) == order(app)[1]
+
+
+@presses("row.up")
+async def test_up(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("j", "j", key)
+        assert cursor(app) == order(app)[1]
+        await pilot.press(key, key)
+        assert cursor(app) == order(app)[0]
+
+
+@presses("row.page-down")
+async def test_page_down(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source, num_instances=64)
+        await pilot.press(key)
+        place = order(app).index(cursor(app) or "")
+        assert place > 5
+        assert f"{place - 12}-{place + 1} of 64" in await drawn(pilot)
+
+
+@presses("row.page-up")
+async def test_page_up(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source, num_instances=64)
+        await pilot.press("G", key)
+        assert 0 < order(app).index(cursor(app) or "") < 60
+
+
+@presses("row.first")
+async def test_first(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("j", "j", key)
+        assert cursor(app) == order(app)[0]
+
+
+@presses("row.last")
+async def test_last(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press(key)
+        assert cursor(app) == order(app)[-1]
+
+
+@presses("row.open")
+async def test_open(source: FakeSource, key: str) -> None:
+    """The instance is the one under the cursor when the key is pressed, wherever rows go."""
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("j", "j")
+        chosen = cursor(app)
+        await pilot.press("S", "s")
+        assert cursor(app) == chosen
+        await pilot.press(key)
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == chosen
+        source.answer = synthetic.requests(str(chosen))
+        source.clock_s += 1
+        await settle(app, pilot)
+        assert set(source.asked) == {chosen}
+        lines = await drawn(pilot)
+        assert f" {chosen}  " in lines
+        assert "Requests (4)" in lines
+        assert [word in lines for word in ("running", "evicted", "waiting", "finished")] == [
+            True,
+            True,
+            True,
+            False,
+        ]
+
+
+@presses("back")
+async def test_back(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("2", "z", key)
+        assert main(app).view.zoomed is None
+        assert main(app).view.focused is Pane.EVENTS
+        await pilot.press(key)
+        assert main(app).table(Pane.INSTANCES).has_focus
+
+
+@presses("back.main")
+async def test_back_to_the_dashboard(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("enter")
+        assert isinstance(app.screen, InstanceScreen)
+        await pilot.press(key)
+        assert main(app).table(Pane.INSTANCES).has_focus
+
+
+@presses("help.close")
+async def test_close_help(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await pilot.press("question_mark", key)
+        assert isinstance(app.screen, DashboardScreen)
+
+
+@presses("filter")
+async def test_filter(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press(key, *"stall")
+        assert order(app) == ["i-14"]
+        await pilot.press("enter")
+        assert order(app) == ["i-14"]
+        assert "Instances (1/16)" in await drawn(pilot)
+        assert "filter:stall" in await drawn(pilot)
+        await pilot.press(key, "x", "escape")
+        assert order(app) == ["i-14"]
+        await pilot.press(key, *["backspace"] * 5, "enter")
+        assert len(order(app)) == 16
+        assert main(app).table(Pane.INSTANCES).has_focus
+
+
+async def test_each_pane_has_its_own_filter(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source, seconds=30)
+        await pilot.press("2", "slash", *"evicted", "enter")
+        events = main(app).table(Pane.EVENTS)
+        assert events.has_focus
+        assert {item.entry.event.kind for item in events.items} == {"evicted"}
+        assert len(order(app)) == 16
+
+
+@presses("sort")
+async def test_sort(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("j", "j")
+        chosen = cursor(app)
+        for column in [*list(SORTS)[1:], "freeness"]:
+            await pilot.press(key)
+            assert f"sort:{column}^" in await drawn(pilot)
+            assert cursor(app) == chosen
+        await pilot.press(key)
+        assert order(app)[:3] == ["i-0", "i-1", "i-2"]
+
+
+@presses("sort.reverse")
+async def test_reverse(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("s", key)
+        assert order(app)[:2] == ["i-15", "i-14"]
+        assert "sort:idv" in await drawn(pilot)
+
+
+@presses("freeze")
+async def test_freeze(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        frames = list(synthetic.frames(40))
+        source.feed(frames[:40])
+        await settle(app, pilot)
+        await pilot.press(key)
+        frozen = (await drawn(pilot)).splitlines()[3:-1]
+        source.feed(frames[40:])
+        await settle(app, pilot)
+        assert (await drawn(pilot)).splitlines()[3:-1] == frozen
+        assert "[FROZEN " in await drawn(pilot)
+        assert "live 0.0s ago" in await drawn(pilot)
+        await pilot.press(key)
+        assert (await drawn(pilot)).splitlines()[3:-1] != frozen
+        assert "FROZEN" not in await drawn(pilot)
+
+
+@presses("freeze")
+async def test_pause(tmp_path: Any, key: str) -> None:
+    async with replaying(tmp_path, synthetic.frames(30)) as (app, pilot, clock):
+        clock.now_s += 5
+        await settle(app, pilot)
+        await pilot.press(key)
+        before = (await drawn(pilot)).splitlines()[:-1]
+        clock.now_s += 5
+        await settle(app, pilot)
+        assert (await drawn(pilot)).splitlines()[:-1] == before
+        assert "replay 5.0s paused" in await drawn(pilot)
+        await pilot.press(key)
+        clock.now_s += 2
+        await settle(app, pilot)
+        assert "replay 7.0s x1" in await drawn(pilot)
+
+
+@presses("replay.slower")
+async def test_slower(tmp_path: Any, key: str) -> None:
+    async with replaying(tmp_path, synthetic.frames(30)) as (app, pilot, clock):
+        await pilot.press(key)
+        clock.now_s += 8
+        await settle(app, pilot)
+        assert "replay 4.0s x0.5" in await drawn(pilot)
+        await pilot.press(*[key] * 9)
+        assert "x0.125" in await drawn(pilot)
+
+
+@presses("replay.faster")
+async def test_faster(tmp_path: Any, key: str) -> None:
+    async with replaying(tmp_path, synthetic.frames(30)) as (app, pilot, clock):
+        clock.now_s += 1
+        await pilot.press(key, key)
+        clock.now_s += 2
+        await settle(app, pilot)
+        assert "replay 9.0s x4" in await drawn(pilot)
+
+
+async def test_speed_keys_are_nothing_in_a_live_dashboard(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        before = await drawn(pilot)
+        await pilot.press("[", "]")
+        assert await drawn(pilot) == before
+        assert "slower" not in before
+
+
+@presses("events.follow")
+async def test_follow(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        frames = list(synthetic.frames(60))
+        source.feed(frames[:200])
+        await settle(app, pilot)
+        await pilot.press("2", "k")
+        held = cursor(app, Pane.EVENTS)
+        assert "[F]ollow" in await drawn(pilot)
+        source.feed(frames[200:])
+        await settle(app, pilot)
+        assert cursor(app, Pane.EVENTS) == held
+        await pilot.press(key)
+        newest = main(app).table(Pane.EVENTS).items[-1].id
+        assert cursor(app, Pane.EVENTS) == newest
+        assert "[F]ollow" not in await drawn(pilot)
+        await pilot.press(key)
+        assert "[F]ollow" in await drawn(pilot)
+
+
+@presses("events.expand")
+async def test_expand(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press(key)
+        text = await drawn(pilot)
+        assert "CAUSE" in text
+        assert "ttft_s=0.31" in text
+        assert "Queue heads (" not in text
+        assert main(app).table(Pane.EVENTS).has_focus
+        await pilot.press(key)
+        assert "CAUSE" not in await drawn(pilot)
+
+
+@presses("pane.zoom")
+async def test_zoom(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("1", key)
+        text = await drawn(pilot)
+        assert "Queue heads" in text
+        assert "Instances (" not in text
+        assert "Events (" not in text
+        await pilot.press(key)
+        assert "Instances (" in await drawn(pilot)
+
+
+@presses("pane.instances")
+async def test_to_the_instances(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await pilot.press("1", key)
+        assert main(app).table(Pane.INSTANCES).has_focus
+
+
+@presses("pane.queue")
+async def test_to_the_queue(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("2")
+        assert "[2 Events]" in await drawn(pilot)
+        await pilot.press(key)
+        assert "[1 Queue heads]" in await drawn(pilot)
+        assert main(app).table(Pane.QUEUE).has_focus
+        head = cursor(app, Pane.QUEUE)
+        await pilot.press("enter")
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == head
+
+
+@presses("pane.events")
+async def test_to_the_events(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source)
+        assert "[1 Queue heads]" in await drawn(pilot)
+        await pilot.press(key)
+        assert "[2 Events]" in await drawn(pilot)
+        events = main(app).table(Pane.EVENTS)
+        assert events.has_focus
+        about = events.items[-1].entry.event.instance_id
+        await pilot.press("enter")
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == about
+
+
+@presses("pane.next")
+async def test_next_pane(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        for pane in (Pane.QUEUE, Pane.EVENTS, Pane.INSTANCES):
+            await pilot.press(key)
+            assert main(app).table(pane).has_focus
+
+
+@presses("pane.previous")
+async def test_previous_pane(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        for pane in (Pane.EVENTS, Pane.QUEUE, Pane.INSTANCES):
+            await pilot.press(key)
+            assert main(app).table(pane).has_focus
+
+
+async def typed(pilot: Pilot[None], key: str, text: str, end: str) -> None:
+    """Into the prompt that the key opens, all at once."""
+    await pilot.press(key)
+    pilot.app.screen.query_one(Input).value = text
+    await pilot.press(end)
+
+
+@presses("command")
+async def test_command(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await typed(pilot, key, "sort kv", "enter")
+        assert "sort:kv^" in await drawn(pilot)
+        assert main(app).table(Pane.INSTANCES).has_focus
+        await typed(pilot, key, "sotr kv", "enter")
+        assert "no command 'sotr': did you mean sort?" in (await drawn(pilot)).splitlines()[-1]
+        await typed(pilot, key, "theme monochrome", "enter")
+        assert app.theme == "monochrome"
+        await typed(pilot, key, "filter i-1", "enter")
+        assert set(order(app)) == {"i-1", *(f"i-{place}" for place in range(10, 16))}
+        await typed(pilot, key, "quit", "escape")
+        assert app.is_running
+        await typed(pilot, key, "instance i-15", "enter")
+        assert isinstance(app.screen, InstanceScreen)
+        await pilot.press("escape")
+        await typed(pilot, key, "quit", "enter")
+    assert source.stopped
+
+
+async def test_typing_does_not_press_keys(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("colon", *"q?12 z")
+        assert isinstance(app.screen, DashboardScreen)
+        assert app.screen.query_one(Input).value == "q?12 z"
+        source.clock_s += 1
+        await settle(app, pilot)
+        assert app.screen.query_one(Input).has_focus
+
+
+@presses("palette")
+async def test_palette(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press(key)
+        assert isinstance(app.screen, CommandPalette)
+        await pilot.press(*"sort headroom")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert main(app).view.sort == "headroom"
+
+
+async def test_ascii_terminals_have_no_palette(source: FakeSource) -> None:
+    async with dashboard(source, glyphs=ASCII) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("ctrl+p")
+        assert isinstance(app.screen, DashboardScreen)
+        assert "type : instead" in await drawn(pilot)
+
+
+@presses("help")
+async def test_help(source: FakeSource, key: str) -> None:
+    async with dashboard(source, (100, 60)) as (app, pilot):
+        await pilot.press(key)
+        assert isinstance(app.screen, HelpScreen)
+        text = await drawn(pilot)
+        for entry in KEYS:
+            if entry.place is not keys.Place.HELP:
+                assert entry.text in text
+        await pilot.press(key)
+        assert isinstance(app.screen, HelpScreen)
+
+
+@presses("quit")
+async def test_quit(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await pilot.press(key)
+        await pilot.pause()
+        assert not app.is_running or app._exit
+    assert source.stopped
+
+
+async def test_keys_can_be_rebound_by_action_id(source: FakeSource) -> None:
+    async with dashboard(source, keymap={"sort": "x", "row.down": "n,ctrl+n"}) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("s")
+        assert "sort:freeness^" in await drawn(pilot)
+        await pilot.press("x")
+        assert "sort:id^" in await drawn(pilot)
+        assert " x sort " in (await drawn(pilot)).splitlines()[-1]
+        first = cursor(app)
+        await pilot.press("n")
+        assert cursor(app) != first
+        await pilot.press("question_mark")
+        assert "n, Ctrl-n" in await drawn(pilot)
+
+
+async def test_the_mouse_chooses_and_opens(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.click("#instances", offset=(6, 5))
+        assert cursor(app) == order(app)[3]
+        await pilot.click("#queue", offset=(3, 2))
+        assert main(app).view.focused is Pane.QUEUE
+        wanted = order(app)[4]
+        await pilot.click("#instances", offset=(6, 6), times=2)
+        await pilot.pause()
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == wanted

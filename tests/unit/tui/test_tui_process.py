@@ -1,0 +1,161 @@
+"""The real `llumctl top` on a terminal, above all with a controller that hangs."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tui_synthetic as synthetic
+from cli_support import remember
+from fake_controller import FakeController
+from pty_process import terminal
+from pydantic import BaseModel
+from tui_support import recorded
+
+from controller.api.models import StatusFrame
+from controller.api.recording import RecordingReader
+
+QUIT_S = 1.0
+
+
+class HangingController(FakeController):
+    """Answers `status`; its stream says `num_frames` things and then nothing."""
+
+    def __init__(self, num_frames: int) -> None:
+        super().__init__(status=synthetic.cluster((synthetic.instance("i-0"),)))
+        self._num_frames = num_frames
+
+    def _frames(self, query: dict[str, list[str]]) -> Iterator[BaseModel]:  # noqa: ARG002
+        for number in range(self._num_frames):
+            yield StatusFrame(time_s=synthetic.START_S + number, status=self.status)
+        self._stopping.wait()
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG", "NO_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_with_a_hung_controller_it_shows_stale_age_and_quits_at_once() -> None:
+    with HangingController(1) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            screen.until("prod-a", "i-0", "live 0.")
+            screen.until("STALE 3.")
+            assert screen.quit_s() < QUIT_S
+            assert screen.process.returncode == 0
+
+
+def test_a_stream_that_never_begins_can_be_left_at_once() -> None:
+    with HangingController(0) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            screen.until("connecting", "no instances yet")
+            assert screen.quit_s("\x03") < QUIT_S
+            assert screen.process.returncode == 0
+
+
+def test_a_hung_question_for_requests_holds_nothing_up() -> None:
+    class Hanging(FakeController):
+        def _answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, BaseModel]:
+            if path == "/v1/requests":
+                self._stopping.wait()
+            return super()._answer(path, query)
+
+    with Hanging(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            screen.until("i-0")
+            screen.press("\r")
+            screen.until("asking ...")
+            assert screen.quit_s() < QUIT_S
+
+
+def test_a_controller_that_dies_and_comes_back() -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", "--refresh", "0.2") as screen:
+            place = screen.until("live 0.")
+            fake.stop()
+            place = screen.until("STALE", "cannot be reached", after=place)
+            fake.restart()
+            screen.until("live 0.", "Enter", after=place)
+            assert screen.quit_s() < QUIT_S
+
+
+def test_it_follows_the_size_of_the_terminal() -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", size=(120, 36)) as screen:
+            place = screen.until("HEADROOM", "Events (0)")
+            screen.resize(80, 24)
+            place = screen.until("[1 Queue heads]", after=place)
+            screen.resize(10, 3)
+            screen.resize(1, 1)
+            screen.resize(120, 36)
+            screen.until("HEADROOM", after=place)
+            assert screen.quit_s() < QUIT_S
+
+
+def test_a_hang_up_leaves_nothing_behind() -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top") as screen:
+            screen.until("i-0")
+            screen.hang_up()
+            assert screen.process.wait(5) == -signal.SIGHUP
+
+
+def test_a_hang_up_that_sends_no_signal_ends_it_too() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+            remember(fake.url)
+            with terminal("top") as screen:
+                screen.until("i-0")
+                screen.hang_up()
+                assert screen.process.wait(5) == -signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_recording_while_watching(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", "--record", str(file), "--refresh", "0.1") as screen:
+            screen.until("[REC]", "i-0")
+            assert screen.quit_s() < QUIT_S
+    assert f"frames in {file}" in screen.text
+    with RecordingReader(file) as reader:
+        frames = list(reader)
+    assert any(isinstance(frame, StatusFrame) for frame in frames)
+    with terminal("top", "--replay", str(file)) as screen:
+        screen.until("i-0", "ended")
+        assert screen.quit_s() < QUIT_S
+
+
+def test_a_replay_needs_no_cluster(tmp_path: Path) -> None:
+    path = recorded(tmp_path, synthetic.frames(30))
+    arguments = ("top", "--replay", str(path), "--at", "20s", "--speed", "8", "--ascii")
+    with terminal(*arguments) as screen:
+        screen.until("prod-a", "i-15", "* live", "replay", "x8")
+        assert "●" not in screen.text
+        assert screen.quit_s() < QUIT_S
+
+
+def test_no_color_is_monochrome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    path = recorded(tmp_path, synthetic.frames(3))
+    with terminal("top", "--replay", str(path)) as screen:
+        screen.until("i-15")
+        colours = {part.split("m")[0] for part in screen.raw.split("\x1b[38;2;")[1:]}
+        greys = {colour for colour in colours if len(set(colour.split(";")[:3])) == 1}
+        assert greys
+        assert greys == colours
+        screen.quit_s()

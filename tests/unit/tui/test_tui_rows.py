@@ -1,0 +1,413 @@
+"""Rows, columns, header and layout: what stands where, without a terminal."""
+
+from datetime import UTC
+from typing import Any
+
+import pytest
+import tui_synthetic as synthetic
+
+from controller.api.errors import LlumctlError
+from controller.api.models import Event, InstanceState, QueueHeadStatus, StatusFrame
+from tui import commands, event_list, header, instances, keys, queue_heads, table
+from tui.facts import facts
+from tui.format import ASCII, UNICODE, Line, width_of
+from tui.header import Liveness
+from tui.instances import InstanceRow
+from tui.keys import Place
+from tui.layout import Pane, arrange
+from tui.state import Arrived, DashboardState, Entry, Lost, reduce
+from tui.widgets.bottom import key_line
+
+
+def state_of(*found: Any) -> DashboardState:
+    frame = StatusFrame(time_s=synthetic.START_S, status=synthetic.cluster(found))
+    return reduce(DashboardState(), [Arrived(frame, synthetic.START_S)])
+
+
+def cells_of(row: InstanceRow, width: int = 120) -> dict[str, str]:
+    placed = table.place(instances.COLUMNS, width)
+    shown = table.cells(placed, row, UNICODE, instances.note(row))
+    return {p.column.name: span.text.strip() for p, (_, span) in zip(placed, shown, strict=False)}
+
+
+def cells(item: Any, width: int = 120) -> dict[str, str]:
+    (row,) = instances.rows(state_of(item), UNICODE)
+    return cells_of(row, width)
+
+
+def text(line: Line) -> str:
+    return "".join(span.text for span in line)
+
+
+def test_an_instance_in_full() -> None:
+    busy = synthetic.instance(
+        "i-3",
+        freeness_steps=-196.0,
+        virtual_usage_blocks=1198,
+        kv_cache_usage=0.98,
+        num_running_reqs=41,
+        num_waiting_reqs=6,
+        num_running_by_level={"normal": 38, "high": 3},
+        headroom_blocks=751,
+        ttft_p99_s=4.1,
+    )
+    found = cells(busy)
+    assert found.pop("trend").strip("▁▂▃▄▅▆▇") == ""
+    assert found == {
+        "id": "! i-3",
+        "state": "active",
+        "freeness": "-196",
+        "kv": "##########  98|121%",
+        "run": "41",
+        "wait": "6",
+        "levels": "3/38",
+        "headroom": "751 blk",
+        "ttft": "4.1s",
+        "up": "2h00m",
+    }
+
+
+def test_a_draining_instance_has_none_left() -> None:
+    found = cells(synthetic.instance("i-7", InstanceState.DRAINING, virtual_usage_blocks=None))
+    assert (found["id"], found["freeness"]) == ("> i-7", "-inf")
+    assert found["kv"].endswith("55|inf%")
+
+
+def test_an_instance_without_figures_says_what_it_does() -> None:
+    none = dict.fromkeys(("num_running_reqs", "freeness_steps", "kv_cache_usage"))
+    starting = synthetic.instance(
+        "i-8", InstanceState.STARTING, detail="loading weights 61%", **none
+    )
+    found = cells(starting)
+    assert found == {"id": "+ i-8", "state": "starting", "freeness": "loading weights 61%"}
+
+
+@pytest.mark.parametrize(
+    ("state", "glyph"),
+    [
+        (InstanceState.ACTIVE, " "),
+        (InstanceState.STARTING, "+"),
+        (InstanceState.RESTARTING, "+"),
+        (InstanceState.DRAINING, ">"),
+        (InstanceState.STALLED, "!"),
+        (InstanceState.FAILED, "!"),
+    ],
+)
+def test_each_state_has_a_glyph_and_a_tone(state: InstanceState, glyph: str) -> None:
+    assert instances.attention(synthetic.instance("i-0", state)) == glyph
+    assert instances.state_tone(state)
+
+
+@pytest.mark.parametrize("width", [120, 110, 100, 80, 60, 40, 12, 1, 0])
+def test_columns_fit_any_width(width: int) -> None:
+    placed = table.place(instances.COLUMNS, width)
+    assert all(p.x + p.width <= max(width, 0) for p in placed)
+
+
+def test_eighty_columns_keep_what_matters() -> None:
+    kept = {p.column.name for p in table.place(instances.COLUMNS, 80)}
+    assert kept == {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
+    kept = {p.column.name for p in table.place(instances.COLUMNS, 120)}
+    assert kept == {column.name for column in instances.COLUMNS}
+
+
+def ids(found: list[InstanceRow]) -> list[str]:
+    return [row.id for row in found]
+
+
+def test_sorting_leaves_the_unknown_last_either_way() -> None:
+    found = instances.rows(
+        state_of(
+            synthetic.instance("i-10", freeness_steps=5.0),
+            synthetic.instance("i-2", freeness_steps=5.0),
+            synthetic.instance("i-3", freeness_steps=None),
+            synthetic.instance("i-4", InstanceState.DRAINING),
+            synthetic.instance("i-5", freeness_steps=-1.0),
+        ),
+        UNICODE,
+    )
+    assert ids(instances.ordered(found, "freeness", descending=False)) == [
+        "i-4",
+        "i-5",
+        "i-2",
+        "i-10",
+        "i-3",
+    ]
+    assert ids(instances.ordered(found, "freeness", descending=True)) == [
+        "i-2",
+        "i-10",
+        "i-5",
+        "i-4",
+        "i-3",
+    ]
+    assert ids(instances.ordered(found, "id", descending=True))[:2] == ["i-10", "i-5"]
+
+
+@pytest.mark.parametrize("column", instances.SORTS)
+def test_every_column_sorts(column: str) -> None:
+    state = reduce(
+        DashboardState(), [Arrived(frame, frame.time_s) for frame in synthetic.frames(3)]
+    )
+    found = instances.rows(state, UNICODE)
+    up = ids(instances.ordered(found, column, descending=False))
+    assert sorted(up) == sorted(ids(found))
+    values = [
+        instances.SORTS[column](row) for row in instances.ordered(found, column, descending=False)
+    ]
+    known = [value for value in values if value is not None]
+    assert known == sorted(known)
+    assert values[: len(known)] == known
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [("", True), ("i-3", True), ("STALLED", True), ("i-3 stalled", True), ("!active", True),
+     ("active", False), ("!stalled", False), ("stalled i-4", False), ("!", False)],
+)  # fmt: skip
+def test_filters(wanted: str, fits: bool) -> None:
+    assert instances.matches("i-3 stalled 10.0.0.11", wanted) is fits
+
+
+def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
+    def head(waited_s: float, *, evicted: bool = False) -> QueueHeadStatus:
+        return QueueHeadStatus(
+            request_id="r8c10",
+            level="high",
+            demand_blocks=118,
+            waited_s=waited_s,
+            evicted=evicted,
+            why="fragmented",
+        )
+
+    found = queue_heads.rows(
+        state_of(
+            synthetic.instance("i-1", queue_head=head(1.0)),
+            synthetic.instance("i-2"),
+            synthetic.instance("i-3", num_free_blocks=14, queue_head=head(3.2, evicted=True)),
+        )
+    )
+    assert [row.id for row in found] == ["i-3", "i-1"]
+    placed = table.place(queue_heads.COLUMNS, 90)
+    shown = [span.text.strip() for _, span in table.cells(placed, found[0], UNICODE)]
+    assert shown == ["i-3", "r8c10", "high", "3.2s", "118", "4", "fragmented (evicted)"]
+    narrow = table.place(queue_heads.COLUMNS, 58)
+    assert [span.text.strip() for _, span in table.cells(narrow, found[0], UNICODE)][-1] == (
+        "fragmented"
+    )
+
+
+def event_cells(entry: Entry, *, expanded: bool = False) -> list[str]:
+    columns = event_list.EXPANDED_COLUMNS if expanded else event_list.COLUMNS
+    placed = table.place(columns, 120)
+    row = event_list.EventRow(entry, UTC)
+    return [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+
+
+def test_an_event_short_and_expanded() -> None:
+    found = Event(
+        kind="finished",
+        time_s=synthetic.START_S,
+        cause_id="arrive-r1",
+        reason="stop",
+        instance_id="i-3",
+        request_id="r1",
+        numbers={"num_output_tokens": 200, "ttft_s": 0.31, "e2e_latency_s": None},
+    )
+    entry = Entry(0, found.time_s, found)
+    assert event_cells(entry) == ["12:00:00", "finished", "i-3", "r1  stop"]
+    assert event_cells(entry, expanded=True) == [
+        "12:00:00",
+        "finished",
+        "i-3",
+        "arrive-r1",
+        "r1  stop",
+        "num_output_tokens=200  ttft_s=0.31",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "who"),
+    [
+        ("instance_died", "died", "i-3"),
+        ("frontend_started", "started", "f-0"),
+        ("controller_started", "started", "controller"),
+        ("something_new", "something new", "i-3"),
+    ],
+)
+def test_events_of_members(kind: str, word: str, who: str) -> None:
+    found = Event(kind=kind, time_s=1.0, cause_id="c", instance_id="i-3", frontend_id="f-0")
+    assert (event_list.word(found), event_list.who(found)) == (word, who)
+
+
+def test_operators_are_named() -> None:
+    found = Event(kind="operator", time_s=1.0, cause_id="op-1", reason="stop", actor="ana@head")
+    assert event_list.what(found) == "stop  by ana@head"
+
+
+def test_gaps_say_how_many() -> None:
+    assert event_cells(Entry(3, synthetic.START_S, missed=17))[3] == "17 events were missed"
+    assert event_cells(Entry(3, synthetic.START_S))[3] == "events were missed"
+
+
+def liveness(state: DashboardState, now_s: float, *badges: str) -> Liveness:
+    return Liveness(state, now_s, 1.0, "prod-a", ("READ", *badges), UTC)
+
+
+def headed(
+    state: DashboardState, width: int, count: int, now_s: float = synthetic.START_S
+) -> list[str]:
+    return [
+        text(line) for line in header.lines(state, liveness(state, now_s), width, count, UNICODE)
+    ]
+
+
+def test_the_header_in_two_lines() -> None:
+    trouble = synthetic.instance("i-1", InstanceState.STALLED, num_waiting_reqs=9)
+    first, second = headed(
+        state_of(synthetic.instance("i-0"), trouble), 140, 2, synthetic.START_S + 0.4
+    )
+    assert first.startswith(
+        "llumctl  prod-a  degraded  http://10.0.0.5:8000  ● live 0.4s ago  [READ]"
+    )
+    assert first.endswith("12:00:00")
+    assert len(first) == 140
+    assert second == (
+        "inst 1+1 (1 stalled)  req run 24 wait 9 held 0  freeness avg 521  kv 55%  evict 0"
+        "  p99 TTFT 1.9s  i-1 is stalled"
+    )
+
+
+@pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 30, 10, 1])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_header_keeps_name_and_liveness_at_any_width(width: int, count: int) -> None:
+    first = headed(state_of(synthetic.instance("i-0")), width, count)[0]
+    assert "prod-a" in first
+    assert "live 0.0s" in first
+    assert len(first) <= max(width, len("prod-a  ● live 0.0s ago  [READ]"))
+
+
+def test_the_header_says_what_is_stale() -> None:
+    state = state_of(synthetic.instance("i-0"))
+    assert "! STALE 12s" in headed(state, 80, 1, synthetic.START_S + 12)[0]
+    lost = reduce(DashboardState(), [Lost("refused", 1.0)])
+    assert headed(lost, 80, 1, 2.0)[0].startswith("prod-a  ! STALE no data")
+    assert headed(DashboardState(), 80, 1)[0].startswith("prod-a  + connecting")
+
+
+def test_ascii_headers_are_ascii() -> None:
+    state = state_of(synthetic.instance("i-0"))
+    for line in header.lines(state, liveness(state, synthetic.START_S), 120, 2, ASCII):
+        assert text(line).isascii()
+
+
+def test_facts_of_an_instance() -> None:
+    head = QueueHeadStatus(
+        request_id="r8", level="high", demand_blocks=118, waited_s=3.2, evicted=False, why="memory"
+    )
+    lines = [
+        text(line)
+        for line in facts(state_of(synthetic.instance("i-0", queue_head=head)), "i-0", 120, ASCII)
+    ]
+    assert lines[0] == " i-0  active"
+    assert "550 of 1000 (16 tokens)" in lines[3]
+    assert lines[-1] == (" queue head  r8  high  waited 3.2s  needs 118 blk of 440  memory")
+    assert all(len(line) <= 120 for line in lines)
+    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 19
+    assert "no longer" in text(facts(state_of(), "i-0", 80, ASCII)[0])
+
+
+@pytest.mark.parametrize("width", [1, 20, 80, 109, 110, 120, 300])
+@pytest.mark.parametrize("height", [1, 2, 3, 5, 9, 10, 24, 36, 100])
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("zoomed", [None, Pane.EVENTS])
+def test_panes_fit_any_terminal(
+    width: int, height: int, expanded: bool, zoomed: Pane | None
+) -> None:
+    for num_instances in (0, 2, 64):
+        found = arrange(
+            width,
+            height,
+            num_instances=num_instances,
+            tab=Pane.QUEUE,
+            zoomed=zoomed,
+            expanded=expanded,
+        )
+        assert found.boxes
+        assert all(box.width >= 1 and box.height >= 1 for box in found.boxes.values())
+        upper = found.boxes.get(Pane.INSTANCES)
+        lower = [box for pane, box in found.boxes.items() if pane is not Pane.INSTANCES]
+        tallest = (upper.height if upper else 0) + max((box.height for box in lower), default=0)
+        assert found.header_lines + tallest + 1 <= max(height, 2)
+        assert sum(box.width + box.gap for box in lower) <= width
+
+
+def test_layouts_of_the_two_sizes() -> None:
+    wide = arrange(120, 36, num_instances=64, tab=Pane.QUEUE)
+    assert (wide.header_lines, wide.tabs, list(wide.boxes)) == (2, False, list(Pane))
+    assert [box.height for box in wide.boxes.values()] == [24, 9, 9]
+    narrow = arrange(80, 24, num_instances=64, tab=Pane.EVENTS)
+    assert (narrow.header_lines, narrow.tabs) == (1, True)
+    assert list(narrow.boxes) == [Pane.INSTANCES, Pane.EVENTS]
+    few = arrange(80, 24, num_instances=2, tab=Pane.EVENTS)
+    assert [box.height for box in few.boxes.values()] == [4, 18]
+    tiny = arrange(40, 8, num_instances=64, tab=Pane.QUEUE, focused=Pane.QUEUE)
+    assert list(tiny.boxes) == [Pane.QUEUE]
+
+
+def parse(typed: str) -> commands.Command:
+    return commands.parse(
+        typed, columns=list(instances.SORTS), themes=["default"], instances=["i-0", "i-1"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "argument"),
+    [
+        ("sort kv", "sort", "kv"),
+        ("  sort   kv ", "sort", "kv"),
+        ("filter i-1 !stalled", "filter", "i-1 !stalled"),
+        ("filter", "filter", ""),
+        ("q", "quit", ""),
+        ("i i-1", "instance", "i-1"),
+        ("theme default", "theme", "default"),
+        ("help", "help", ""),
+    ],
+)
+def test_commands(typed: str, name: str, argument: str) -> None:
+    assert parse(typed) == commands.Command(name, argument)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "words"),
+    [
+        ("sotr kv", 2, "no command 'sotr': did you mean sort?"),
+        ("sort frenness", 2, "did you mean freeness?"),
+        ("sort", 2, "sort what?"),
+        ("xyz", 2, "no command 'xyz': sort, filter,"),
+        ("theme pink", 2, "no theme 'pink': default"),
+        ("instance i-9", 4, "did you mean i-"),
+        ("quit now", 2, "takes no argument"),
+    ],
+)
+def test_commands_that_are_none_name_the_nearest(typed: str, code: int, words: str) -> None:
+    with pytest.raises(LlumctlError) as caught:
+        parse(typed)
+    assert words in caught.value.message
+    assert caught.value.exit_code == code
+
+
+def test_the_footer_keeps_help_and_quit() -> None:
+    pairs = keys.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
+    assert ("Enter", "detail") in pairs
+    for width in (120, 80, 40, 10):
+        line = key_line(pairs, width)
+        assert text(line).endswith("? help  q quit ")
+        assert width_of(line) <= max(width, 16)
+
+
+def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
+    places = (Place.MAIN, Place.ANYWHERE)
+    assert ("x", "quit") in keys.footer({"quit": "x"}, places, replay=False)
+    replayed = keys.footer({}, places, replay=True)
+    assert ("[", "slower") in replayed
+    assert ("Space", "pause") in replayed

@@ -1,0 +1,86 @@
+"""Pictures of the screens at both sizes."""
+
+import pytest
+import svg_snapshots
+import tui_synthetic as synthetic
+from tui_support import NARROW, WIDE, FakeSource, dashboard, settle
+
+from tui.format import ASCII
+from tui.themes import MONOCHROME
+
+REASON = "the controller at http://10.0.0.5:8700 said nothing for 5 s"
+both_sizes = pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80x24", "120x36"])
+
+
+def named(what: str, size: tuple[int, int]) -> str:
+    return f"{what}-{size[0]}x{size[1]}"
+
+
+@both_sizes
+async def test_live(size: tuple[int, int]) -> None:
+    source = FakeSource()
+    async with dashboard(source, size) as (app, pilot):
+        source.feed(synthetic.frames(70))
+        source.clock_s += 0.4
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("live", size))
+
+
+@both_sizes
+async def test_stale(size: tuple[int, int]) -> None:
+    source = FakeSource()
+    async with dashboard(source, size) as (app, pilot):
+        source.feed(synthetic.frames(70))
+        source.clock_s += 12
+        source.lose(REASON)
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("stale", size))
+
+
+@both_sizes
+async def test_empty(size: tuple[int, int]) -> None:
+    async with dashboard(FakeSource(), size) as (app, _):
+        svg_snapshots.check(app, named("empty", size))
+
+
+@both_sizes
+async def test_instance(size: tuple[int, int]) -> None:
+    source = FakeSource()
+    source.answer = synthetic.requests("i-3", 12)
+    async with dashboard(source, size) as (app, pilot):
+        source.feed(synthetic.frames(70))
+        await settle(app, pilot)
+        app.open_instance("i-3")
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("instance", size))
+
+
+async def test_monochrome_ascii() -> None:
+    source = FakeSource()
+    async with dashboard(source, WIDE, glyphs=ASCII, theme=MONOCHROME) as (app, pilot):
+        source.feed(synthetic.frames(70))
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("ascii", WIDE))
+
+
+async def test_help() -> None:
+    async with dashboard(FakeSource(), NARROW) as (app, pilot):
+        await pilot.press("question_mark")
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("help", NARROW))
+
+
+async def test_a_picture_that_differs_is_shown_and_kept_for_review(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UPDATE_SNAPSHOTS", raising=False)
+    monkeypatch.setattr(svg_snapshots, "FOLDER", tmp_path)
+    async with dashboard(FakeSource(), NARROW) as (app, _):
+        with pytest.raises(AssertionError, match="the screen differs"):
+            svg_snapshots.check(app, "x")
+        assert (svg_snapshots.FOLDER / "x.new.svg").exists()
+        monkeypatch.setenv("UPDATE_SNAPSHOTS", "1")
+        svg_snapshots.check(app, "x")
+        assert not (svg_snapshots.FOLDER / "x.new.svg").exists()
+        monkeypatch.delenv("UPDATE_SNAPSHOTS")
+        svg_snapshots.check(app, "x")

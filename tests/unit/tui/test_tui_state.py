@@ -1,0 +1,142 @@
+"""The reducer: frames in, what the dashboard knows out."""
+
+import tui_synthetic as synthetic
+
+from controller.api.models import Event, EventFrame, GapFrame, InstanceState, PingFrame, StatusFrame
+from tui.state import (
+    MAX_EVENTS,
+    Arrived,
+    DashboardState,
+    Lost,
+    RecordingFailed,
+    reduce,
+)
+
+
+def status(at_s: float, *instances: object) -> Arrived:
+    found = synthetic.cluster(instances, at_s)  # type: ignore[arg-type]
+    return Arrived(StatusFrame(time_s=at_s, status=found), at_s)
+
+
+def event(at_s: float, kind: str = "admitted") -> Arrived:
+    found = Event(kind=kind, time_s=at_s, cause_id="c")
+    return Arrived(EventFrame(time_s=at_s, event=found), at_s)
+
+
+def test_a_status_replaces_the_one_before() -> None:
+    first = status(1.0, synthetic.instance("i-0"))
+    second = status(2.0, synthetic.instance("i-1"))
+    state = reduce(DashboardState(), [first, second])
+    assert state.instance("i-0") is None
+    assert state.instance("i-1") is not None
+    assert (state.status_at_s, state.time_s) == (2.0, 2.0)
+
+
+def test_a_minute_of_freeness_is_kept() -> None:
+    heard = [
+        status(float(second), synthetic.instance("i-0", freeness_steps=float(second)))
+        for second in range(100)
+    ]
+    samples = reduce(DashboardState(), heard).histories["i-0"].samples
+    assert [sample.time_s for sample in samples] == [float(second) for second in range(40, 100)]
+    assert samples[-1].freeness_steps == 99.0
+
+
+def test_a_draining_instance_has_no_freeness() -> None:
+    draining = synthetic.instance("i-0", InstanceState.DRAINING, freeness_steps=9.0)
+    state = reduce(DashboardState(), [status(1.0, draining)])
+    assert state.histories["i-0"].samples[0].freeness_steps is None
+
+
+def test_a_clock_that_is_set_back_begins_the_trend_anew() -> None:
+    heard = [status(at_s, synthetic.instance("i-0")) for at_s in (100.0, 101.0, 50.0)]
+    samples = reduce(DashboardState(), heard).histories["i-0"].samples
+    assert [sample.time_s for sample in samples] == [50.0]
+
+
+def test_changes_of_state_are_kept_and_details_renewed() -> None:
+    starting = InstanceState.STARTING
+    heard = [
+        status(1.0, synthetic.instance("i-0", starting, detail="importing")),
+        status(2.0, synthetic.instance("i-0", starting, detail="loading weights")),
+        status(3.0, synthetic.instance("i-0")),
+        status(4.0, synthetic.instance("i-0", incarnation=2)),
+        status(5.0),
+        status(6.0),
+    ]
+    changes = reduce(DashboardState(), heard).histories["i-0"].changes
+    assert [(change.time_s, change.state, change.incarnation) for change in changes] == [
+        (1.0, starting, 1),
+        (3.0, InstanceState.ACTIVE, 1),
+        (4.0, InstanceState.ACTIVE, 2),
+        (5.0, None, 2),
+    ]
+    assert changes[0].detail == "loading weights"
+
+
+def test_an_instance_that_left_long_ago_is_forgotten() -> None:
+    heard = [status(1.0, synthetic.instance("i-0")), status(2.0), status(3600.0), status(3603.0)]
+    assert "i-0" in reduce(DashboardState(), heard[:-1]).histories
+    assert "i-0" not in reduce(DashboardState(), heard).histories
+
+
+def test_the_last_events_are_kept_and_all_are_counted() -> None:
+    state = reduce(DashboardState(), [event(float(second)) for second in range(MAX_EVENTS + 50)])
+    assert len(state.entries) == MAX_EVENTS
+    assert (state.entries[0].seq, state.entries[-1].seq) == (50, MAX_EVENTS + 49)
+    assert state.num_entries == MAX_EVENTS + 50
+
+
+def test_a_gap_stands_where_events_are_missing() -> None:
+    gap = Arrived(GapFrame(time_s=2.0, missed=17), 2.0)
+    entries = reduce(DashboardState(), [event(1.0), gap, event(3.0)]).entries
+    assert [(entry.event is None, entry.missed) for entry in entries] == [
+        (False, None),
+        (True, 17),
+        (False, None),
+    ]
+
+
+def test_heard_at_once_or_one_by_one_is_the_same() -> None:
+    heard = [Arrived(frame, frame.time_s) for frame in synthetic.frames(20)]
+    state = DashboardState()
+    for item in heard:
+        state = reduce(state, [item])
+    assert state == reduce(DashboardState(), heard)
+
+
+def test_an_idle_stream_that_pings_is_not_stale() -> None:
+    state = reduce(DashboardState(), [status(10.0), Arrived(PingFrame(time_s=12.0), 12.0)])
+    assert not state.is_stale(14.9, 5.0)
+    assert state.is_stale(15.1, 5.0)
+
+
+def test_statuses_that_do_not_come_are_stale_though_pings_do() -> None:
+    state = reduce(DashboardState(), [status(10.0), Arrived(PingFrame(time_s=15.5), 15.5)])
+    assert state.is_stale(15.6, 1.0)
+    assert not state.is_stale(15.6, 2.0)
+
+
+def test_a_lost_stream_is_stale_at_once_and_well_with_the_next_frame() -> None:
+    state = reduce(DashboardState(), [status(10.0), Lost("gone", 10.1)])
+    assert state.is_stale(10.2, 1.0)
+    assert state.lost == "gone"
+    state = reduce(state, [Arrived(PingFrame(time_s=11.0), 11.0)])
+    assert not state.is_stale(11.1, 1.0)
+
+
+def test_before_the_first_frame_nothing_is_stale_unless_it_is_lost() -> None:
+    assert not DashboardState().is_stale(99.0, 1.0)
+    assert reduce(DashboardState(), [Lost("refused", 1.0)]).is_stale(1.0, 1.0)
+    assert DashboardState().age_s(9.0) is None
+
+
+def test_ages_are_by_our_clock_and_times_by_the_controllers() -> None:
+    frame = StatusFrame(time_s=1000.0, status=synthetic.cluster((), 1000.0))
+    state = reduce(DashboardState(), [Arrived(frame, 5.0)])
+    assert state.age_s(7.5) == 2.5
+    assert state.controller_time_s(7.5) == 1002.5
+
+
+def test_a_recording_that_failed_is_remembered() -> None:
+    assert reduce(DashboardState(), [RecordingFailed("disk full", 1.0)]).recording_failed

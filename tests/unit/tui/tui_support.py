@@ -1,0 +1,150 @@
+"""The dashboard without a terminal: a source that is fed by hand and a clock that is set."""
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import tui_synthetic as synthetic
+from textual.app import App
+from textual.dom import DOMNode
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widget import Widget
+
+from controller.api.models import Frame, RequestList
+from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from tui.app import Dashboard, Options
+from tui.format import UNICODE, Glyphs
+from tui.replay import ReplaySource
+from tui.source import Source
+from tui.state import Arrived, Heard, Lost, RequestsArrived
+from tui.themes import DEFAULT
+
+WIDE, NARROW = (120, 36), (80, 24)
+DRAWN_S = 20.0
+
+
+class FakeSource:
+    """Its clock stands still until it is fed; `asked` are the instances asked about."""
+
+    def __init__(self) -> None:
+        self.cluster = "prod-a"
+        self.status_every_s = 1.0
+        self.clock_s = synthetic.START_S
+        self.asked: list[str] = []
+        self.answer: RequestList | None = None
+        self.stopped = False
+        self._heard: list[Heard] = []
+
+    def start(self) -> None:
+        pass
+
+    def take(self) -> list[Heard]:
+        found, self._heard = self._heard, []
+        return found
+
+    def now_s(self) -> float:
+        return self.clock_s
+
+    def ask_requests(self, instance_id: str) -> bool:
+        self.asked.append(instance_id)
+        if self.answer is not None:
+            self._heard.append(RequestsArrived(instance_id, self.answer, "", self.clock_s))
+        return True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def feed(self, frames: Iterable[Frame]) -> None:
+        """The clock goes with them."""
+        for frame in frames:
+            self.clock_s = max(self.clock_s, frame.time_s)
+            self._heard.append(Arrived(frame, self.clock_s))
+
+    def lose(self, reason: str) -> None:
+        self.hear(Lost(reason, self.clock_s))
+
+    def hear(self, item: Heard) -> None:
+        self._heard.append(item)
+
+
+@asynccontextmanager
+async def dashboard(
+    source: Source,
+    size: tuple[int, int] = WIDE,
+    *,
+    glyphs: Glyphs = UNICODE,
+    theme: str = DEFAULT,
+    **options: Any,
+) -> AsyncIterator[tuple[Dashboard, Pilot[None]]]:
+    app = Dashboard(source, Options(glyphs=glyphs, theme=theme, zone=UTC, **options))
+    async with app.run_test(size=size) as pilot:
+        await settle(app, pilot)
+        yield app, pilot
+
+
+async def settle(app: Dashboard, pilot: Pilot[None]) -> None:
+    """Draws what was heard, and what that led to; waits until it is on the screen."""
+    for _ in range(2):
+        app.pump()
+        await drawn(pilot)
+
+
+async def drawn(pilot: Pilot[None]) -> str:
+    """What is on the screen as text, once Textual has placed and painted everything.
+
+    Placing is done when a screen idles, and leads to resizes that paint again: the pilot alone
+    does not wait for that.
+    """
+    deadline_s = time.monotonic() + DRAWN_S
+    await pilot.pause()
+    while any(_unpainted(widget) for widget in pilot.app.screen.walk_children(with_self=True)):
+        assert time.monotonic() < deadline_s, "the screen is never painted"
+        await pilot.pause()
+    return shown(pilot.app)
+
+
+def shown(app: App[None]) -> str:
+    """What is on the screen as text, painted or not."""
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def _unpainted(widget: DOMNode) -> bool:
+    """By Textual's own marks; there are no public ones."""
+    if isinstance(widget, Screen) and widget._dirty_widgets:
+        return True
+    return isinstance(widget, Widget) and (widget._layout_required or widget._repaint_required)
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def recorded(folder: Path, frames: Iterable[Frame]) -> Path:
+    """A recording of these frames."""
+    path = folder / "recording.jsonl"
+    writer = RecordingWriter(path, RecordingHeader(cluster="prod-a", time_s=synthetic.START_S))
+    for frame in frames:
+        writer.append(frame)
+    writer.close()
+    return path
+
+
+@asynccontextmanager
+async def replaying(
+    folder: Path, frames: Iterable[Frame], size: tuple[int, int] = WIDE, at_s: float = 0.0
+) -> AsyncIterator[tuple[Dashboard, Pilot[None], Clock]]:
+    clock = Clock()
+    with RecordingReader(recorded(folder, frames)) as reader:
+        source = ReplaySource(reader, at_s=at_s, clock=clock)
+        async with dashboard(source, size) as (app, pilot):
+            yield app, pilot, clock

@@ -1,0 +1,224 @@
+"""A cluster that never was: frames from a seed, the same in every run."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from controller.api.models import (
+    ClusterState,
+    ClusterStatus,
+    Event,
+    EventFrame,
+    Frame,
+    FrontendStatus,
+    GapFrame,
+    InstanceState,
+    InstanceStatus,
+    LevelStatus,
+    PingFrame,
+    QueueHeadStatus,
+    RequestList,
+    RequestState,
+    RequestStatus,
+    StatusFrame,
+)
+
+START_S = 1_767_268_800.0
+"""2026-01-01 12:00:00 UTC."""
+NUM_BLOCKS, WATERMARK, BLOCK_SIZE = 1000, 10, 16
+WHYS = ("memory", "fragmented", "batch-full", "next-step")
+
+
+def frames(
+    seconds: int, num_instances: int = 16, events_per_s: int = 4, seed: int = 7
+) -> Iterator[Frame]:
+    """A status a second with the events of that second before it; a gap and a ping, once."""
+    chance = random.Random(seed)
+    used = [chance.randint(200, 900) for _ in range(num_instances)]
+    seq = 0
+    for second in range(seconds):
+        now_s = START_S + second
+        for index in range(num_instances):
+            used[index] = max(50, min(985, used[index] + chance.randint(-60, 60)))
+        for place in range(events_per_s if second else 0):
+            seq += 1
+            at_s = now_s - 1 + (place + 1) / (events_per_s + 1)
+            yield EventFrame(time_s=at_s, event=_event(chance, seq, at_s, num_instances))
+        if second == 5:
+            yield GapFrame(time_s=now_s - 0.01, missed=17)
+            yield PingFrame(time_s=now_s - 0.005)
+        instances = tuple(_instance(index, used[index], second) for index in range(num_instances))
+        yield StatusFrame(time_s=now_s, status=cluster(instances, now_s, second, seq))
+
+
+def cluster(
+    instances: tuple[InstanceStatus, ...], now_s: float = START_S, second: int = 0, seq: int = 0
+) -> ClusterStatus:
+    stalled = [item.id for item in instances if item.state is InstanceState.STALLED]
+    return ClusterStatus(
+        cluster="prod-a",
+        state=ClusterState.DEGRADED if stalled else ClusterState.READY,
+        detail=f"{stalled[0]} is stalled" if stalled else "",
+        model="llama-3-8b",
+        policy="llumnix",
+        endpoint_url="http://10.0.0.5:8000",
+        time_s=now_s,
+        uptime_s=7200.0 + second,
+        num_held_reqs=0,
+        levels=(
+            LevelStatus(name="normal", rank=0),
+            LevelStatus(name="high", rank=1, target_load_tokens=1600),
+        ),
+        last_event=f"a1-{seq}",
+        instances=instances,
+        frontends=(
+            FrontendStatus(
+                id="f-0",
+                state=InstanceState.ACTIVE,
+                incarnation=1,
+                num_live_reqs=300,
+                ttft_p99_s=1.9,
+                age_s=0.3,
+            ),
+        ),
+    )
+
+
+def instance(id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fields: Any) -> Any:
+    """One that has reported; `fields` say what is different about it."""
+    known: dict[str, Any] = {
+        "incarnation": 1,
+        "node": "10.0.0.11",
+        "pid": 4242,
+        "up_s": 7200.0,
+        "freeness_steps": 521.0,
+        "virtual_usage_blocks": 600,
+        "headroom_blocks": 0,
+        "block_size": BLOCK_SIZE,
+        "num_total_blocks": NUM_BLOCKS,
+        "num_free_blocks": 450,
+        "watermark_blocks": WATERMARK,
+        "max_running_reqs": 64,
+        "num_running_reqs": 12,
+        "num_running_by_level": {"normal": 12},
+        "num_waiting_reqs": 0,
+        "kv_cache_usage": 0.55,
+        "num_evictions": 0,
+        "step_time_s": 0.021,
+        "num_steps": 1000,
+        "ttft_p99_s": 0.8,
+        "age_s": 0.2,
+    }
+    return InstanceStatus(id=id_, state=state, **(known | fields))
+
+
+def _instance(index: int, used: int, second: int) -> InstanceStatus:
+    """Of the last four one is starting, one draining, one stalled and one failed."""
+    id_ = f"i-{index}"
+    if index == 12:
+        done = min(99, 40 + second // 2)
+        detail = f"loading weights {done}% (eta {max(1, 18 - second // 10)}s)"
+        return InstanceStatus(id=id_, state=InstanceState.STARTING, detail=detail, incarnation=1)
+    if index == 15:
+        return InstanceStatus(
+            id=id_,
+            state=InstanceState.FAILED,
+            detail="the engine could not start: CUDA out of memory",
+            incarnation=2,
+            num_restarts=1,
+            node="10.0.0.14",
+        )
+    running = max(1, used // 24)
+    high = running // 8
+    queued = used > 500
+    demand = 118 + index if queued else 0
+    headroom = 90 * min(1, high)
+    virtual = used + headroom + demand
+    capacity = NUM_BLOCKS - WATERMARK
+    draining = index == 13
+    batch = running + queued
+    state = {13: InstanceState.DRAINING, 14: InstanceState.STALLED}.get(index, InstanceState.ACTIVE)
+    head = QueueHeadStatus(
+        request_id=f"r{8000 + index:x}c{index:x}",
+        level="high" if index % 3 == 0 else "normal",
+        demand_blocks=demand,
+        waited_s=0.4 + index * 0.7 + second % 5,
+        evicted=index % 4 == 1,
+        why=WHYS[index % len(WHYS)],
+    )
+    return instance(
+        id_,
+        state,
+        node=f"10.0.0.{11 + index // 4}",
+        pid=4000 + index,
+        up_s=7200.0 + second - 60 * index,
+        freeness_steps=None if draining else BLOCK_SIZE * (capacity - virtual) / batch,
+        virtual_usage_blocks=None if draining else virtual,
+        headroom_blocks=headroom,
+        num_free_blocks=NUM_BLOCKS - used,
+        num_running_reqs=running,
+        num_running_by_level={"normal": running - high, "high": high},
+        num_waiting_reqs=3 + index % 4 if queued else 0,
+        kv_cache_usage=used / NUM_BLOCKS,
+        queue_head=head if queued else None,
+        num_evictions=used // 300,
+        num_steps=1000 + 40 * second,
+        ttft_p99_s=0.2 + used / 400,
+        age_s=12.0 + second if index == 14 else 0.2,
+    )
+
+
+def _event(chance: random.Random, seq: int, at_s: float, num_instances: int) -> Event:
+    index = chance.randrange(num_instances)
+    request_id = f"r{0x7000 + seq // 4:x}c{index:x}"
+    kind = ("dispatched", "admitted", "finished", "evicted")[seq % 4]
+    fields: dict[str, Any] = {"request_id": request_id, "cause_id": f"arrive-{request_id}"}
+    if kind == "dispatched":
+        fields["numbers"] = {"freeness_steps": 120.5 + index, "num_prompt_tokens": 512}
+    if kind == "finished":
+        fields |= {"reason": "stop", "numbers": {"num_output_tokens": 200, "ttft_s": 0.31}}
+    if kind == "evicted":
+        fields |= {"reason": "memory", "cause_id": f"step-i-{index}-1-{seq}"}
+    if seq % 23 == 0:
+        kind = "instance_started"
+        fields = {"cause_id": f"start-i-{index}-2", "numbers": {"start_s": 21.5}}
+    if seq % 31 == 0:
+        kind = "instance_died"
+        fields = {"cause_id": f"lost-i-{index}-1", "reason": "connection closed"}
+    if seq % 41 == 0:
+        kind = "operator"
+        fields = {"cause_id": f"op-{seq:x}", "reason": "stop", "actor": "ana@head"}
+    return Event(
+        position=f"a1-{seq}",
+        kind=kind,
+        time_s=at_s,
+        instance_id=f"i-{index}",
+        incarnation=1,
+        **fields,
+    )
+
+
+def requests(instance_id: str, count: int = 5) -> RequestList:
+    """Running ones, an evicted one, a waiting one, and one that has ended."""
+    states = [RequestState.RUNNING] * max(0, count - 3)
+    states += [RequestState.EVICTED, RequestState.WAITING, RequestState.FINISHED]
+    found = tuple(
+        RequestStatus(
+            id=f"r{0x9000 + place:x}",
+            client_id=f"chatcmpl-{place:04d}",
+            state=state,
+            level="high" if place == 0 else "normal",
+            frontend_id="f-0",
+            instance_id=instance_id,
+            arrival_time_s=START_S - 10 + place,
+            age_s=10.0 - place,
+            ttft_s=None if state is RequestState.WAITING else 0.42,
+            num_prompt_tokens=512,
+            num_output_tokens=0 if state is RequestState.WAITING else 40 + place,
+            num_evictions=int(state is RequestState.EVICTED),
+        )
+        for place, state in enumerate(states)
+    )
+    return RequestList(
+        requests=found, num_matching=sum(item.state is not RequestState.FINISHED for item in found)
+    )

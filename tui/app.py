@@ -1,0 +1,280 @@
+"""The dashboard as an application: hears, reduces, draws, on one timer.
+
+Nothing here waits for the controller: `Source.take` hands over what has come, and its threads
+are daemons that the way out does not wait for either.
+"""
+
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from typing import TYPE_CHECKING
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from controller.api.errors import LlumctlError
+from tui import commands, keys
+from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, duration, plain, width_of
+from tui.header import Liveness
+from tui.instances import SORTS
+from tui.keys import KEYS, Key, Place
+from tui.replay import ReplaySource
+from tui.screens.dashboard import DashboardScreen
+from tui.screens.help import HelpScreen
+from tui.screens.instance import InstanceScreen
+from tui.source import Source
+from tui.state import DashboardState, reduce
+from tui.themes import DEFAULT, THEMES
+from tui.widgets import tones
+from tui.widgets.bottom import key_line
+
+if TYPE_CHECKING:
+    from textual.timer import Timer
+
+MESSAGE_S = 6.0
+REPLAY_TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Options:
+    """`zone` None: the machine's. `keymap`: action id -> keys, in Textual's names."""
+
+    glyphs: Glyphs = UNICODE
+    theme: str = DEFAULT
+    zone: tzinfo | None = None
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    recording: bool = False
+    tick_s: float | None = None
+    """How often to draw; None: whoever runs it calls `pump`."""
+
+
+def tick_s(source: Source) -> float:
+    """Often enough for the age on the screen; seldom on slow links, where refresh is long."""
+    if isinstance(source, ReplaySource):
+        return REPLAY_TICK_S
+    return max(0.1, min(1.0, source.status_every_s / 2))
+
+
+class Dashboard(App[None]):
+    CSS = (
+        tones.CSS
+        + """
+    Screen { background: $background; color: $foreground; }
+    Screen { overflow: hidden; }
+    Lines, TableView { width: 1fr; }
+    #requests { height: 2fr; }
+    #history { height: 1fr; }
+    #bottom { height: 1; dock: bottom; }
+    #prompt { width: 1fr; background: $background; }
+    .-stale TableView, .-stale #facts { text-opacity: 60%; }
+    """
+    )
+    BINDINGS = keys.bindings(Place.ANYWHERE)
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "f20"  # ours is in the table of keys
+    TITLE = "llumctl top"
+
+    def __init__(self, source: Source, options: Options) -> None:
+        super().__init__()
+        self.source = source
+        self.options = options
+        self.glyphs = options.glyphs
+        self.state = DashboardState()
+        self.frozen: DashboardState | None = None
+        self._frozen_at_s = 0.0
+        self._message: Line = ()
+        self._message_timer: Timer | None = None
+        self.animation_level = "none"
+        for theme in THEMES.values():
+            self.register_theme(theme)
+        self.theme = options.theme
+        self.set_keymap(dict(options.keymap))
+
+    # The loop
+
+    def on_mount(self) -> None:
+        self.push_screen(DashboardScreen())
+        self.source.start()
+        if self.options.tick_s is not None:
+            self.set_interval(self.options.tick_s, self._tick)
+
+    def on_unmount(self) -> None:
+        self.source.stop()
+
+    def _tick(self) -> None:
+        if terminal_is_gone():
+            end_with_the_terminal()
+        self.pump()
+
+    def pump(self) -> None:
+        """Takes what was heard and draws what changed."""
+        self.state = reduce(self.state, self.source.take())
+        self.redraw()
+
+    def redraw(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, DashboardScreen | InstanceScreen):
+                screen.show()
+
+    # What the screens ask
+
+    @property
+    def shown(self) -> DashboardState:
+        return self.frozen or self.state
+
+    @property
+    def is_stale(self) -> bool:
+        return self.state.is_stale(self.source.now_s(), self.source.status_every_s)
+
+    def liveness(self) -> Liveness:
+        now_s = self.source.now_s()
+        badges = ["READ"]
+        if self.frozen is not None:
+            badges.append(f"FROZEN {duration(now_s - self._frozen_at_s)}")
+        if self.options.recording:
+            badges.append("REC FAILED" if self.state.recording_failed else "REC")
+        status = self.state.status
+        return Liveness(
+            self.state,
+            now_s,
+            self.source.status_every_s,
+            status.cluster if status else self.source.cluster,
+            tuple(badges),
+            self.options.zone,
+        )
+
+    def bottom_line(self, *places: Place) -> Line:
+        """What there is to say, else where the replay is, and the keys."""
+        if self._message:
+            return self._message
+        replay = self.source if isinstance(self.source, ReplaySource) else None
+        trouble = self.state.recording_failed or self.state.lost
+        pairs = keys.footer(
+            dict(self.options.keymap), (*places, Place.ANYWHERE), replay=replay is not None
+        )
+        if trouble:
+            return (Span(f" ! {plain(trouble)}  ", Tone.BAD), *key_line(pairs[-2:], 0))
+        before = () if replay is None else (Span(f" {_progress(replay)} ", Tone.WARN),)
+        return (*before, *key_line(pairs, self.size.width - width_of(before)))
+
+    def say(self, text: str, tone: Tone = Tone.WARN) -> None:
+        """On the bottom line, for a while."""
+        self._message = (Span(f" {text}", tone),)
+        if self._message_timer is not None:
+            self._message_timer.stop()
+        self._message_timer = self.set_timer(MESSAGE_S, self._unsay)
+        self.redraw()
+
+    def _unsay(self) -> None:
+        self._message = ()
+        self.redraw()
+
+    # What the operator asks
+
+    def toggle_freeze(self) -> None:
+        """In a replay, time itself stands still."""
+        if isinstance(self.source, ReplaySource):
+            self.source.toggle_pause()
+        elif self.frozen is None:
+            self.frozen, self._frozen_at_s = self.state, self.source.now_s()
+        else:
+            self.frozen = None
+        self.pump()
+
+    def change_speed(self, steps: int) -> None:
+        if isinstance(self.source, ReplaySource):
+            self.source.change_speed(steps)
+            self.redraw()
+
+    def open_instance(self, instance_id: str) -> None:
+        if self.shown.histories.get(instance_id) is None:
+            self.say(f"no instance {instance_id} is known")
+        else:
+            self.push_screen(InstanceScreen(instance_id))
+
+    def run_command(self, text: str) -> None:
+        """What was typed after `:`."""
+        if not text.strip():
+            return
+        try:
+            command = commands.parse(
+                text,
+                columns=list(SORTS),
+                themes=list(THEMES),
+                instances=list(self.shown.histories),
+            )
+        except LlumctlError as error:
+            self.say(plain(error.message), Tone.BAD)
+            return
+        screen = self.screen
+        if command.name == "quit":
+            self.exit()
+        elif command.name == "help":
+            self.action_help()
+        elif command.name == "theme":
+            self.theme = command.argument
+        elif command.name == "instance":
+            self.open_instance(command.argument)
+        elif isinstance(screen, DashboardScreen) and command.name == "sort":
+            screen.sort_by(command.argument)
+        elif isinstance(screen, DashboardScreen):
+            screen.filter_by(command.argument)
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    async def action_quit(self) -> None:
+        self.exit()
+
+    def action_command_palette(self) -> None:
+        if self.glyphs is ASCII:
+            self.say("the palette needs a UTF-8 terminal: type : instead")
+        else:
+            super().action_command_palette()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: themes, columns to sort by, and the actions of the table of keys."""
+        for name in THEMES:
+            yield SystemCommand(f"theme {name}", "colours", self._command(f"theme {name}"))
+        if isinstance(screen, DashboardScreen):
+            for name in SORTS:
+                yield SystemCommand(
+                    f"sort {name}", "order of the instances", self._command(f"sort {name}")
+                )
+            for key in KEYS:
+                if key.place is Place.MAIN and not key.replay:
+                    yield SystemCommand(key.text, keys.shown(key.keys[0]), self._action(key))
+        yield SystemCommand("help", "the keys", self.action_help)
+        yield SystemCommand("quit", "leave", self.exit)
+
+    def _command(self, text: str) -> Callable[[], None]:
+        return lambda: self.run_command(text)
+
+    def _action(self, key: Key) -> Callable[[], Awaitable[bool]]:
+        return lambda: self.run_action(key.action, self.screen)
+
+
+def _progress(replay: ReplaySource) -> str:
+    state = "ended" if replay.ended else "paused" if replay.paused else f"x{replay.speed:g}"
+    cut = ", last line cut" if replay.ended and replay.truncated else ""
+    return f"replay {duration(replay.position_s())} {state}{cut}"
+
+
+def terminal_is_gone() -> bool:
+    """Whether the terminal hung up without ending us, as a lost session's can."""
+    stdin = sys.__stdin__
+    if stdin is None:
+        return False
+    poll = select.poll()
+    poll.register(stdin.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def end_with_the_terminal() -> None:
+    """As a hang-up does where it is not ignored: the way out would wait for what it draws."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGHUP)

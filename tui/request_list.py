@@ -1,0 +1,81 @@
+"""The requests of one instance."""
+
+from dataclasses import dataclass
+
+from controller.api.models import RequestList, RequestState, RequestStatus
+from tui import format as fmt
+from tui.format import Span, Tone
+from tui.table import Column
+
+_ORDER = (
+    RequestState.RUNNING,
+    RequestState.EVICTED,
+    RequestState.WAITING,
+    RequestState.DISPATCHING,
+)
+LIVE = _ORDER
+_TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    item: RequestStatus
+
+    @property
+    def id(self) -> str:
+        return self.item.id
+
+    @property
+    def text(self) -> str:
+        return f"{self.item.id} {self.item.client_id} {self.item.state} {self.item.level}"
+
+
+def rows(found: RequestList | None) -> list[RequestRow]:
+    """Live ones: running first, then those that wait; the oldest of each first."""
+    live = [item for item in (found.requests if found else ()) if item.state in _ORDER]
+    live.sort(key=lambda item: (_ORDER.index(item.state), item.arrival_time_s, item.id))
+    return [RequestRow(item) for item in live]
+
+
+def _state(row: RequestRow, _: int) -> Span:
+    return Span(str(row.item.state), _TONES.get(row.item.state, Tone.PLAIN))
+
+
+COLUMNS: tuple[Column[RequestRow], ...] = (
+    Column("id", "REQUEST", 12, lambda row, _: Span(fmt.plain(row.id)), max_width=20),
+    Column("state", "STATE", 11, _state),
+    Column("level", "PRIO", 8, lambda row, _: Span(fmt.plain(row.item.level)), drop=2),
+    Column("age", "AGE", 6, lambda row, _: Span(fmt.duration(row.item.age_s)), right=True),
+    Column("ttft", "TTFT", 6, lambda row, _: Span(fmt.latency(row.item.ttft_s)), right=True),
+    Column(
+        "prompt",
+        "PROMPT",
+        6,
+        lambda row, _: Span(fmt.number(row.item.num_prompt_tokens)),
+        right=True,
+    ),
+    Column(
+        "output",
+        "OUTPUT",
+        6,
+        lambda row, _: Span(fmt.number(row.item.num_output_tokens)),
+        right=True,
+    ),
+    Column(
+        "evictions",
+        "EVICT",
+        5,
+        lambda row, _: Span(fmt.number(row.item.num_evictions)),
+        right=True,
+        drop=3,
+    ),
+    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=4),
+    Column(
+        "client",
+        "CLIENT'S ID",
+        12,
+        lambda row, _: Span(fmt.plain(row.item.client_id), Tone.DIM),
+        drop=5,
+        max_width=40,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The screens: the dashboard, one instance, help."""

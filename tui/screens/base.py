@@ -1,0 +1,35 @@
+"""What the dashboard's screens share."""
+
+from typing import TYPE_CHECKING, cast
+
+from textual.screen import Screen
+
+from tui import header
+from tui.keys import Place
+from tui.widgets.bottom import Bottom
+from tui.widgets.lines import Lines
+
+if TYPE_CHECKING:
+    from tui.app import Dashboard
+
+
+class PaintedScreen(Screen[None]):
+    """A header above, a bottom line below, both painted from the application's state."""
+
+    PLACES: tuple[Place, ...] = ()
+
+    @property
+    def dashboard(self) -> "Dashboard":
+        return cast("Dashboard", self.app)
+
+    def paint_frame(self, header_lines: int) -> None:
+        app = self.dashboard
+        self.set_class(app.is_stale, "-stale")
+        top = self.query_one("#header", Lines)
+        top.styles.height = header_lines
+        top.show(
+            header.lines(
+                app.shown, app.liveness(), self.size.width, max(1, header_lines), app.glyphs
+            )
+        )
+        self.query_one(Bottom).say(app.bottom_line(*self.PLACES))

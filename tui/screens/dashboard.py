@@ -1,0 +1,240 @@
+"""The main screen: instances, queue heads, events."""
+
+from typing import TYPE_CHECKING, Any
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.events import DescendantFocus, Resize
+
+from tui import event_list, instances, queue_heads
+from tui.event_list import EventRow
+from tui.format import Line, Span, Tone
+from tui.instances import InstanceRow
+from tui.keys import Place, bindings
+from tui.layout import Arrangement, Pane, arrange
+from tui.queue_heads import HeadRow
+from tui.screens.base import PaintedScreen
+from tui.view import View
+from tui.widgets.bottom import Bottom
+from tui.widgets.lines import Lines
+from tui.widgets.table_view import TableView
+
+if TYPE_CHECKING:
+    from tui.app import Dashboard
+
+_TITLES = {Pane.INSTANCES: "Instances", Pane.QUEUE: "Queue heads", Pane.EVENTS: "Events"}
+_TABS = {Pane.QUEUE: "1 Queue heads", Pane.EVENTS: "2 Events"}
+
+
+class DashboardScreen(PaintedScreen):
+    BINDINGS = bindings(Place.MAIN)
+    PLACES = (Place.TABLE, Place.MAIN)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = View()
+        self._filter_before = ""
+
+    def compose(self) -> ComposeResult:
+        glyphs = self.dashboard.glyphs
+        yield Lines(id="header")
+        yield TableView[InstanceRow](
+            instances.COLUMNS,
+            glyphs,
+            id=Pane.INSTANCES,
+            note_of=instances.note,
+            empty="no instances yet",
+        )
+        with Horizontal(id="lower"):
+            yield TableView[HeadRow](
+                queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
+            )
+            yield TableView[EventRow](
+                event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="no events yet"
+            )
+        yield Bottom()
+
+    def on_mount(self) -> None:
+        self.table(Pane.INSTANCES).focus()
+        self.show()
+
+    def on_resize(self, _: Resize) -> None:
+        self.show()
+
+    def table(self, pane: Pane) -> TableView[Any]:
+        return self.query_one(f"#{pane}", TableView)
+
+    # Drawing
+
+    def show(self) -> None:
+        if not self.is_mounted or not self.size.width:
+            return
+        app, view = self.dashboard, self.view
+        found = self._rows(app)
+        arrangement = arrange(
+            self.size.width,
+            self.size.height,
+            num_instances=len(app.shown.status.instances) if app.shown.status else 0,
+            tab=view.tab,
+            zoomed=view.zoomed,
+            expanded=view.expanded,
+            focused=view.focused,
+        )
+        self._place(arrangement)
+        self.paint_frame(arrangement.header_lines)
+        for pane, (rows, num_all) in found.items():
+            table = self.table(pane)
+            follow = pane is Pane.EVENTS and view.follow
+            table.show(rows, self._title(pane, len(rows), num_all, arrangement), follow=follow)
+
+    def _rows(self, app: "Dashboard") -> dict[Pane, tuple[list[Any], int]]:
+        """(rows after the filter, how many before it) of each pane."""
+        rows: dict[Pane, list[Any]] = {
+            Pane.INSTANCES: instances.ordered(
+                instances.rows(app.shown, app.glyphs),
+                self.view.sort,
+                descending=self.view.descending,
+            ),
+            Pane.QUEUE: queue_heads.rows(app.shown),
+            Pane.EVENTS: event_list.rows(app.shown, app.options.zone),
+        }
+        return {
+            pane: ([row for row in all_rows if self._passes(pane, row)], len(all_rows))
+            for pane, all_rows in rows.items()
+        }
+
+    def _passes(self, pane: Pane, row: Any) -> bool:
+        wanted = self.view.filters.get(pane)
+        return not wanted or instances.matches(row.text, wanted)
+
+    def _place(self, arrangement: Arrangement) -> None:
+        """Shows first, moves the focus, then hides: a hidden table cannot keep the focus."""
+        view, boxes = self.view, arrangement.boxes
+        if view.focused not in boxes:
+            view.focused = next(iter(boxes))
+        self.table(Pane.EVENTS).set_columns(
+            event_list.EXPANDED_COLUMNS if view.expanded else event_list.COLUMNS
+        )
+        for pane, box in boxes.items():
+            table = self.table(pane)
+            table.styles.width, table.styles.height = box.width, box.height
+            table.styles.margin = (0, 0, 0, box.gap)
+            table.display = True
+        lower = self.query_one("#lower")
+        lower.display = bool(boxes.keys() - {Pane.INSTANCES})
+        if not self.query_one(Bottom).purpose and not self.table(view.focused).has_focus:
+            self.table(view.focused).focus()
+        for pane in Pane:
+            self.table(pane).display = pane in boxes
+
+    def _title(self, pane: Pane, num: int, num_all: int, arrangement: Arrangement) -> Line:
+        view = self.view
+        count = f"{num}/{num_all}" if num != num_all else f"{num}"
+        if pane is Pane.INSTANCES or not arrangement.tabs:
+            spans = [Span(_TITLES[pane], Tone.STRONG), Span(f" ({count})")]
+        else:
+            spans = [
+                Span(f"[{_TABS[pane]}]", Tone.STRONG),
+                *(Span(f"  {text}", Tone.DIM) for other, text in _TABS.items() if other != pane),
+                Span(f"  ({count})"),
+            ]
+        facts = []
+        if pane is Pane.INSTANCES:
+            facts.append(f"sort:{view.sort}{'v' if view.descending else '^'}")
+        if pane is Pane.INSTANCES or view.filters.get(pane):
+            facts.append(f"filter:{view.filters.get(pane) or '-'}")
+        if pane is Pane.EVENTS:
+            facts.append("[e]xpand" if not view.expanded else "[e] less")
+            if not view.follow:
+                facts.append("[F]ollow")
+        return (*spans, *(Span(f"  {fact}", Tone.DIM) for fact in facts))
+
+    # Keys
+
+    def action_back(self) -> None:
+        self.view.back()
+        self.show()
+
+    def action_sort(self) -> None:
+        self.view.sort_by_next()
+        self.show()
+
+    def action_sort_reverse(self) -> None:
+        self.view.descending = not self.view.descending
+        self.show()
+
+    def action_freeze(self) -> None:
+        self.dashboard.toggle_freeze()
+
+    def action_speed(self, steps: int) -> None:
+        self.dashboard.change_speed(steps)
+
+    def action_follow(self) -> None:
+        self.view.follow = not self.view.follow
+        self.show()
+
+    def action_expand(self) -> None:
+        self.view.expanded = not self.view.expanded
+        if self.view.expanded:
+            self.view.go_to(Pane.EVENTS)
+        self.show()
+
+    def action_zoom(self) -> None:
+        self.view.zoomed = None if self.view.zoomed else self.view.focused
+        self.show()
+
+    def action_pane(self, name: str) -> None:
+        self.view.go_to(Pane(name))
+        self.show()
+
+    def action_next_pane(self, steps: int) -> None:
+        panes = list(Pane)
+        place = panes.index(self.view.focused)
+        self.action_pane(panes[(place + steps) % len(panes)])
+
+    def action_filter(self) -> None:
+        self._filter_before = self.view.filters.get(self.view.focused, "")
+        self.query_one(Bottom).ask("/", self._filter_before)
+
+    def action_command(self) -> None:
+        self.query_one(Bottom).ask(":")
+
+    def sort_by(self, column: str) -> None:
+        self.view.sort = column
+        self.show()
+
+    def filter_by(self, text: str) -> None:
+        self.view.filters[self.view.focused] = text
+        self.show()
+
+    # What the widgets say
+
+    def on_bottom_typed(self, event: Bottom.Typed) -> None:
+        if event.done:
+            self.table(self.view.focused).focus()
+        if event.purpose == "/":
+            self.filter_by(self._filter_before if event.given_up else event.text)
+        else:
+            self.show()
+            if event.done and not event.given_up:
+                self.dashboard.run_command(event.text)
+
+    def on_table_view_moved(self, event: TableView.Moved) -> None:
+        if event.view.id == Pane.EVENTS:
+            self.view.follow = event.at_end
+        self.show()
+
+    def on_table_view_opened(self, event: TableView.Opened) -> None:
+        if event.view.id != Pane.EVENTS:
+            self.dashboard.open_instance(event.item_id)
+            return
+        row = next((row for row in event.view.items if row.id == event.item_id), None)
+        found = row.entry.event if isinstance(row, EventRow) else None
+        if found is not None and found.instance_id:
+            self.dashboard.open_instance(found.instance_id)
+        else:
+            self.dashboard.say("this event is about no instance")
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        if isinstance(event.widget, TableView) and event.widget.id is not None:
+            self.view.focused = Pane(event.widget.id)

@@ -1,0 +1,74 @@
+"""Help: every key, and what the columns mean."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from tui import keys
+from tui.format import Span, Tone
+from tui.keys import KEYS, Place, bindings
+from tui.table import Column
+from tui.widgets.table_view import TableView
+
+if TYPE_CHECKING:
+    from tui.app import Dashboard
+
+LEGEND: tuple[tuple[str, str], ...] = (
+    ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
+    ("TREND", "freeness in the last 60 s, each row by its own range"),
+    ("KV use|virt", "# blocks held, = wanted too (queue, headroom); in percent"),
+    ("PRIO hi/lo", "running requests by priority, the highest first"),
+    ("HEADROOM", "blocks kept free beside requests of a high priority"),
+    ("TTFT99", "time to first token, 99th percentile"),
+    ("NEEDS FREE", "blocks that a queue head needs, and could have here"),
+    ("WHY", "why it waits; fragmented: enough in all, not in one place"),
+    ("!  >  +", "look at it; on its way out; on its way in"),
+    ("/WORDS", "shows what has all of them; !WORD: what does not have it"),
+    (":", "sort COLUMN, filter TEXT, theme NAME, instance ID, quit"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HelpRow:
+    id: str
+    name: str
+    text: str
+
+
+COLUMNS: tuple[Column[HelpRow], ...] = (
+    Column("name", "KEY", 17, lambda row, _: Span(row.name, Tone.STRONG)),
+    Column("text", "WHAT", 20, lambda row, _: Span(row.text), max_width=400),
+)
+
+
+class HelpScreen(Screen[None]):
+    BINDINGS = bindings(Place.HELP)
+
+    def compose(self) -> ComposeResult:
+        app = cast("Dashboard", self.app)
+        yield TableView[HelpRow](COLUMNS, app.glyphs, id="help")
+
+    def on_mount(self) -> None:
+        app = cast("Dashboard", self.app)
+        table = self.query_one(TableView)
+        table.styles.height = "1fr"
+        table.focus()
+        table.show(rows(dict(app.options.keymap)), (Span("Help  (Esc closes)", Tone.STRONG),))
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+def rows(keymap: dict[str, str]) -> list[HelpRow]:
+    found = [
+        HelpRow(
+            key.action_id,
+            ", ".join(keys.shown(name) for name in keys.keys_of(key, keymap)),
+            f"{key.text} (replay)" if key.replay else key.text,
+        )
+        for key in KEYS
+        if key.place is not Place.HELP
+    ]
+    return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]

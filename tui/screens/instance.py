@@ -1,0 +1,140 @@
+"""One instance: its status, its requests, its history."""
+
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.events import Resize
+
+from tui import event_list, instances, request_list
+from tui import format as fmt
+from tui.facts import facts
+from tui.format import Line, Span, Tone
+from tui.keys import Place, bindings
+from tui.request_list import RequestRow
+from tui.screens.base import PaintedScreen
+from tui.state import DashboardState
+from tui.table import Column
+from tui.widgets.bottom import Bottom
+from tui.widgets.lines import Lines
+from tui.widgets.table_view import TableView
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """A change of state, or an event of the instance itself (not of its requests)."""
+
+    id: str
+    time_s: float
+    what: Span
+    detail: str
+    zone: tzinfo | None
+
+    @property
+    def text(self) -> str:
+        return f"{self.what.text} {self.detail}"
+
+
+HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
+    Column("time", "TIME", 8, lambda row, _: Span(fmt.time_of_day(row.time_s, row.zone), Tone.DIM)),
+    Column("what", "WHAT", 18, lambda row, _: row.what),
+    Column("detail", "DETAIL", 10, lambda row, _: Span(row.detail), max_width=400),
+)
+
+
+class InstanceScreen(PaintedScreen):
+    BINDINGS = bindings(Place.DETAIL)
+    PLACES = (Place.DETAIL,)
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__()
+        self.instance_id = instance_id
+        self._asked_at_s: float | None = None
+        self._impossible = False
+
+    def compose(self) -> ComposeResult:
+        glyphs = self.dashboard.glyphs
+        yield Lines(id="header")
+        yield Lines(id="facts")
+        yield TableView[RequestRow](request_list.COLUMNS, glyphs, id="requests", empty="none")
+        yield TableView[HistoryRow](HISTORY_COLUMNS, glyphs, id="history", empty="none")
+        yield Bottom()
+
+    def on_mount(self) -> None:
+        self._table("requests").focus()
+        self.show()
+
+    def on_resize(self, _: Resize) -> None:
+        self.show()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def show(self) -> None:
+        if not self.is_mounted or not self.size.width:
+            return
+        app = self.dashboard
+        self._ask()
+        self.paint_frame(2 if self.size.width >= 110 else 1)
+        lines = facts(app.shown, self.instance_id, self.size.width, app.glyphs)
+        top = self.query_one("#facts", Lines)
+        top.styles.height = len(lines)
+        top.show(lines)
+        rows, title = self._requests(app.shown)
+        self._table("requests").show(rows, title)
+        history = history_rows(app.shown, self.instance_id, app.options.zone)
+        self._table("history").show(history, (Span("History", Tone.STRONG),))
+
+    def _ask(self) -> None:
+        """Again as often as statuses come; answers arrive with everything else."""
+        app = self.dashboard
+        now_s = app.source.now_s()
+        if self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s:
+            self._asked_at_s = now_s
+            self._impossible = not app.source.ask_requests(self.instance_id)
+
+    def _requests(self, state: DashboardState) -> tuple[list[RequestRow], Line]:
+        name = Span("Requests", Tone.STRONG)
+        if self._impossible:
+            return [], (name, Span("  requests are not recorded", Tone.DIM))
+        answer = state.requests
+        if answer is None or answer.instance_id != self.instance_id:
+            return [], (name, Span("  asking ...", Tone.DIM))
+        if answer.found is None:
+            return [], (name, Span(f"  {fmt.plain(answer.reason)}", Tone.BAD))
+        rows = request_list.rows(answer.found)
+        count = f"{len(rows)} of {answer.found.num_matching}"
+        spans = [name, Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
+        if silent := answer.found.silent_frontends:
+            words = f"  without those of {', '.join(silent)}: no answer"
+            spans.append(Span(fmt.plain(words), Tone.WARN))
+        return rows, tuple(spans)
+
+    def _table(self, name: str) -> TableView[Any]:
+        return self.query_one(f"#{name}", TableView)
+
+
+def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:
+    """Newest first."""
+    history = state.histories.get(instance_id)
+    found = [
+        HistoryRow(
+            f"change-{change.time_s}",
+            change.time_s,
+            Span(str(change.state), instances.state_tone(change.state))
+            if change.state
+            else Span("gone", Tone.BAD),
+            fmt.plain(f"incarnation {change.incarnation}  {change.detail}"),
+            zone,
+        )
+        for change in (history.changes if history else ())
+    ]
+    for entry in state.entries:
+        event = entry.event
+        if event is None or event.instance_id != instance_id or event.request_id:
+            continue
+        words = f"{event_list.what(event)}  {event_list.figures(event)}"
+        what = Span(f"* {event_list.word(event)}", event_list.tone(event))
+        found.append(HistoryRow(f"event-{entry.seq}", entry.time_s, what, words.strip(), zone))
+    return sorted(found, key=lambda row: row.time_s, reverse=True)

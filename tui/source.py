@@ -1,0 +1,156 @@
+"""Where the dashboard hears from: a live controller, or (tui.replay) a recording.
+
+The live source does all its talking on daemon threads that nobody ever waits for, so that a
+controller that hangs can hold up neither the screen nor the way out.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.models import EventFrame, Frame, StatusFrame
+from controller.api.recording import RecordingWriter
+from tui.request_list import LIVE
+from tui.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
+
+RETRY_S = 1.0
+MAX_HEARD = 4096
+"""A dashboard that cannot keep up stops reading: TCP then tells the controller."""
+
+Connect = Callable[[], ControlClient]
+"""A new client by the cluster's run state of now; raises LlumctlError."""
+
+
+class Source(Protocol):
+    """What the dashboard asks of either."""
+
+    cluster: str
+    status_every_s: float
+
+    def start(self) -> None: ...
+
+    def take(self) -> list[Heard]:
+        """All that was heard since the last call; never blocks."""
+
+    def now_s(self) -> float:
+        """The clock of the `at_s` of what was heard."""
+
+    def ask_requests(self, instance_id: str) -> bool:
+        """Asks for an instance's requests, which `take` brings. False if that is impossible."""
+
+    def stop(self) -> None: ...
+
+
+class LiveSource:
+    """Follows a controller, again and again; records what it hears if told to."""
+
+    def __init__(
+        self,
+        cluster: str,
+        connect: Connect,
+        *,
+        status_every_s: float = 1.0,
+        after: str = "",
+        recorder: RecordingWriter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = cluster
+        self.status_every_s = status_every_s
+        self._connect = connect
+        self._after = after
+        self._recorder = recorder
+        self._clock = clock
+        self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
+        self._stopped = threading.Event()
+        self._asking = threading.Lock()
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="watch", daemon=True).start()
+
+    def take(self) -> list[Heard]:
+        found: list[Heard] = []
+        with contextlib.suppress(queue.Empty):
+            while len(found) < MAX_HEARD:
+                found.append(self._heard.get_nowait())
+        return found
+
+    def wait(self, timeout_s: float) -> list[Heard]:
+        """Like `take`, but waits for the first: for those who have no screen to keep up."""
+        try:
+            return [self._heard.get(timeout=timeout_s), *self.take()]
+        except queue.Empty:
+            return []
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def ask_requests(self, instance_id: str) -> bool:
+        """One question at a time: further ones are dropped until it is answered."""
+        if self._asking.acquire(blocking=False):
+            threading.Thread(
+                target=self._ask, args=(instance_id,), name="requests", daemon=True
+            ).start()
+        return True
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._listen()
+            except LlumctlError as error:
+                self._hear(Lost(error.message, self._clock()))
+            except Exception as error:  # whatever it is, the screen must say it and go on
+                self._hear(Lost(f"unexpected {type(error).__name__}: {error}", self._clock()))
+            self._stopped.wait(RETRY_S)
+
+    def _listen(self) -> None:
+        with self._connect() as client:
+            for frame in client.watch(after=self._after, status_every_s=self.status_every_s):
+                if self._stopped.is_set():
+                    return
+                self._remember(frame)
+                self._record(frame)
+                self._hear(Arrived(frame, self._clock()))
+
+    def _remember(self, frame: Frame) -> None:
+        """Where to go on after a break."""
+        if isinstance(frame, EventFrame):
+            self._after = frame.event.position or self._after
+        elif isinstance(frame, StatusFrame) and self._after == "latest":
+            self._after = frame.status.last_event or self._after
+
+    def _record(self, frame: Frame) -> None:
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.append(frame)
+        except LlumctlError as error:
+            self._recorder = None
+            self._hear(RecordingFailed(error.message, self._clock()))
+
+    def _ask(self, instance_id: str) -> None:
+        try:
+            with self._connect() as client:
+                found = client.requests(instance=instance_id, states=LIVE)
+            answer = RequestsArrived(instance_id, found, "", self._clock())
+        except LlumctlError as error:
+            answer = RequestsArrived(instance_id, None, error.message, self._clock())
+        except Exception as error:
+            reason = f"unexpected {type(error).__name__}: {error}"
+            answer = RequestsArrived(instance_id, None, reason, self._clock())
+        finally:
+            self._asking.release()
+        self._hear(answer)
+
+    def _hear(self, item: Heard) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._heard.put(item, timeout=0.2)
+                return

@@ -1,0 +1,77 @@
+"""Three themes. No colour says what a word or a glyph beside it does not say."""
+
+from collections.abc import Mapping
+
+from textual.theme import Theme
+
+DEFAULT = "default"
+DEUTERANOPIA = "deuteranopia"
+MONOCHROME = "monochrome"
+
+_COMMON = {
+    "block-cursor-text-style": "none",
+    "block-cursor-blurred-text-style": "none",
+    "block-cursor-blurred-background": "#303030",
+    "text-muted": "#8a8a8a",
+}
+
+THEMES: Mapping[str, Theme] = {
+    theme.name: theme
+    for theme in (
+        Theme(
+            name=DEFAULT,
+            primary="#5fafd7",
+            success="#5faf5f",
+            warning="#d7af5f",
+            error="#ff5f5f",
+            foreground="#d0d0d0",
+            background="#121212",
+            surface="#1c1c1c",
+            panel="#262626",
+            variables=_COMMON
+            | {
+                "block-cursor-background": "#5fafd7",
+                "block-cursor-foreground": "#121212",
+            },
+        ),
+        # Blue and orange differ in every common kind of colour blindness.
+        Theme(
+            name=DEUTERANOPIA,
+            primary="#87afff",
+            success="#5fafff",
+            warning="#ffd75f",
+            error="#ff8700",
+            foreground="#d0d0d0",
+            background="#121212",
+            surface="#1c1c1c",
+            panel="#262626",
+            variables=_COMMON
+            | {
+                "block-cursor-background": "#87afff",
+                "block-cursor-foreground": "#121212",
+            },
+        ),
+        Theme(
+            name=MONOCHROME,
+            primary="#ffffff",
+            secondary="#ffffff",
+            accent="#ffffff",
+            success="#d0d0d0",
+            warning="#ffffff",
+            error="#ffffff",
+            foreground="#d0d0d0",
+            background="#000000",
+            surface="#000000",
+            panel="#202020",
+            variables=_COMMON
+            | {
+                "block-cursor-background": "#d0d0d0",
+                "block-cursor-foreground": "#000000",
+                "text-primary": "#ffffff",
+                "text-success": "#d0d0d0",
+                "text-warning": "#ffffff",
+                "text-error": "#ffffff",
+            },
+        ),
+    )
+}

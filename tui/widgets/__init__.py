@@ -1,0 +1,1 @@
+"""Widgets that paint lines of toned text, and again only what changed."""

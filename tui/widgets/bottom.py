@@ -1,0 +1,101 @@
+"""The bottom line: what is being typed, else what there is to say, else the keys."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.widgets import Input
+
+from tui import format as fmt
+from tui.format import Line, Span, Tone
+from tui.widgets.lines import Lines
+
+
+class Prompt(Input):
+    """One line; Esc gives up."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "give_up", show=False)]
+
+    class GivenUp(Message):
+        pass
+
+    def action_give_up(self) -> None:
+        self.post_message(self.GivenUp())
+
+
+class Bottom(Horizontal):
+    """`purpose` is `:` or `/` while something is typed, else empty."""
+
+    class Typed(Message):
+        """Each change; `done` with Enter, `given_up` with Esc."""
+
+        def __init__(self, purpose: str, text: str, *, done: bool, given_up: bool) -> None:
+            super().__init__()
+            self.purpose = purpose
+            self.text = text
+            self.done = done
+            self.given_up = given_up
+
+    def __init__(self) -> None:
+        super().__init__(id="bottom")
+        self.purpose = ""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="keys")
+        prompt = Prompt(id="prompt", compact=True, select_on_focus=False)
+        prompt.cursor_blink = False
+        prompt.display = False
+        yield prompt
+
+    def say(self, line: Line) -> None:
+        self.query_one("#keys", Lines).show(
+            [(Span(self.purpose, Tone.STRONG),) if self.purpose else line]
+        )
+
+    def ask(self, purpose: str, text: str = "") -> None:
+        self.purpose = purpose
+        keys, prompt = self.query_one("#keys", Lines), self.query_one(Prompt)
+        keys.styles.width = 2
+        prompt.value = text
+        prompt.cursor_position = len(text)
+        prompt.display = True
+        prompt.focus()
+        self.say(())
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self.purpose:
+            self.post_message(self.Typed(self.purpose, event.value, done=False, given_up=False))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end(event.value, given_up=False)
+
+    def on_prompt_given_up(self, event: Prompt.GivenUp) -> None:
+        event.stop()
+        self._end("", given_up=True)
+
+    def _end(self, text: str, *, given_up: bool) -> None:
+        purpose, self.purpose = self.purpose, ""
+        keys, prompt = self.query_one("#keys", Lines), self.query_one(Prompt)
+        prompt.display = False
+        keys.styles.width = "1fr"
+        self.post_message(self.Typed(purpose, text, done=True, given_up=given_up))
+
+
+def key_line(pairs: Sequence[tuple[str, str]], width: int) -> Line:
+    """` Enter detail  / filter  ...`: as many as there is room for, the last two in any case."""
+    kept = list(pairs)
+    while len(kept) > 2 and fmt.width_of(_spans(kept)) > width:
+        del kept[-3]
+    return _spans(kept)
+
+
+def _spans(pairs: Sequence[tuple[str, str]]) -> Line:
+    spans: list[Span] = []
+    for key, word in pairs:
+        spans += [Span(f" {key}", Tone.STRONG), Span(f" {word} ", Tone.DIM)]
+    return tuple(spans)

@@ -1,0 +1,33 @@
+"""A few lines of text: the header, an instance's facts."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.format import Line
+from tui.widgets import tones
+
+
+class Lines(Widget):
+    COMPONENT_CLASSES = tones.COMPONENTS
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._lines: list[Line] = []
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Paints those that differ."""
+        before, self._lines = self._lines, list(lines)
+        changed = [
+            Region(0, y, self.size.width, 1)
+            for y, (old, new) in enumerate(zip_longest(before, self._lines))
+            if old != new
+        ]
+        if changed and self.size.width:
+            self.refresh(*changed)
+
+    def render_line(self, y: int) -> Strip:
+        return tones.strip_of(self, self._lines[y] if y < len(self._lines) else ())

@@ -1,0 +1,266 @@
+"""A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
+
+The cursor stays with its row through sorting and refreshing. Only rows whose cells differ are
+painted again, from the first such cell to the last: Textual begins each region of a line at the
+line's start, so that one region costs fewer bytes than many.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui import format as fmt
+from tui import table
+from tui.format import Glyphs, Line, Span, Tone
+from tui.keys import Place, bindings
+from tui.table import Column, Placed
+from tui.widgets import tones
+
+HEAD_LINES = 2
+WHEEL_ROWS = 3
+
+
+class Identified(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Identified)
+Cells = tuple[tuple[int, Span], ...]
+Note = Callable[[Item], tuple[str, Span] | None]
+
+
+class TableView(Widget, Generic[Item], can_focus=True):
+    """`note_of(item)`: (column, text) that takes the place of the cells from there on."""
+
+    COMPONENT_CLASSES = tones.COMPONENTS
+    BINDINGS = bindings(Place.TABLE)
+
+    class Opened(Message):
+        """Enter, or a second click, on a row."""
+
+        def __init__(self, view: "TableView[Any]", item_id: str) -> None:
+            super().__init__()
+            self.view = view
+            self.item_id = item_id
+
+    class Moved(Message):
+        """Somebody moved the cursor; `at_end`: to the last row."""
+
+        def __init__(self, view: "TableView[Any]", at_end: bool) -> None:
+            super().__init__()
+            self.view = view
+            self.at_end = at_end
+
+    def __init__(
+        self,
+        columns: Sequence[Column[Item]],
+        glyphs: Glyphs,
+        *,
+        id: str,  # noqa: A002 - Textual's name
+        note_of: Note[Item] = lambda _: None,
+        empty: str = "",
+    ) -> None:
+        super().__init__(id=id)
+        self.items: Sequence[Item] = ()
+        self.cursor_id: str | None = None
+        self._columns = columns
+        self._glyphs = glyphs
+        self._note_of = note_of
+        self._empty = empty
+        self._title: Line = ()
+        self._placed: tuple[Placed[Item], ...] = ()
+        self._cursor = 0
+        self._top = 0
+        self._painted_title: Line = ()
+        self._painted: list[tuple[Cells, bool]] = []
+        """(cells, is the cursor's) of each visible row."""
+
+    # What is shown
+
+    def show(self, items: Sequence[Item], title: Line, *, follow: bool = False) -> None:
+        """`follow`: to the last row, as new ones come."""
+        self.items = items
+        if follow:
+            self._cursor = max(0, len(items) - 1)
+        else:
+            self._cursor = self._place_of_cursor()
+        self.cursor_id = items[self._cursor].id if items else None
+        self._title = title
+        self._scroll()
+        self._repaint()
+
+    def set_columns(self, columns: Sequence[Column[Item]]) -> None:
+        if columns is not self._columns:
+            self._columns = columns
+            self._placed = table.place(columns, self.size.width)
+            self.refresh()
+
+    @property
+    def position(self) -> str:
+        """`3-12 of 64` where not all fit, else nothing."""
+        rows = self._num_visible()
+        if not rows or len(self.items) <= rows:
+            return ""
+        return f"{self._top + 1}-{min(len(self.items), self._top + rows)} of {len(self.items)}"
+
+    def _place_of_cursor(self) -> int:
+        """Of the row that it was on; where that row is gone, the same place."""
+        for place, item in enumerate(self.items):
+            if item.id == self.cursor_id:
+                return place
+        return max(0, min(self._cursor, len(self.items) - 1))
+
+    def _num_visible(self) -> int:
+        return max(0, self.size.height - HEAD_LINES)
+
+    def _scroll(self) -> None:
+        """As little as brings the cursor into view."""
+        rows = max(1, self._num_visible())
+        self._top = max(self._cursor - rows + 1, min(self._top, self._cursor))
+        self._top = max(0, min(self._top, len(self.items) - rows))
+
+    # Painting
+
+    def _visible(self) -> list[tuple[Cells, bool]]:
+        last = min(len(self.items), self._top + self._num_visible())
+        return [
+            (
+                table.cells(self._placed, item, self._glyphs, self._note_of(item)),
+                self._top + place == self._cursor,
+            )
+            for place, item in enumerate(self.items[self._top : last])
+        ]
+
+    def _repaint(self) -> None:
+        """Asks for the regions of what differs from what was painted last."""
+        before, self._painted = self._painted, self._visible()
+        regions: list[Region] = []
+        if (title := self._ruled_title()) != self._painted_title:
+            self._painted_title = title
+            regions.append(Region(0, 0, self.size.width, 1))
+        for y in range(max(len(before), len(self._painted))):
+            old = before[y] if y < len(before) else None
+            new = self._painted[y] if y < len(self._painted) else None
+            regions += self._changes(HEAD_LINES + y, old, new)
+        if regions and self.size.width:
+            self.refresh(*regions)
+
+    def _changes(
+        self, y: int, old: tuple[Cells, bool] | None, new: tuple[Cells, bool] | None
+    ) -> list[Region]:
+        if old == new:
+            return []
+        if old is None or new is None or old[1] != new[1] or len(old[0]) != len(new[0]):
+            return [Region(0, y, self.size.width, 1)]
+        changed = [
+            (x, x + fmt.width_of((span,)))
+            for (x, span), was in zip(new[0], old[0], strict=True)
+            if (x, span) != was
+        ]
+        first, last = changed[0][0], changed[-1][1]
+        return [Region(first, y, last - first, 1)]
+
+    def render_line(self, y: int) -> Strip:
+        if y == 0:
+            return tones.strip_of(self, self._painted_title)
+        if y == 1:
+            return tones.strip_of(self, (Span(" "), *_spaced(self._placed, self._glyphs)))
+        if y - HEAD_LINES >= len(self._painted):
+            text = f" {self._empty}" if y == HEAD_LINES and not self.items else ""
+            return tones.strip_of(self, (Span(text, Tone.DIM),))
+        cells, is_cursor = self._painted[y - HEAD_LINES]
+        over = None
+        if is_cursor:
+            name = "tone--cursor" if self.has_focus else "tone--cursor-blurred"
+            over = self.get_component_rich_style(name, partial=True)
+        return tones.strip_of(self, _joined(cells), over)
+
+    def _ruled_title(self) -> Line:
+        rule = self._glyphs.rule
+        tone = Tone.STRONG if self.has_focus else Tone.DIM
+        position = (Span(f"  {self.position}", Tone.DIM),) if self.position else ()
+        title = (Span(f"{rule} ", tone), *self._title, *position)
+        space = self.size.width - fmt.width_of(title) - 1
+        return (*title, Span(f" {rule * max(0, space)}", tone))
+
+    def on_resize(self, _: Resize) -> None:
+        self._placed = table.place(self._columns, self.size.width)
+        self._scroll()
+        self._repaint()
+        self.refresh()
+
+    def on_focus(self) -> None:
+        self._repaint()
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self._repaint()
+        self.refresh()
+
+    # Moving
+
+    def action_move(self, rows: int) -> None:
+        self._move_to(self._cursor + rows)
+
+    def action_page(self, pages: int) -> None:
+        self._move_to(self._cursor + pages * max(1, self._num_visible() - 1))
+
+    def action_first(self) -> None:
+        self._move_to(0)
+
+    def action_last(self) -> None:
+        self._move_to(len(self.items) - 1)
+
+    def action_open(self) -> None:
+        if self.cursor_id is not None:
+            self.post_message(self.Opened(self, self.cursor_id))
+
+    def on_click(self, event: Click) -> None:
+        row = event.y - HEAD_LINES + self._top
+        if event.y < HEAD_LINES or row >= len(self.items):
+            return
+        self._move_to(row)
+        if event.chain == 2:
+            self.action_open()
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._move_to(self._cursor + WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._move_to(self._cursor - WHEEL_ROWS)
+
+    def _move_to(self, row: int) -> None:
+        if not self.items:
+            return
+        self._cursor = max(0, min(row, len(self.items) - 1))
+        self.cursor_id = self.items[self._cursor].id
+        self._scroll()
+        self._repaint()
+        self.post_message(self.Moved(self, self._cursor == len(self.items) - 1))
+
+
+def _spaced(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
+    gap = Span(" " * table.GAP)
+    heads = table.titles(placed, glyphs)
+    return tuple(span for head in heads for span in (head, gap))
+
+
+def _joined(cells: Cells) -> Line:
+    """Cells at their places, spaces between them."""
+    line: list[Span] = []
+    x = 0
+    for at, span in cells:
+        line += [Span(" " * (at - x)), span]
+        x = at + fmt.width_of((span,))
+    return tuple(line)
