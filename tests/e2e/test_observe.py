@@ -1,0 +1,301 @@
+"""An emulated cluster, watched by the commands: events, requests, waiting, recording, load."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from controller.api.recording import RecordingReader
+from controller.api.token_sequence import first_wrong, start
+from tests.e2e.cluster import Cluster, marked_processes, wait_for
+
+NUM_INSTANCES = 4
+
+
+@pytest.fixture(scope="module")
+def emulated(base_env: dict[str, str]) -> Iterator[Cluster]:
+    cluster = Cluster(
+        base_env,
+        name="emu",
+        up_args=("-n", str(NUM_INSTANCES), "--engine", "emulated"),
+    )
+    cluster.start()
+    try:
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.clean_up()
+
+
+@pytest.fixture
+def its_client(emulated: Cluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(**emulated.openai_options) as client:
+        yield client
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def events(cluster: Cluster, *options: str) -> list[dict[str, Any]]:
+    return rows(cluster.run("events", "-o", "jsonl", *options))
+
+
+def listening_ports(process: psutil.Process) -> set[int]:
+    return {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
+
+
+def stream(client: openai.OpenAI, prompt: list[int], max_tokens: int, **extra: Any) -> Any:
+    return client.completions.create(
+        model="embedded",
+        prompt=prompt,
+        max_tokens=max_tokens,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True, **extra},
+    )
+
+
+def token_ids(chunks: Any) -> list[int]:
+    return [token for chunk in chunks for token in chunk.choices[0].token_ids or ()]
+
+
+def test_every_token_of_many_streams_is_the_right_one(
+    emulated: Cluster, its_client: openai.OpenAI
+) -> None:
+    prompts = [[300 + n] * (5 + 7 * n) for n in range(12)]
+    found: dict[int, list[int]] = {}
+
+    def read(index: int) -> None:
+        found[index] = token_ids(stream(its_client, prompts[index], 20 + index))
+
+    readers = [threading.Thread(target=read, args=(index,)) for index in range(len(prompts))]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(timeout=60)
+    for index, prompt in enumerate(prompts):
+        assert len(found[index]) == 20 + index
+        assert first_wrong(start(prompt), found[index]) is None
+    used = {event["instance_id"] for event in events(emulated, "--kind", "dispatched")}
+    assert len(used) == NUM_INSTANCES
+
+
+def test_what_happened_to_a_request_can_be_read(
+    emulated: Cluster, its_client: openai.OpenAI
+) -> None:
+    chunks = stream(its_client, [400, 401, 402], 300, priority=-1)
+    first = next(iter(chunks))
+    (live,) = rows(emulated.run("requests", "-o", "jsonl", "--state", "running"))
+    assert live["client_id"].startswith(first.id)
+    assert (live["state"], live["level"], live["num_prompt_tokens"]) == ("running", "high", 3)
+    there = emulated.run("requests", "-o", "name", "--instance", live["instance_id"])
+    assert there.stdout.split() == [live["id"]]
+    chunks.close()
+    ended = emulated.run("wait", f"--for=request/{live['id']}=aborted", "--timeout", "30")
+    assert ended.returncode == 0, ended.stderr
+    detail = json.loads(emulated.run("requests", live["id"], "-o", "json").stdout)
+    assert [e["kind"] for e in detail["history"]] == ["dispatched", "admitted", "aborted"]
+    story = events(emulated, "--request", live["id"])
+    assert {e["kind"] for e in story} == {"dispatched", "admitted", "aborted"}
+    status = json.loads(emulated.run("status", "-o", "json").stdout)
+    assert status["engine"] == "emulated"
+
+
+def test_a_condition_that_holds_one_that_does_not_and_one_that_comes(emulated: Cluster) -> None:
+    assert emulated.run("wait", "--for=instance/i-1=active").returncode == 0
+    late = emulated.run("wait", "--for=instance/i-1=stalled", "--timeout", "0.5")
+    assert late.returncode == 124
+    assert "instance/i-1=stalled" in late.stderr
+    assert emulated.run("wait", "--for=instance/i-99=active").returncode == 4
+    pid = emulated.instance("i-1")["pid"]
+    os.kill(pid, signal.SIGKILL)
+    gone = emulated.run("wait", "--for=instance/i-1=restarting", "--timeout", "20")
+    assert gone.returncode == 0, gone.stderr
+    back = emulated.run("wait", "--for=instance/i-1=active", "--timeout", "60")
+    assert back.returncode == 0, back.stderr
+    story = [e["kind"] for e in events(emulated, "--instance", "i-1") if "instance" in e["kind"]]
+    assert story[-2:] == ["instance_died", "instance_started"]
+
+
+def test_following_goes_on_over_a_controller_s_death(emulated: Cluster) -> None:
+    following = subprocess.Popen(
+        emulated.command("events", "-f", "-n", "1000", "-o", "jsonl"),
+        env=emulated.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen: list[dict[str, Any]] = []
+
+    def read() -> None:
+        assert following.stdout is not None
+        seen.extend(json.loads(line) for line in following.stdout)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        wait_for(lambda: any(e["kind"] == "controller_started" for e in seen), "its first events")
+        first_epoch = seen[0]["position"].partition("-")[0]
+        (controller,) = [
+            process
+            for process in marked_processes(emulated.nonce)
+            if emulated.control_port in listening_ports(process)
+        ]
+        controller.kill()
+        wait_for(
+            lambda: [e for e in seen if not e["position"].startswith(first_epoch)],
+            "events of the next controller",
+            60,
+        )
+        emulated.wait_state("ready", 60)
+    finally:
+        following.send_signal(signal.SIGINT)
+        reader.join(timeout=10)
+        _, said = following.communicate(timeout=10)
+    assert following.returncode == 130
+    assert "restarted" in said
+
+
+def test_load_leaves_no_token_lost_or_doubled(emulated: Cluster, tmp_path: Path) -> None:
+    report = tmp_path / "bench.json"
+    done = emulated.run(
+        "bench",
+        "--rate",
+        "4",
+        "--duration",
+        "10",
+        "--lengths",
+        "64,40",
+        "--seed",
+        "7",
+        "--priority",
+        "high=0.2",
+        "--json",
+        str(report),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert found["schema_version"] == 1
+    assert "ttft_s" in done.stdout.lower() or "ttft" in done.stdout.lower()
+    emulated.wait_quiet()
+
+
+def test_a_recording_of_load_can_be_read_again(emulated: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "load.jsonl"
+    recording = subprocess.Popen(
+        emulated.command("record", str(file), "--duration", "4", "--refresh", "0.5"),
+        env=emulated.env,
+    )
+    load = ("--rate", "4", "--duration", "3", "--lengths", "32,20")
+    assert emulated.run("bench", *load).returncode == 0
+    assert recording.wait(timeout=30) == 0
+    with RecordingReader(file) as reader:
+        kinds = {frame.type for frame in reader}
+    assert {"status", "event"} <= kinds
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_metrics_on_both_listeners(emulated: Cluster) -> None:
+    view_token = (emulated.state_dir / "view-token").read_text().strip()
+    control = f"http://127.0.0.1:{emulated.control_port}/metrics"
+    assert httpx.get(control).status_code == 401
+    page = httpx.get(control, headers={"Authorization": f"Bearer {view_token}"}).text
+    assert 'llumctl_instance_freeness_steps{instance_id="i-0"}' in page
+    frontend = httpx.get(f"{emulated.url}/metrics").text
+    assert "llumctl_request_ttft_seconds_bucket" in frontend
+    assert "vllm:" in frontend
+
+
+# -- the security baseline, on a live cluster ---------------------------------------------
+
+
+def secrets_of(cluster: Cluster) -> list[str]:
+    plan = json.loads((cluster.state_dir / "plan.json").read_text())
+    ray_token = (cluster.state_dir / "ray.token").read_text().strip()
+    return [plan["control_token"], plan["view_token"], plan["members_key"], ray_token]
+
+
+def test_no_secret_in_argv_logs_metrics_or_events(emulated: Cluster) -> None:
+    secrets = secrets_of(emulated)
+    assert all(len(secret) >= 32 for secret in secrets)
+    processes = marked_processes(emulated.nonce)
+    assert len(processes) > NUM_INSTANCES
+    argv = " ".join(" ".join(process.cmdline()) for process in processes)
+    logs = "".join(
+        file.read_text(errors="replace") for file in (emulated.state_dir / "logs").iterdir()
+    )
+    audit = (emulated.state_dir / "audit.log").read_text()
+    metrics = httpx.get(f"{emulated.url}/metrics").text
+    told = emulated.run("events", "-o", "json").stdout
+    shown = emulated.run("config", "show").stdout
+    for secret in secrets:
+        for where in (argv, logs, audit, metrics, told, shown):
+            assert secret not in where
+
+
+def test_state_is_for_its_owner_only(emulated: Cluster) -> None:
+    folders = [emulated.state_dir, *(p for p in emulated.state_dir.rglob("*") if p.is_dir())]
+    assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in folders)
+    files = [p for p in emulated.state_dir.rglob("*") if p.is_file()]
+    assert {"plan.json", "run.json", "ray.token", "view-token", "audit.log"} <= {
+        file.name for file in files
+    }
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+
+
+def test_everything_listens_on_loopback(emulated: Cluster) -> None:
+    """Ray's own services too."""
+    addresses = [
+        connection.laddr
+        for process in marked_processes(emulated.nonce)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {emulated.port, emulated.control_port} <= {address.port for address in addresses}
+    assert len(addresses) > 2 * NUM_INSTANCES
+    assert {address.ip for address in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_ray_wants_its_token(emulated: Cluster, tmp_path: Path) -> None:
+    """A process of the same user that does not have the cluster's token is turned away."""
+    plan = json.loads((emulated.state_dir / "plan.json").read_text())
+    log = (emulated.state_dir / "logs" / "head.log").read_text()
+    address = next(
+        line.rpartition(" ")[2] for line in log.splitlines() if "launched on Ray at" in line
+    )
+    wrong = tmp_path / "ray.token"
+    wrong.write_text("f" * 64)
+    tried = subprocess.run(
+        [
+            str(Path(emulated.llumctl).with_name("python")),
+            "-c",
+            "import ray, sys; ray.init(address=sys.argv[1], namespace=sys.argv[2]);"
+            " print(ray.util.list_named_actors())",
+            address,
+            plan["namespace"],
+        ],
+        env={
+            **emulated.env,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(wrong),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on loopback, as the cluster is
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert tried.returncode != 0
+    assert "i-0" not in tried.stdout
+    assert "token" in (tried.stderr + tried.stdout).lower()
