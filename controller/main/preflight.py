@@ -19,6 +19,7 @@ from controller.adapters.embedded_model import ensure
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EMBEDDED_MODEL, Settings
 from controller.core.dispatch import POLICIES, find_policy
+from controller.core.snapshot import blocks_for
 from controller.main.engine_args import check_engine_args
 
 GIB = 1 << 30
@@ -29,6 +30,8 @@ DEFAULT_CPU_INSTANCES = 2
 EMBEDDED_KV_BYTES = 128 << 20
 # vLLM cuts the context to what the KV cache holds, where nobody asked for more.
 AUTO_FIT = -1
+# CPU attention wants multiples of 32; vLLM itself takes 128.
+CPU_BLOCK_SIZE = 32
 HUB_TIMEOUT_S = 10.0
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
@@ -179,7 +182,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     """What vLLM gets: ours, then defaults for this machine, then the user's over them."""
     args: dict[str, Any] = {}
     if not gpus:
-        args |= {"block_size": 32}  # CPU attention wants multiples of 32; vLLM itself takes 128
+        args |= {"block_size": CPU_BLOCK_SIZE}
         if "kv_cache_memory_bytes" not in settings.engine:
             available = psutil.virtual_memory().available
             share = int(available * CPU_KV_SHARE / num_instances)
@@ -231,15 +234,18 @@ def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
         per_token = 2 * config["num_hidden_layers"] * heads * head_dim * width
         context = int(args.get("max_model_len") or config["max_position_embeddings"])
         kv_bytes = int(args["kv_cache_memory_bytes"])
+        block_size = int(args.get("block_size") or CPU_BLOCK_SIZE)
     except (KeyError, TypeError, ValueError):
         return  # not sizes that we can read: vLLM will judge
-    needed = per_token * context
+    # One block more than the request has: vLLM keeps one for itself, the null block.
+    needed = per_token * (blocks_for(context, block_size) + 1) * block_size
+    fits = max(0, kv_bytes // per_token // block_size - 1) * block_size
     if context != AUTO_FIT and kv_bytes < needed:
         raise UsageError(
-            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {kv_bytes // per_token} tokens,"
+            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {fits} tokens,"
             f" less than one request of max_model_len = {context}",
             f"llumctl up --engine-arg kv_cache_memory_bytes={needed * 2}"
-            f"      or      --engine-arg max_model_len={kv_bytes // per_token // 32 * 32}",
+            f"      or      --engine-arg max_model_len={fits}",
         )
 
 
