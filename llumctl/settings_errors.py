@@ -77,16 +77,17 @@ def unknown_key(where: str, path: Path) -> UsageError:
 
 
 def nearest_key(path: Path) -> str:
-    """The valid table or key that resembles it most: same table first, then any; else ''."""
+    """The valid table or key that resembles it most; else ''. The very key in another table
+    goes first, then those of the same table, then any."""
     words = [str(part) for part in path if not isinstance(part, int)]
     dotted = {key: f"{table}.{key}" for table, key in reversed(list(_all_keys()))}
+    if words[-1] in dotted:
+        return dotted[words[-1]]
     if len(words) > 1 and words[0] in Settings.model_fields:
         own = [key for table, key in _all_keys() if table == words[0]]
         if found := difflib.get_close_matches(words[-1], own, 1):
             return f"{words[0]}.{found[0]}"
-    elif words[-1] not in dotted and (
-        found := difflib.get_close_matches(words[0], Settings.model_fields, 1)
-    ):
+    elif found := difflib.get_close_matches(words[0], Settings.model_fields, 1):
         return found[0]
     found = difflib.get_close_matches(words[-1], dotted, 1)
     return dotted[found[0]] if found else ""

@@ -111,7 +111,7 @@ def test_show_is_a_config_file_of_the_same_settings(tmp_path: Path, capsys: Capt
 def test_show_defaults(capsys: Captured) -> None:
     shown = told(capsys, "show")
     assert "# instances = null\n" in shown
-    assert tomllib.loads(shown)["endpoint"] == {"host": "127.0.0.1", "port": 8000}
+    assert tomllib.loads(shown)["control"] == Settings().control.model_dump()
     whole = json.loads(told(capsys, "show", "-o", "json"))
     assert whole == {"schema_version": 1, "settings": Settings().model_dump(mode="json")}
 
