@@ -11,8 +11,8 @@ ARGS ?=
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
-	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 8 minutes)"
-	@echo "make test-unit       the tests without Ray and vLLM (under 30 s)"
+	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 10 minutes)"
+	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 
