@@ -9,6 +9,8 @@ import os
 import time
 from pathlib import Path
 
+from controller.api.errors import LlumctlError
+
 FILE = "audit.log"
 MAX_FIELD_CHARS = 200
 
@@ -18,8 +20,8 @@ class AuditLog:
         self.path = Path(state_dir) / FILE
 
     def write(self, *, actor: str, action: str, target: str, outcome: str, cause_id: str) -> None:
-        """`outcome`: done, or why not. Raises OSError if it cannot be written: then what was
-        asked for must not be done either."""
+        """`outcome`: done, or why not. Raises LlumctlError if it cannot be written: what was
+        asked for should not be done then either."""
         entry = {
             "time_s": round(time.time(), 3),
             "actor": printable(actor),
@@ -28,11 +30,18 @@ class AuditLog:
             "outcome": printable(outcome),
             "cause_id": cause_id,
         }
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(self.path, flags, 0o600)
         try:
-            # One write: lines of several processes do not mix.
-            os.write(descriptor, json.dumps(entry).encode() + b"\n")
+            self._append(json.dumps(entry).encode() + b"\n")
+        except OSError as error:
+            raise LlumctlError(
+                f"cannot write the audit log {self.path}: {error.strerror}", "llumctl doctor"
+            ) from error
+
+    def _append(self, line: bytes) -> None:
+        """One write: lines of several processes do not mix."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -43,6 +43,8 @@ class EventKind(StrEnum):
     FRONTEND_FAILED = "frontend_failed"
     CONTROLLER_STARTED = "controller_started"
     OPERATOR = "operator"
+    EVENTS_LOST = "events_lost"
+    """A member told of more than arrived: the controller lagged, or was not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,6 @@ class EventLog:
     @property
     def last_position(self) -> str:
         return self._position(self._last_seq)
-
-    @property
-    def num_events(self) -> int:
-        """All that were ever appended."""
-        return self._last_seq
 
     def append(self, event: LoggedEvent) -> str:
         """Its position."""

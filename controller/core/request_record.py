@@ -62,3 +62,24 @@ def listing_order(record: RequestRecord) -> tuple[int, float, str]:
         assert record.end_time_s is not None
         return (len(_LISTED_FIRST), -record.end_time_s, record.request_id)
     return (_LISTED_FIRST.index(record.state), record.arrival_time_s, record.request_id)
+
+
+def match_rank(
+    wanted: str, request_id: str, client_request_id: str, parent_id: str | None
+) -> int | None:
+    """How well a request answers to a name: its id (0), the client's or its parent's (1), the
+    beginning of its id (2); None: not at all."""
+    if request_id == wanted:
+        return 0
+    if wanted in (client_request_id, parent_id):
+        return 1
+    return 2 if request_id.startswith(wanted) else None
+
+
+def found_order(wanted: str | None, record: RequestRecord) -> tuple[int, tuple[int, float, str]]:
+    """Those that answer best to the name that was asked for first, else in listing order."""
+    if wanted is None:
+        return (0, listing_order(record))
+    names = (record.request_id, record.client_request_id, record.parent_id)
+    rank = match_rank(wanted, *names)
+    return (3 if rank is None else rank, listing_order(record))

@@ -36,9 +36,25 @@ def run(
         if state is None:
             return False
         grace_s = state.grace_s if timeout_s is None else timeout_s
+        note(state, "down: drain" if drain else "down: now", progress)
         tear_down(state, drain=drain, grace_s=grace_s, progress=progress)
         progress(f"cluster {cluster} has stopped")
         return True
+
+
+def note(state: RunState, action: str, progress: Callable[[str], None]) -> None:
+    """Into the audit log, if that can be written: stopping must work on a full disk, too. The
+    controller makes an entry of its own, if it lives."""
+    try:
+        AuditLog(run_state.state_path(state.cluster)).write(
+            actor=actor(),
+            action=action,
+            target=f"cluster {state.cluster}",
+            outcome="begun",
+            cause_id=f"down-{state.nonce}",
+        )
+    except LlumctlError as error:
+        progress(f"{error.message}; going on")
 
 
 def tear_down(
@@ -51,14 +67,6 @@ def tear_down(
     """First by asking the controller, then by ending what is left, which covers a dead one.
 
     Safe to call again after it was interrupted."""
-    # Once more, and not by the controller alone: it may be dead.
-    AuditLog(run_state.state_path(state.cluster)).write(
-        actor=actor(),
-        action="down: drain" if drain else "down: now",
-        target=f"cluster {state.cluster}",
-        outcome="begun",
-        cause_id=f"down-{state.nonce}",
-    )
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
     if state.owns_ray:

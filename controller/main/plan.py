@@ -51,6 +51,14 @@ class ClusterPlan(BaseModel):
     def levels(self) -> tuple[Level, ...]:
         return tuple(Level(p.name, p.rank, p.target_load_tokens) for p in self.settings.priority)
 
+    def for_instances(self) -> "ClusterPlan":
+        """Without the secrets that an instance has no use for."""
+        return self.model_copy(update={"control_token": "", "view_token": "", "api_keys": ()})
+
+    def for_frontends(self) -> "ClusterPlan":
+        """Without the control API's tokens."""
+        return self.model_copy(update={"control_token": "", "view_token": ""})
+
     @property
     def model_name(self) -> str:
         return self.settings.endpoint.served_model_name or self.settings.cluster.model

@@ -29,13 +29,17 @@ async def controller(plan_json: str) -> None:
 
     plan = ClusterPlan.model_validate_json(plan_json)
     mailbox = ZmqMailbox(_bind_host(plan), plan.members_port, ClusterKey(plan.members_key))
-    arguments = {"plan_json": plan_json, "controller_address": mailbox.address}
+    for_instances = {"plan_json": plan.for_instances().model_dump_json()}
+    for_frontends = {"plan_json": plan.for_frontends().model_dump_json()}
+    address = {"controller_address": mailbox.address}
     launcher = RayLauncher(
         plan.namespace,
         plan.log_dir,
-        instance=ActorPlan(f"{__name__}:llumlet", arguments, plan.num_gpus_per_instance),
+        instance=ActorPlan(
+            f"{__name__}:llumlet", for_instances | address, plan.num_gpus_per_instance
+        ),
         # Where the controller is, which is the machine of `up`: its address is the endpoint's.
-        frontend=ActorPlan(f"{__name__}:frontend", arguments, node_id=_ray_node_id()),
+        frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
     )
     table = plan.settings.control
     service = Controller(mailbox, launcher, plan.scheduler_config, table.max_events)
@@ -53,6 +57,7 @@ async def controller(plan_json: str) -> None:
         Access(table.host, table.port, plan.control_token, plan.view_token),
         AuditLog(plan.state_dir),
         metrics=lambda status: metrics.render(status, service.journal.counts),
+        metrics_type=metrics.CONTENT_TYPE,
     )
     await server.run_beside(service.run())
 

@@ -27,7 +27,7 @@ from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation, preflight
-from controller.main.down import tear_down
+from controller.main.down import note, tear_down
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
 from controller.main.ray_environment import head_environment, ray_authentication
@@ -246,6 +246,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
 
 def _stop_on_request(state: RunState, progress: Progress) -> None:
     progress("stopping: live requests may finish; Ctrl-C again to stop at once")
+    note(state, "down: Ctrl-C or SIGTERM", progress)
     try:
         tear_down(state, drain=True, grace_s=state.grace_s, progress=progress)
     except KeyboardInterrupt:

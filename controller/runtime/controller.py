@@ -88,11 +88,13 @@ class Controller:
             lambda frontend_id, asked: self._send(self.roster.members[frontend_id], asked)
         )
         self.was_ready = False
-        self._stalled: set[str] = set()
+        self._silent_since_s: dict[tuple[str, int], float] = {}
+        """Of stalled incarnations: when they last reported."""
         self._sent_directory: Directory | None = None
         self._sent_directory_s = float("-inf")
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
+        self._cut = False
 
     # -- life ----------------------------------------------------------------------------
 
@@ -113,12 +115,18 @@ class Controller:
             self._watch_progress()
             self._send_directory_if_due()
 
+    def would_stop(self, drain: bool) -> bool:
+        """Whether `stop` would change anything: the first call does, and one that cuts short
+        what drains."""
+        return self._stopping is None or not (drain or self._cut or self.stopped)
+
     def stop(self, drain: bool, grace_s: float) -> None:
         """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
 
         Called again, only the first call counts, but a later `drain=False` cuts it short."""
-        if self._stopping is not None and (drain or self.stopped):
+        if not self.would_stop(drain):
             return
+        self._cut = not drain
         grace_s = grace_s if drain else 0.0
         self._stop_by_s = self.now_s() + grace_s + STOP_MARGIN_S
         self._to_frontends(DrainFrontend(grace_s))
@@ -151,9 +159,8 @@ class Controller:
         match decode(head):
             case StatusPushed() as status:
                 self._on_status(status)
-            case Happened(events=events):
-                for event in events:
-                    self.journal.append(event)
+            case Happened() as told:
+                self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
             case RequestsAnswered() as answer:
                 self.queries.answered(answer)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
@@ -227,6 +234,7 @@ class Controller:
             self._announce_death(member, member.incarnation, "its process is gone")
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
+        self._silent_since_s.pop((member.member_id, incarnation), None)
         self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
             self._handle(InstanceDied(member.member_id, incarnation))
@@ -295,14 +303,17 @@ class Controller:
         for member in self.roster.instances():
             record = self.scheduler.instances.get(member.member_id)
             if not member.serving or record is None:
-                self._stalled.discard(member.member_id)
                 continue
             refusal = record.refusal(now_s)
             if refusal is not None:
                 self._send(member, StatusPull(), droppable=True)
-            if (refusal == "stalled") != (member.member_id in self._stalled):
-                self._stalled ^= {member.member_id}
-                self.journal.stalled(member, refusal == "stalled", now_s - record.last_report_s)
+            key = (member.member_id, member.incarnation)
+            if refusal == "stalled" and key not in self._silent_since_s:
+                self._silent_since_s[key] = record.last_report_s
+                self.journal.stalled(member, True, now_s - record.last_report_s)
+            elif refusal is None and key in self._silent_since_s:
+                silence_s = record.last_report_s - self._silent_since_s.pop(key)
+                self.journal.stalled(member, False, silence_s)
 
     def _to_frontends(self, message: Message) -> None:
         for frontend in self.roster.frontends():

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from controller.core.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.events import Dispatch, Reject
@@ -34,6 +34,8 @@ class Journal:
         self.log = EventLog(epoch, max_events)
         self.counts: Counter[EventKind] = Counter()
         """All events of a kind since this controller started."""
+        self._num_told: dict[tuple[str, int], int] = {}
+        """By member and incarnation: how many events it told of so far."""
         self._wall_clock = wall_clock
         self._appended = asyncio.Event()
 
@@ -46,6 +48,28 @@ class Journal:
         self.counts[event.kind] += 1
         self._appended.set()
         self._appended = asyncio.Event()
+
+    def told(
+        self, member_id: str, incarnation: int, num_before: int, events: Sequence[LoggedEvent]
+    ) -> None:
+        """Takes what a member tells of, and says if something before it is missing. What was
+        told before this controller began is not."""
+        key = (member_id, incarnation)
+        num_lost = num_before - self._num_told.get(key, num_before)
+        self._num_told[key] = num_before + len(events)
+        if num_lost > 0:
+            is_instance = member_id.startswith("i-")
+            self._append(
+                EventKind.EVENTS_LOST,
+                f"lost-events-{member_id}-{incarnation}",
+                "the controller lagged",
+                instance_id=member_id if is_instance else None,
+                frontend_id=None if is_instance else member_id,
+                incarnation=incarnation,
+                numbers={"num_lost": num_lost},
+            )
+        for event in events:
+            self.append(event)
 
     def controller_started(self) -> None:
         self._append(EventKind.CONTROLLER_STARTED, "start-controller")

@@ -177,8 +177,8 @@ class Llumlet:
                     )
                 )
                 if emitting.next_index == 0 and emitted.num_tokens:
-                    now_s = time.time()
-                    self._ttft.add(now_s, now_s - emitting.arrival_time_s)
+                    ttft_s = time.time() - emitting.arrival_time_s
+                    self._ttft.add(time.monotonic(), ttft_s)
                 emitting.next_index += emitted.num_tokens
                 if emitted.finished:
                     del self._emitting[emitted.request_id]
@@ -218,7 +218,7 @@ class Llumlet:
         )
 
     def _push_status(self, status: StatusPushed) -> None:
-        now_s = time.time()
+        now_s = time.monotonic()
         if now_s >= self._percentile_at_s:
             self._percentile_at_s = now_s + PERCENTILE_EVERY_S
             self._ttft_p99_s = self._ttft.percentile(0.99, now_s)

@@ -50,6 +50,7 @@ class Membership:
         self._detail = ""
         self._info: EngineInfo | None = None
         self._untold: list[LoggedEvent] = []
+        self._num_told = 0
 
     def tell(self, event: LoggedEvent) -> None:
         """The controller shall log it; what happens in one turn of the loop goes together."""
@@ -58,8 +59,10 @@ class Membership:
         self._untold.append(event)
 
     def _tell_controller(self) -> None:
-        told, self._untold = tuple(self._untold), []
-        self._mailbox.send(self.controller_address, encode(Happened(told)), droppable=True)
+        events, self._untold = tuple(self._untold), []
+        told = Happened(events, self.member_id, self.incarnation, self._num_told)
+        self._num_told += len(events)
+        self._mailbox.send(self.controller_address, encode(told), droppable=True)
 
     def report(self, phase: Phase, detail: str = "", info: EngineInfo | None = None) -> None:
         """Tell the controller at once that this process has got so far."""

@@ -87,9 +87,16 @@ class StatusPushed(Message, frozen=True):
 
 
 class Happened(Message, frozen=True):
-    """Member to controller, and instance to the frontend whose requests it is about."""
+    """Member to controller, and instance to the frontend whose requests it is about.
+
+    To the controller a member says how many events it told of before (`num_before`): what a
+    controller that lags did not get can be counted then.
+    """
 
     events: tuple[LoggedEvent, ...]
+    member_id: str = ""
+    incarnation: int = 0
+    num_before: int = 0
 
 
 class RequestsAsked(Message, frozen=True):

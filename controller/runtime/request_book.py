@@ -7,17 +7,27 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from controller.core.event_log import EventKind, LoggedEvent, Number
 from controller.core.latency_window import LatencyWindow
-from controller.core.request_record import ENDED, RequestRecord, RequestState, listing_order
+from controller.core.request_record import (
+    ENDED,
+    RequestRecord,
+    RequestState,
+    found_order,
+    match_rank,
+)
 from controller.runtime.messages import RequestsAsked
 
 MAX_HISTORY = 64
 """Events kept per request: the first ones say where it came from, the last where it is, so
 what falls out is in the middle."""
 
+FINISHED = RequestState.FINISHED
+_OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
+"""By vLLM's finish reason; all others are ends as the client wanted them."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.ABORTED: EventKind.ABORTED,
@@ -72,13 +82,14 @@ class RequestBook:
         observer: RequestObserver | None = None,
         max_ended: int = 1000,
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._frontend_id = frontend_id
         self._level_names = level_names
         self._on_event = on_event
         self._observer = observer
         self._max_ended = max_ended
-        self._wall_clock = wall_clock
+        self._wall_clock, self._clock = wall_clock, clock
         self._live: dict[str, _Entry] = {}
         self._ended: OrderedDict[str, _Entry] = OrderedDict()
         self._ttft = LatencyWindow()
@@ -89,7 +100,7 @@ class RequestBook:
 
     def ttft_p99_s(self) -> float | None:
         """Over the last minute."""
-        return self._ttft.percentile(0.99, self._wall_clock())
+        return self._ttft.percentile(0.99, self._clock())
 
     def arrived(
         self,
@@ -151,12 +162,12 @@ class RequestBook:
         if num_tokens and entry.first_token_time_s is None:
             entry.first_token_time_s = now_s = self._wall_clock()
             ttft_s = now_s - entry.arrival_time_s
-            self._ttft.add(now_s, ttft_s)
+            self._ttft.add(self._clock(), ttft_s)
             if self._observer:
                 self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens
         if finish_reason is not None:
-            self.ended(request_id, RequestState.FINISHED, finish_reason)
+            self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)
 
     def ended(
         self, request_id: str, state: RequestState, reason: str, cause_id: str | None = None
@@ -183,7 +194,7 @@ class RequestBook:
             for entry in (*self._live.values(), *self._ended.values())
             if _matches(entry, asked)
         ]
-        found.sort(key=listing_order)
+        found.sort(key=partial(found_order, asked.matching))
         return tuple(found[: asked.max_requests]), len(found)
 
     def _event(
@@ -241,15 +252,11 @@ def _outcome(entry: _Entry) -> dict[str, Number]:
 
 
 def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
-    wanted = asked.matching
+    names = (entry.request_id, entry.client_request_id, entry.parent_id)
     return (
         (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
-        and (
-            wanted is None
-            or entry.request_id.startswith(wanted)
-            or wanted in (entry.client_request_id, entry.parent_id)
-        )
+        and (asked.matching is None or match_rank(asked.matching, *names) is not None)
         # An instance's requests are those it has now.
         and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
     )

@@ -4,8 +4,9 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from controller.core.request_record import RequestRecord, RequestState, listing_order
+from controller.core.request_record import RequestRecord, RequestState, found_order
 from controller.runtime.messages import RequestsAnswered, RequestsAsked
 
 # A frontend answers within milliseconds; one that is stuck must not stop the listing.
@@ -44,7 +45,7 @@ class RequestQueries:
         history: bool = False,
         max_requests: int = 1000,
     ) -> Found:
-        """Those that match at all frontends, in listing order."""
+        """Those that match at all frontends: the best matches first, else in listing order."""
         query_id = f"q-{next(self._ids)}"
         pending = self._pending[query_id] = _Pending(set(frontend_ids), [], asyncio.Event())
         asked = RequestsAsked(query_id, instance_id, states, matching, history, max_requests)
@@ -59,7 +60,7 @@ class RequestQueries:
             del self._pending[query_id]
         requests = sorted(
             (record for answer in pending.answers for record in answer.requests),
-            key=listing_order,
+            key=partial(found_order, matching),
         )
         return Found(
             tuple(requests[:max_requests]),

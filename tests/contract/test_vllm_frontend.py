@@ -7,6 +7,7 @@ import ast
 import asyncio
 import inspect
 import json
+import logging
 import textwrap
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -141,6 +142,8 @@ class PlayedRouter:
 
     engine: VllmEngine
     refusal: str = ""
+    holds_after: int | None = None
+    """No more than so many at a time are dispatched."""
     ranks: list[int] = field(default_factory=list)
     live: dict[str, int] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
@@ -148,19 +151,21 @@ class PlayedRouter:
     outcomes: list[tuple[RequestState, str]] = field(default_factory=list)
 
     async def submit(self, arrival: Arrival, payload: Any) -> None:
+        self.arrivals.append(arrival)
         request_id, rank = arrival.request_id, arrival.rank
         assert arrival.num_prompt_tokens > 0
         assert arrival.arrival_time_s > 1e9, "seconds since the epoch"
-        self.arrivals.append(arrival)
         await asyncio.sleep(0)
         if self.refusal:
             raise NotDispatchedError(self.refusal, 1.0)
+        if self.holds_after is not None and len(self.live) >= self.holds_after:
+            await asyncio.Event().wait()
         self.ranks.append(rank)
         self.live[request_id] = 0
         self.engine.add(self.engine.prepare([bytes(frame) for frame in payload], 0))
 
     def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
-        self.outcomes += [(outcome, reason) for r in request_ids if r in self.live]
+        self.outcomes += [(outcome, reason) for _ in request_ids]
         self.aborted += [r for r in request_ids if self.live.pop(r, None) is not None]
         self.engine.abort(list(request_ids))
 
@@ -233,6 +238,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
     """One app, as building it takes long; every scenario leaves it as it was."""
     async with serving(engine, engine_args) as bed:
         for scenario in (
+            our_own_log,
             a_completion,
             a_stream,
             logprobs,
@@ -243,6 +249,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             refusals,
             a_lost_instance,
             a_client_that_leaves,
+            a_client_that_leaves_before_all_choices_are_dispatched,
             unserved_paths,
             a_closed_gate,
         ):
@@ -251,6 +258,10 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             left = bed.left_over() - {"parent_requests"}  # see the test after this one
             assert left == set(), scenario.__name__
             assert engine.snapshot("i-0", 1).num_running == 0, scenario.__name__
+
+
+async def our_own_log(_bed: Bed) -> None:
+    assert logging.getLogger("controller.runtime.router").isEnabledFor(logging.INFO)
 
 
 async def a_completion(bed: Bed) -> None:
@@ -376,6 +387,28 @@ async def a_client_that_leaves(bed: Bed) -> None:
     assert bed.router.outcomes[-1] == (RequestState.ABORTED, "the client left")
     assert bed.router.arrivals[-1].client_request_id == "client-s-id"
     assert bed.router.arrivals[-1].parent_id is None
+
+
+async def a_client_that_leaves_before_all_choices_are_dispatched(bed: Bed) -> None:
+    from vllm import SamplingParams
+
+    async def read() -> None:
+        params = SamplingParams(max_tokens=300, n=2)
+        async for _ in bed.llm.generate({"prompt_token_ids": [400, 500]}, params, "of-two"):
+            pass
+
+    bed.router.holds_after = 1
+    num_before = len(bed.router.outcomes)
+    reading = asyncio.create_task(read())
+    while not bed.router.live:
+        await asyncio.sleep(0.001)
+    while not bed.router.arrivals[-1].request_id.startswith("1_"):
+        await asyncio.sleep(0.001)
+    reading.cancel()
+    await asyncio.wait({reading})
+    bed.router.holds_after = None
+    assert bed.router.live == {}
+    assert set(bed.router.outcomes[num_before:]) == {(RequestState.ABORTED, "the client left")}
 
 
 async def unserved_paths(bed: Bed) -> None:

@@ -39,7 +39,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _hear_interrupts() -> None:
+def hear_interrupts() -> None:
     """A shell without job control has its background jobs, tests too, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -106,7 +106,7 @@ class Cluster:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_hear_interrupts,
+                preexec_fn=hear_interrupts,
             )
         run_file = self.state_dir / "run.json"
         wait_for(lambda: run_file.exists() or self.process.poll() is not None, "the run state", 30)

@@ -139,6 +139,7 @@ class Listener:
             Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
             self.audit,
             metrics=lambda status: f"of {status.cluster}".encode(),
+            metrics_type="text/plain; version=0.0.4",
         )
         self.close = self._folder.cleanup
         self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"

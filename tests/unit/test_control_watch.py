@@ -99,9 +99,18 @@ async def test_a_stall_and_its_end_are_events(both: Both) -> None:
         controller._watch_progress()
     own.cluster.report()
     controller._watch_progress()
-    kinds = [event["kind"] for event in (await client.get("/v1/events")).json()["events"]]
-    assert kinds[-2:] == ["instance_stalled", "instance_recovered"]
-    assert kinds.count("instance_stalled") == 1
+    events = (await client.get("/v1/events")).json()["events"]
+    told = [(e["kind"], e["numbers"]["silence_s"]) for e in events if "silence_s" in e["numbers"]]
+    assert told == [("instance_stalled", 20.0), ("instance_recovered", 21.0)]
+    own.cluster.now_s += 20.0
+    controller._watch_progress()
+    own.cluster.hello("i-0", nonce="b")  # stalled for ever: another process took its place
+    own.cluster.report(incarnation=2)
+    controller._watch_progress()
+    events = (await client.get("/v1/events")).json()["events"]
+    kinds = [event["kind"] for event in events]
+    assert kinds.count("instance_stalled") == 2
+    assert kinds.count("instance_recovered") == 1
 
 
 async def test_watching_statuses_and_events(both: Both) -> None:
@@ -205,15 +214,42 @@ async def test_requests_and_one_with_its_history(both: Both) -> None:
     assert "0_p-3, 1_p-4" in (await client.get("/v1/requests/p")).json()["message"]
 
 
+async def test_a_client_s_id_is_found_among_many_that_begin_with_it(both: Both) -> None:
+    own, client = both
+    its = book(own)
+    for number in range(190):
+        its.arrived(f"req-1{number:03}-x", f"req-1{number:03}", None, 0, 8, 100.0)
+    its.arrived("req-1-x", "req-1", None, 0, 8, 50.0)
+    its.ended("req-1-x", RequestState.FINISHED, "stop")
+    assert (await client.get("/v1/requests/req-1")).json()["id"] == "req-1-x"
+    message = (await client.get("/v1/requests/req-")).json()["message"]
+    assert "names 191 sequences" in message
+    assert "and 181 more" in message
+
+
+async def test_what_a_member_could_not_tell_is_counted(both: Both) -> None:
+    own, client = both
+    event = LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", request_id="r")
+    for num_before, num_events in ((7, 1), (8, 2), (15, 1)):
+        told = Happened((event,) * num_events, "i-0", 1, num_before)
+        own.cluster.mailbox.say(encode(told), [])
+    events = (await client.get("/v1/events")).json()["events"][-5:]
+    assert [e["kind"] for e in events] == ["evicted"] * 3 + ["events_lost", "evicted"]
+    assert (events[3]["instance_id"], events[3]["numbers"]) == ("i-0", {"num_lost": 5})
+
+
 async def test_a_frontend_that_does_not_answer_is_named(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.05)
-    _, client = both
+    own, client = both
     listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
     assert (listed.requests, listed.silent_frontends) == ((), ("f-0",))
     missing = (await client.get("/v1/requests/r")).json()
     assert "no answer from f-0" in missing["message"]
+    own.cluster.mailbox.lose("mem://f-0")
+    gone = RequestList.model_validate_json((await client.get("/v1/requests")).content)
+    assert gone.silent_frontends == ("f-0",)
 
 
 async def test_the_view_token_looks_and_does_not_act(both: Both) -> None:
@@ -236,19 +272,20 @@ async def test_metrics_are_of_the_present_status(both: Both) -> None:
 async def test_every_action_is_in_the_audit_log_and_is_an_event(both: Both) -> None:
     own, client = both
     client.headers["X-Llumctl-Actor"] = "ana@host"
-    wrong = {"Authorization": "Bearer wrong"}
-    assert (await client.post("/v1/stop", headers=wrong)).status_code == 403
+    for token in ("wrong", VIEW_TOKEN):
+        refused = await client.post("/v1/stop", headers={"Authorization": f"Bearer {token}"})
+        assert refused.status_code == 403
     for body in ({"grace_s": 9}, {"grace_s": 9}, {"drain": False}):
         assert (await client.post("/v1/stop", json=body)).status_code == 200
     entries = [json.loads(line) for line in own.audit.path.read_text().splitlines()]
     assert [(entry["action"], entry["outcome"]) for entry in entries] == [
-        ("POST /v1/stop", "refused: bad_token"),
+        ("POST /v1/stop", "refused: view_only"),  # a stranger's call is no operator's action
         ("stop: grace 9 s", "done"),  # asked twice, done once
         ("stop at once", "done"),
     ]
     assert all(entry["actor"] == "ana@host from 127.0.0.1" for entry in entries)
     assert stat.S_IMODE(os.stat(own.audit.path).st_mode) == 0o600  # noqa: PTH116
-    assert "wrong" not in own.audit.path.read_text()
+    assert VIEW_TOKEN not in own.audit.path.read_text()
     events = (await client.get("/v1/events")).json()["events"]
     told = [(e["cause_id"], e["actor"]) for e in events if e["kind"] == "operator"]
     assert told == [(entry["cause_id"], entry["actor"]) for entry in entries]
@@ -269,5 +306,6 @@ async def test_what_cannot_be_audited_is_not_done(both: Both) -> None:
     own, client = both
     own.audit.path.mkdir()
     answer = await client.post("/v1/stop")
-    assert answer.status_code == 500
+    assert (answer.status_code, answer.json()["code"]) == (500, "not_audited")
+    assert "nothing was done" in answer.json()["message"]
     assert not own.cluster.controller.stopping

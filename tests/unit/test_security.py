@@ -21,9 +21,10 @@ import typer.main
 from pydantic import ValidationError
 
 from controller.adapters.vllm import environment
+from controller.api import run_state
 from controller.api.errors import UsageError
 from controller.api.settings import Settings
-from controller.main import up
+from controller.main import down, up
 from controller.main.engine_args import OWNED, check_engine_args, known_engine_args
 from controller.main.plan import ClusterPlan
 from controller.main.ray_environment import ray_authentication
@@ -142,6 +143,31 @@ def test_the_plan_does_not_show_its_secrets(tmp_path: Path) -> None:
     with pytest.raises(ValidationError) as refused:
         ClusterPlan.model_validate(good.model_dump() | {"api_keys": "user-42", "nonce": None})
     assert secret_words(str(refused.value)) == []
+
+
+def test_a_member_gets_no_more_secrets_than_it_needs(tmp_path: Path) -> None:
+    whole = plan(tmp_path)
+    control = {whole.control_token, whole.view_token}
+    for_instances = whole.for_instances().model_dump_json()
+    for_frontends = whole.for_frontends().model_dump_json()
+    assert all(secret not in for_instances for secret in {*control, *whole.api_keys})
+    assert all(secret not in for_frontends for secret in control)
+    assert all(key in for_frontends for key in whole.api_keys)
+    for sent in (for_instances, for_frontends):
+        assert whole.members_key in sent
+        assert ClusterPlan.model_validate_json(sent).settings == whole.settings
+
+
+def test_a_cluster_is_stopped_though_the_audit_log_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (run_state.state_dir("c1") / "audit.log").mkdir()
+    told: list[str] = []
+    state = SimpleNamespace(cluster="c1", nonce="n")
+    down.note(state, "down: now", told.append)  # type: ignore[arg-type]
+    assert "cannot write the audit log" in told[0]
+    assert told[0].endswith("going on")
 
 
 def test_own_ray_wants_a_token_and_serves_no_dashboard(tmp_path: Path) -> None:

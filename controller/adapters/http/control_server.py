@@ -31,6 +31,7 @@ from controller.adapters.http.requests import RequestsQuery, find_request, list_
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
 from controller.api.audit import AuditLog, printable
+from controller.api.errors import LlumctlError
 from controller.api.models import (
     ClusterStatus,
     EventPage,
@@ -64,7 +65,7 @@ class Access:
 
 
 class ControlServer:
-    """`metrics` renders the exposition that `/metrics` answers."""
+    """`metrics` renders what `/metrics` answers, of that media type."""
 
     def __init__(
         self,
@@ -73,14 +74,14 @@ class ControlServer:
         access: Access,
         audit: AuditLog,
         metrics: Callable[[ClusterStatus], bytes],
+        metrics_type: str,
     ) -> None:
         self._controller = controller
         self._labels = labels
         self._audit = audit
-        self._metrics = metrics
+        self._metrics, self._metrics_type = metrics, metrics_type
         self._started_s = time.monotonic()
         self._num_watchers = 0
-        self._stop_order: StopRequest | None = None
         self._socket = socket.create_server((access.host, access.port), backlog=128)
         app = Starlette(
             routes=[
@@ -138,7 +139,7 @@ class ControlServer:
         return _json(self._status_now())
 
     async def _scrape(self, _request: Request) -> Response:
-        return Response(self._metrics(self._status_now()), media_type="text/plain; version=0.0.4")
+        return Response(self._metrics(self._status_now()), media_type=self._metrics_type)
 
     async def _events(self, request: Request) -> Response:
         query = _query(request, EventsQuery)
@@ -153,21 +154,19 @@ class ControlServer:
         query = _query(request, WatchQuery)
         if self._num_watchers >= MAX_WATCHERS:
             raise ApiError(429, "too_many_watchers", f"{MAX_WATCHERS} watch already")
-        lines = frames(self._controller.journal, self._status_now, query)
         try:
-            first = await anext(lines)
+            lines = frames(self._controller.journal, self._status_now, query)
         except ValueError as error:
             raise ApiError(400, "bad_position", str(error), "llumctl events -f") from error
 
         async def counted() -> Any:
-            self._num_watchers += 1
             try:
-                yield first
                 async for line in lines:
                     yield line
             finally:
                 self._num_watchers -= 1
 
+        self._num_watchers += 1  # before anything is awaited: many may ask in one turn
         return StreamingResponse(counted(), media_type="application/x-ndjson")
 
     async def _requests(self, request: Request) -> Response:
@@ -181,25 +180,27 @@ class ControlServer:
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
-        how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
-        if order != self._stop_order:  # not merely asked how far it is
-            self._record(request.scope, how, "the cluster", "done")
-            self._stop_order = order
-        self._controller.stop(order.drain, order.grace_s)
+        if self._controller.would_stop(order.drain):  # not merely asked how far it is
+            how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
+            await self._record(request.scope, how, "the cluster", "done")
+            self._controller.stop(order.drain, order.grace_s)
         progress = StopProgress(
             stopped=self._controller.stopped, num_live_reqs=self._controller.num_live_reqs
         )
         return _json(progress)
 
-    def _record(self, scope: Scope, action: str, target: str, outcome: str) -> None:
+    async def _record(self, scope: Scope, action: str, target: str, outcome: str) -> None:
+        """Raises ApiError if it cannot be written, and so must not be done."""
         cause_id, actor = f"op-{secrets.token_hex(4)}", _actor(scope)
-        self._audit.write(
-            actor=actor, action=action, target=target, outcome=outcome, cause_id=cause_id
-        )
+        entry = {"actor": actor, "action": action, "target": target, "outcome": outcome}
+        try:
+            await asyncio.to_thread(self._audit.write, **entry, cause_id=cause_id)
+        except LlumctlError as error:
+            raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
         self._controller.journal.operator(cause_id, actor, f"{action} ({outcome})")
 
-    def _on_refused(self, scope: Scope, code: str) -> None:
-        self._record(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
+    async def _on_refused(self, scope: Scope, code: str) -> None:
+        await self._record(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
 
 
 def _query(request: Request, model: type[Query]) -> Query:

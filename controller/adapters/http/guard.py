@@ -6,19 +6,26 @@ name an Origin, or a Host that is none of ours, where a page talked them into ca
 
 import hmac
 import ipaddress
-from collections.abc import Callable
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.adapters.http.errors import error_response
 
-MAX_BODY_BYTES = 65_536
+log = logging.getLogger(__name__)
 
-OnRefused = Callable[[Scope, str], None]
+MAX_BODY_BYTES = 65_536
+# Strangers' calls are counted, and told of in the log so often at most.
+TELL_EVERY_S = 60.0
+
+OnRefused = Callable[[Scope, str], Awaitable[None]]
 
 
 class Guard:
-    """`on_refused` hears of refused calls that would have changed something."""
+    """`on_refused` hears of what a holder of a token asked for and may not do."""
 
     def __init__(
         self,
@@ -33,6 +40,8 @@ class Guard:
         self._view = f"Bearer {view_token}".encode()
         self._host = host
         self._on_refused = on_refused
+        self._refused: Counter[str] = Counter()
+        self._told_s = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,8 +51,10 @@ class Guard:
             await self._app(scope, _limited(receive), send)
             return
         status, code, message = refusal
-        if scope["method"] not in ("GET", "HEAD"):
-            self._on_refused(scope, code)
+        if code == "view_only":
+            await self._on_refused(scope, code)
+        else:
+            self._count(code)
         hint = "" if code == "too_large" else "llumctl status"
         await error_response(status, code, message, hint)(scope, receive, send)
 
@@ -65,6 +76,13 @@ class Guard:
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
             return 413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes"
         return None
+
+    def _count(self, code: str) -> None:
+        self._refused[code] += 1
+        now_s = time.monotonic()
+        if now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            log.warning("calls refused so far: %s", dict(self._refused))
 
     def _is_own_host(self, host: str) -> bool:
         """The address it listens on, or loopback by any name and port: tunnels end there."""

@@ -1,18 +1,19 @@
 """Requests on the control API: listed, and one of them with its history."""
 
 import time
-from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.views import request_model
 from controller.api.models import RequestDetail, RequestList, RequestState, RequestStatus
-from controller.core.request_record import RequestRecord
+from controller.core.request_record import RequestRecord, match_rank
 from controller.core.request_record import RequestState as CoreState
 from controller.runtime.controller import Controller
 
 _LISTED_MATCHES = 10
+BEGINNING = 2
+"""The rank (`match_rank`) of a request whose id only begins with what was asked for."""
 
 
 class RequestsQuery(BaseModel):
@@ -42,7 +43,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
         # As RequestStatus: a list does not carry histories.
         requests=tuple(RequestStatus.model_validate(model.model_dump()) for model in models),
         num_matching=found.num_matching,
-        silent_frontends=found.silent,
+        silent_frontends=(*found.silent, *_absent_frontends(controller)),
     )
 
 
@@ -53,16 +54,19 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     found = await controller.queries.ask(
         _serving_frontends(controller), matching=reference, history=True, max_requests=100
     )
-    matches = _best_matches(found.requests, reference)
+    best = _rank(reference, found.requests[0]) if found.requests else None  # they come first
+    matches = [record for record in found.requests if _rank(reference, record) == best]
     if len(matches) == 1:
         return request_model(matches[0], time.time())
     if matches:
+        # Of those that begin with it there may be more than were asked for.
+        num = found.num_matching if best == BEGINNING else len(matches)
         ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
-        more = f" and {len(matches) - _LISTED_MATCHES} more" if len(matches) > 10 else ""
+        more = f" and {num - _LISTED_MATCHES} more" if num > _LISTED_MATCHES else ""
         raise ApiError(
             409,
             "ambiguous",
-            f"{reference!r} names {len(matches)} sequences: {ids}{more}",
+            f"{reference!r} names {num} sequences: {ids}{more}",
             f"llumctl requests {matches[0].request_id}",
         )
     silent = f" (no answer from {', '.join(found.silent)})" if found.silent else ""
@@ -71,16 +75,15 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     )
 
 
-def _best_matches(records: Sequence[RequestRecord], reference: str) -> list[RequestRecord]:
-    """An exact id beats a client's id, and that the beginning of an id."""
-    for exact in (
-        lambda record: record.request_id == reference,
-        lambda record: reference in (record.client_request_id, record.parent_id),
-    ):
-        if found := [record for record in records if exact(record)]:
-            return found
-    return list(records)
+def _rank(reference: str, record: RequestRecord) -> int | None:
+    names = (record.request_id, record.client_request_id, record.parent_id)
+    return match_rank(reference, *names)
 
 
 def _serving_frontends(controller: Controller) -> list[str]:
     return [member.member_id for member in controller.roster.frontends() if member.serving]
+
+
+def _absent_frontends(controller: Controller) -> list[str]:
+    """Those that served and do not now: what they had is not in any list."""
+    return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]

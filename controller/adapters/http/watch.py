@@ -37,12 +37,21 @@ class WatchQuery(BaseModel):
     status_every_s: float | None = Field(None, ge=0.05, le=3600)
 
 
-async def frames(
+def frames(
     journal: Journal, status_now: Callable[[], ClusterStatus], query: WatchQuery
 ) -> AsyncIterator[bytes]:
-    """Raises ValueError, before the first line, for what is no position."""
+    """Raises ValueError for what is no position."""
     position = journal.log.last_position if query.after == LATEST else query.after or None
     journal.log.after(position, 0)
+    return _frames(journal, status_now, query, position)
+
+
+async def _frames(
+    journal: Journal,
+    status_now: Callable[[], ClusterStatus],
+    query: WatchQuery,
+    position: str | None,
+) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     status_at_s = loop.time() if query.status_every_s is not None else float("inf")
     ping_at_s = 0.0

@@ -9,6 +9,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # A library of vLLM's server puts this level on the root logger, ERROR if it is not set:
+    # all that we log in a frontend would be gone.
+    "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
     # Would let vLLM put pickles into what frontends and instances send each other.
     "VLLM_ALLOW_INSECURE_SERIALIZATION": None,
     # Would take kv_cache_memory_bytes's place (whole GiB only).

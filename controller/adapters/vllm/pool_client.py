@@ -37,8 +37,14 @@ UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or 
 class FailedRequests(Protocol):
     """The app's side of a failure."""
 
-    def fail(self, request_id: str, error: GracefulHTTPError) -> None:
-        """End this request, and its siblings of `n > 1`, with this error."""
+    def fail(
+        self,
+        request_id: str,
+        error: GracefulHTTPError,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
+        """End this request, and its siblings of `n > 1`, with this error; `outcome` is what
+        they are remembered by."""
 
     def has_failed(self, request_id: str) -> bool:
         """Whether it was ended together with a sibling before it was sent anywhere."""
@@ -113,10 +119,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
             status, why = REFUSALS[refusal.code]
             self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
         except asyncio.CancelledError:
-            self.abort([request.request_id], RequestState.ABORTED, "the client left")
-            self._app.fail(
-                request.request_id, GracefulHTTPError("client left", HTTPStatus.REQUEST_TIMEOUT)
-            )
+            left = GracefulHTTPError("the client left", HTTPStatus.REQUEST_TIMEOUT)
+            self._app.fail(request.request_id, left, RequestState.ABORTED)
             raise
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

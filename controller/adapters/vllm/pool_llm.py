@@ -63,7 +63,12 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         self._profile_session_active = False
         self._run_output_handler()
 
-    def fail(self, request_id: str, error: GracefulHTTPError) -> None:
+    def fail(
+        self,
+        request_id: str,
+        error: GracefulHTTPError,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
         """End a request, and with it its siblings of `n > 1`, with this error."""
         state = self.output_processor.request_states.get(request_id)
         if state is None:
@@ -72,7 +77,7 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
             state.queue.put(error)
         whole = state.parent_req or state
         ended = self.output_processor.abort_requests([whole.request_id], internal=True)
-        self.engine_core.abort(ended, RequestState.FAILED, str(error))
+        self.engine_core.abort(ended, outcome, str(error))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """The client left. As vLLM's own, and the reason is kept."""

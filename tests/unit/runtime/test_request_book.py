@@ -24,6 +24,7 @@ class Bed:
             self,
             max_ended=3,
             wall_clock=lambda: self.now_s,
+            clock=lambda: self.now_s,
         )
 
     def dispatched(self, level: str, queue_time_s: float) -> None:
@@ -119,6 +120,20 @@ def test_an_end_comes_once() -> None:
         (EventKind.FAILED, "i-0 died", "lost-i-0-1")
     ]
     assert bed.one("r").num_output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "state"),
+    [("stop", "finished"), ("length", "finished"), ("error", "failed"), ("abort", "aborted")],
+)
+def test_how_the_engine_ended_it(finish_reason: str, state: str) -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.send("r")
+    bed.book.emitted("r", 1, finish_reason)
+    assert (bed.one("r").state, bed.one("r").finish_reason) == (state, finish_reason)
+    assert bed.observed[-1][0] == state
+    assert [event.kind.value for event in bed.events] == [state]
 
 
 def test_only_where_it_runs_can_say_what_happened_to_it() -> None:
