@@ -87,8 +87,16 @@ def _check_keywords(schema: dict[str, Any]) -> None:
             check_regex(pattern)
     for keyword in ("minLength", "minItems", "minProperties"):
         count = schema.get(keyword)
+        # One that is no number, or is 500.0 or "500", no backend takes.
         if isinstance(count, int | float) and count > MAX_LEAST_COUNT:
             raise ValueError(f"{keyword} is more than {MAX_LEAST_COUNT}")
+    count = schema.get("min")  # in a structural tag; it costs what minLength does
+    if (
+        schema.get("type") == "repeat"
+        and isinstance(count, int | float)
+        and count > MAX_LEAST_COUNT
+    ):
+        raise ValueError(f"a repeat's min is more than {MAX_LEAST_COUNT}")
     properties = schema.get("properties")
     num_properties = len(properties) if isinstance(properties, dict) else 0
     if "minProperties" in schema and num_properties > MAX_PROPERTIES_COUNTED:

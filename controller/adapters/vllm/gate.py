@@ -12,7 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controller.adapters.vllm.api_keys import ApiKeys
 from controller.adapters.vllm.error_bodies import INTERNAL
-from controller.adapters.vllm.exchange import ClientLeftError, Exchange, RefusedError
+from controller.adapters.vllm.exchange import (
+    BodyRoom,
+    ClientLeftError,
+    Exchange,
+    RefusedError,
+)
 from controller.adapters.vllm.request_checks import find_fault, find_id_fault
 
 log = logging.getLogger(__name__)
@@ -20,6 +25,8 @@ log = logging.getLogger(__name__)
 # These take any length, beyond the model's context too: 8 MB kept the event loop for 5 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 1024 * 1024
+# What the bodies that are being read may take together, in bodies of the largest size.
+MAX_LARGE_BODIES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +48,11 @@ class Gate:
         self.closed = False
         """Whether the cluster stops: new requests are refused, live ones go on."""
         self.num_live = 0
+        """Requests whose bodies are complete; slow senders keep nobody out."""
         self.json_paths: frozenset[str] = frozenset()
         """Those that take a JSON object by POST."""
         self._limits = limits or GateLimits()
+        self.room = BodyRoom(MAX_LARGE_BODIES * self._limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
         self._priorities = priorities
 
@@ -72,31 +81,38 @@ class Gate:
         if method != "POST":
             await self.app(scope, exchange.receive, exchange.send)
             return
+        self._check_open()
+        if path not in self.json_paths:
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        exchange.set_deadline(self._limits.request_timeout_s)
+        self._check_place()  # before a body is read for nothing
+        max_bytes = self._limits.max_body_bytes
+        if path in TOKEN_PATHS:
+            max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
+        body = await exchange.read_body(max_bytes, self.room)
+        self._check_open()
+        self._check_place()
+        self.num_live += 1
+        try:
+            await self._serve(scope, exchange, body)
+        finally:
+            self.num_live -= 1
+
+    def _check_open(self) -> None:
         if self.closed:
             raise RefusedError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the cluster is stopping; send it to another one"
             )
-        if path not in self.json_paths:
-            await self.app(scope, exchange.receive, exchange.send)
-            return
+
+    def _check_place(self) -> None:
         if self.num_live >= self._limits.max_live_requests:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"this frontend serves {self.num_live} requests already; send it again",
             )
-        self.num_live += 1
-        try:
-            await self._serve(scope, exchange)
-        finally:
-            self.num_live -= 1
 
-    async def _serve(self, scope: Scope, exchange: Exchange) -> None:
-        timeout_s = self._limits.request_timeout_s
-        exchange.set_deadline(timeout_s)
-        max_bytes = self._limits.max_body_bytes
-        if scope["path"] in TOKEN_PATHS:
-            max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
-        body = await exchange.read_body(max_bytes)
+    async def _serve(self, scope: Scope, exchange: Exchange, body: bytes) -> None:
         own_id = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         if why := find_id_fault(own_id):
             raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
@@ -108,6 +124,5 @@ class Gate:
             if not exchange.timed_out:  # of a request that is cut, the app may say anything
                 raise
         if exchange.timed_out:
-            await exchange.fail(
-                HTTPStatus.GATEWAY_TIMEOUT, f"the request took longer than {timeout_s:g} s"
-            )
+            overdue = exchange.overdue
+            await exchange.fail(overdue.status, overdue.message)

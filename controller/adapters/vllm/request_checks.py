@@ -18,8 +18,17 @@ MAX_SEQUENCES = 1024
 # describes each failure. A million bad tokens, 4 MB, kept it from all else for 27 s, 2,048 bad
 # input items for 11 s.
 MAX_VALUES = 20_000
-MAX_ITEMS = {"messages": 2048, "input": 512}
+MAX_ITEMS = {"messages": 2048, "input": 512, "items": 1024}
 MAX_ID_CHARS = 128
+# vLLM's models also take "129", " 1_29 " and 129.0 for an integer: what we bound must be one.
+INTEGERS = ("n", "priority")
+# Of these vLLM asks the length or a field before it has looked at the type: a 500.
+KINDS: dict[str, tuple[type, str]] = {
+    "messages": (list, "a list"),
+    "tools": (list, "a list"),
+    "structured_outputs": (dict, "an object"),
+    "sampling_params": (dict, "an object"),
+}
 
 _DECODER = msgspec.json.Decoder()
 _HALF_A_PAIR = re.compile(
@@ -70,24 +79,22 @@ def find_id_fault(request_id: str) -> str | None:
 
 
 def _find_in_fields(request: dict[str, Any], priorities: Collection[int]) -> Fault | None:
-    if not isinstance(request.get("messages", []), list):
+    if "messages" in request and request["messages"] is None:
         return Fault("messages must be a list", "messages")
+    if fault := _find_wrong_kind(request):
+        return fault
     for field, max_items in MAX_ITEMS.items():
         found = request.get(field)
         if isinstance(found, list) and len(found) > max_items:
             return Fault(f"{field} has more than {max_items} items", field)
     n = request.get("n")
-    if isinstance(n, int) and n > MAX_CHOICES:
+    if n is not None and n > MAX_CHOICES:
         return Fault(f"n must be at most {MAX_CHOICES}, got {n}", "n")
-    prompts = request.get("prompt")
-    if isinstance(prompts, list) and isinstance(n, int) and not _are_tokens(prompts):
-        num_sequences = len(prompts) * n
-        if num_sequences > MAX_SEQUENCES:
-            return Fault(
-                f"prompts times n must be at most {MAX_SEQUENCES}, got {num_sequences}", "n"
-            )
+    num_sequences = _num_prompts(request) * (1 if n is None else n)
+    if num_sequences > MAX_SEQUENCES:
+        return Fault(f"prompts times n must be at most {MAX_SEQUENCES}, got {num_sequences}", "n")
     priority = request.get("priority")
-    if isinstance(priority, int) and priorities and priority not in priorities:
+    if priority is not None and priorities and priority not in priorities:
         allowed = ", ".join(map(str, sorted(priorities, reverse=True)))
         return Fault(f"priority {priority} is not one of {allowed}", "priority")
     request_id = request.get("request_id")
@@ -97,7 +104,32 @@ def _find_in_fields(request: dict[str, Any], priorities: Collection[int]) -> Fau
         check_constraints(request)
     except TooMuchError as error:
         return Fault(str(error), error.param)
+    # Of vLLM's /inference/v1/generate; itself it may have no second one.
+    if isinstance(inner := request.get("sampling_params"), dict):
+        fault = _find_in_fields({**inner, "sampling_params": None}, priorities)
+        return fault and Fault(f"sampling_params: {fault.message}", "sampling_params")
     return None
+
+
+def _find_wrong_kind(request: dict[str, Any]) -> Fault | None:
+    for field, (kind, name) in KINDS.items():
+        value = request.get(field)
+        if value is not None and not isinstance(value, kind):
+            return Fault(f"{field} must be {name}", field)
+    for field in INTEGERS:
+        value = request.get(field)
+        if value is not None and type(value) is not int:  # a bool is an int to Python
+            return Fault(f"{field} must be an integer", field)
+    return None
+
+
+def _num_prompts(request: dict[str, Any]) -> int:
+    """Of a completion, or conversations of a batch."""
+    lists = [request.get(field) for field in ("prompt", "prompt_embeds")]
+    messages = request.get("messages")
+    if messages and isinstance(messages[0], list):
+        lists.append(messages)
+    return sum(len(found) for found in lists if isinstance(found, list) and not _are_tokens(found))
 
 
 def _are_tokens(prompt: list[Any]) -> bool:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from controller.adapters.vllm import exchange
-from controller.adapters.vllm.error_bodies import INTERNAL
+from controller.adapters.vllm import gate as gate_module
+from controller.adapters.vllm.error_bodies import INTERNAL, error_type
 from controller.adapters.vllm.gate import Gate, GateLimits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -29,6 +30,13 @@ async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) 
         answer = await http.request(method, path, **({"content": b"{}"} | what))
     assert found.num_live == 0
     return answer
+
+
+async def ask_only(found: Gate, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+    """Beside others."""
+    transport = httpx.ASGITransport(app=found)
+    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+        return await http.post(PATH, content=body)
 
 
 def answering(status: int, body: bytes, *headers: tuple[bytes, bytes]) -> App:
@@ -115,15 +123,153 @@ async def test_a_body_of_exactly_the_limit_passes() -> None:
     assert answer.status_code == 413
 
 
-async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.01)
+async def stuck(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+    await asyncio.Event().wait()
+
+
+async def trickle() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("body", [stuck, trickle])
+async def test_a_body_that_does_not_come(
+    body: Callable[[], AsyncIterator[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.05)
+    answer = await asyncio.wait_for(ask(gate(never), content=body()), 20.0)
+    assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+    assert error(answer)["type"] == error_type(408)
+
+
+@pytest.mark.parametrize("body", [stuck, trickle])
+async def test_the_deadline_holds_for_the_body_too(
+    body: Callable[[], AsyncIterator[bytes]],
+) -> None:
+    limits = GateLimits(request_timeout_s=0.05)
+    answer = await asyncio.wait_for(ask(gate(never, limits), content=body()), 20.0)
+    assert (answer.status_code, answer.headers["connection"]) == (504, "close")
+    assert error(answer)["message"] == "the request took longer than 0.05 s"
+
+
+async def test_a_request_has_one_deadline_for_its_body_and_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadlines_s: list[float] = []
+    timeout_at = asyncio.timeout_at
+
+    def noting(when_s: float) -> asyncio.Timeout:
+        deadlines_s.append(when_s)
+        return timeout_at(when_s)
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+        assert await receive() == {"type": "http.disconnect"}
 
     async def body() -> AsyncIterator[bytes]:
         yield b"{"
-        await asyncio.Event().wait()
+        yield b"}"
 
-    answer = await ask(gate(never), content=body())
-    assert answer.status_code == 408
+    monkeypatch.setattr(asyncio, "timeout_at", noting)
+    answer = await ask(gate(app, GateLimits(request_timeout_s=0.05)), content=body())
+    assert (answer.status_code, len(set(deadlines_s))) == (504, 1)
+    assert len(deadlines_s) >= 3  # two pieces, then whether the client has left
+
+
+async def test_a_slow_body_earns_time_by_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.05)
+    monkeypatch.setattr(exchange, "BODY_BYTES_PER_S", 10)
+    loop = asyncio.get_running_loop()
+
+    async def body() -> AsyncIterator[bytes]:
+        begun_s = loop.time()
+        yield b"{}".ljust(1000)  # 100 s
+        while loop.time() < begun_s + 0.1:
+            await asyncio.sleep(0.001)
+        yield b" "
+
+    assert (await ask(gate(answering(200, b"ok")), content=body())).status_code == 200
+
+
+async def test_slow_senders_keep_nobody_out() -> None:
+    go_on, num_begun = asyncio.Event(), 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_begun
+        yield b"{"
+        num_begun += 1
+        await go_on.wait()
+        yield b"}"
+
+    served = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await served.wait()
+        await answering(200, b"ok")(scope, receive, send)
+
+    found = gate(app, GateLimits(max_live_requests=1))
+    slow = [asyncio.create_task(ask_only(found, body())) for _ in range(3)]
+    while num_begun < 3:
+        await asyncio.sleep(0)
+    assert found.num_live == 0
+    quick = asyncio.create_task(ask_only(found, b"{}"))
+    while found.num_live < 1:
+        await asyncio.sleep(0)
+    # Their bodies are complete only when all places are taken.
+    go_on.set()
+    assert [(await task).status_code for task in slow] == [429] * 3
+    served.set()
+    assert (await quick).status_code == 200
+    assert found.num_live == 0
+
+
+async def test_a_cluster_that_stops_while_a_body_comes() -> None:
+    found = gate(never)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        found.closed = True
+        yield b"}"
+
+    assert (await ask(found, content=body())).status_code == 503
+
+
+async def test_large_bodies_have_only_so_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "FREE_BODY_BYTES", 10)
+    monkeypatch.setattr(gate_module, "MAX_LARGE_BODIES", 1)
+    go_on = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{}".ljust(900)
+        await go_on.wait()
+        yield b" "
+
+    found = gate(answering(200, b"ok"), GateLimits(max_body_bytes=1000))
+    large = asyncio.create_task(ask_only(found, body()))
+    while found.room.num_free_bytes == 1000:
+        await asyncio.sleep(0)
+    assert found.room.num_free_bytes == 110
+    answer = await ask_only(found, b"{}".ljust(121))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert "too many large requests" in error(answer)["message"]
+    assert (await ask_only(found, b"{}".ljust(120))).status_code == 200
+    go_on.set()
+    assert (await large).status_code == 200
+    assert found.room.num_free_bytes == 1000
+    assert (await ask_only(found, b"{}".ljust(121))).status_code == 200
+
+
+async def test_room_is_given_back_by_those_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "FREE_BODY_BYTES", 0)
+    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.01)
+    monkeypatch.setattr(exchange, "BODY_BYTES_PER_S", 1e9)
+    found = gate(never, GateLimits(max_body_bytes=1000))
+    for pieces, status in (((b"x" * 500,), 408), ((b"x" * 500, b"x" * 501), 413)):
+        assert (await ask_only(found, stuck(*pieces))).status_code == status
+        assert found.room.num_free_bytes == 32_000
 
 
 async def test_a_client_that_leaves_before_its_body_has_come() -> None:

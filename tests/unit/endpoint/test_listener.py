@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from uvicorn import Config, Server
 
+from controller.adapters.vllm import exchange
 from controller.adapters.vllm.gate import Gate
 from controller.adapters.vllm.listener import SEND_BUFFER_BYTES, listen
 
@@ -101,4 +103,22 @@ async def test_a_body_that_is_too_large_is_answered_though_it_is_still_being_sen
             await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+
+async def test_a_body_that_trickles_in_is_ended_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.1)
+    async with serving(EndlessStream(), write_timeout_s=5.0) as (server, address):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 99999\r\n\r\n".encode())
+        answering = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        async with asyncio.timeout(20):
+            while not answering.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.001)
+            while server.server_state.connections:
+                await asyncio.sleep(0.001)
+        assert answering.result().startswith(b"HTTP/1.1 408 ")
         writer.close()

@@ -81,8 +81,7 @@ def test_many_brackets_in_a_string_are_not_depth() -> None:
 
 def test_fields() -> None:
     assert fault_of({"n": 129}) == "n must be at most 128, got 129"
-    assert fault_of({"n": True}) is None
-    assert fault_of({"n": "129"}) is None  # a wrong type is vLLM's to refuse
+    assert fault_of({"n": None, "priority": None}) is None
     assert fault_of({"prompt": ["a"] * 100, "n": 11}) is not None
     assert fault_of({"prompt": ["a"] * 100, "n": 10}) is None
     assert fault_of({"prompt": list(range(2000)), "n": 100}) is None  # one prompt, of tokens
@@ -90,10 +89,84 @@ def test_fields() -> None:
     assert fault_of({"messages": None}) == "messages must be a list"
 
 
+# vLLM's models take the first eight for integers.
+@pytest.mark.parametrize(
+    "value",
+    ["129", " 129\n", "1_29", "+0129", "129.0", 129.0, True, "1", 1.0, 1e3, "x", "", [129], {}],
+    ids=repr,
+)
+@pytest.mark.parametrize("field", ["n", "priority"])
+def test_a_bounded_number_is_an_integer_of_json(field: str, value: Any) -> None:
+    says = f"{field} must be an integer"
+    assert fault_of({field: value}) == says
+    assert fault_of({"prompt": ["a"] * 1000, field: value}) == says
+    assert fault_of({"use_beam_search": True, field: value}) == says
+    assert fault_of({"sampling_params": {field: value}}) == f"sampling_params: {says}"
+    found = find_fault(json.dumps({field: value}).encode(), ())
+    assert found is not None
+    assert found.param == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a"] * 1025},
+        {"prompt": [[1, 2]] * 513, "n": 2},
+        {"prompt": [[1, 2]] * 1025, "n": None},
+        {"prompt_embeds": ["a"] * 100, "n": 11},
+        {"prompt": ["a"] * 50, "prompt_embeds": ["a"] * 50, "n": 11},
+        {"messages": [[{"role": "user", "content": "a"}]] * 1025},
+    ],
+    ids=lambda fields: "+".join(fields),
+)
+def test_too_many_sequences(fields: dict[str, Any]) -> None:
+    says = fault_of(fields)
+    assert says is not None
+    assert says.startswith("prompts times n must be at most 1024, got 1")
+
+
+def test_as_many_sequences_as_may_be() -> None:
+    assert fault_of({"prompt": ["a"] * 8, "n": 128}) is None
+    assert fault_of({"prompt": ["a"] * 1024}) is None
+    assert fault_of({"messages": [[{}]] * 1024}) is None
+    assert fault_of({"prompt": [], "prompt_embeds": "x", "messages": [], "n": -5}) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("tools", 5, "tools must be a list"),
+        ("tools", {"x": 1}, "tools must be a list"),
+        ("structured_outputs", "x", "structured_outputs must be an object"),
+        ("structured_outputs", [{"regex": "a"}], "structured_outputs must be an object"),
+        ("sampling_params", [1], "sampling_params must be an object"),
+        ("messages", 1.5, "messages must be a list"),
+    ],
+)
+def test_kinds(field: str, value: Any, says: str) -> None:
+    assert fault_of({field: value}) == says
+
+
+@pytest.mark.parametrize(
+    ("inner", "says"),
+    [
+        ({"n": 129}, "n must be at most 128, got 129"),
+        ({"structured_outputs": {"regex": "(a+)+"}}, "would cost too much to follow"),
+        ({"structured_outputs": {"grammar": "x" * 8193}}, "8192 characters"),
+    ],
+)
+def test_sampling_params_have_the_same_bounds(inner: dict[str, Any], says: str) -> None:
+    why = fault_of({"sampling_params": inner | {"sampling_params": {"n": 1}}})
+    assert why is not None
+    assert why.startswith("sampling_params: ")
+    assert says in why
+
+
 def test_how_many() -> None:
     assert fault_of({"messages": [{}] * 2048}) is None
     assert fault_of({"messages": [{}] * 2049}) == "messages has more than 2048 items"
     assert fault_of({"input": [1] * 513}) == "input has more than 512 items"
+    assert fault_of({"items": ["a"] * 1025}) == "items has more than 1024 items"
     assert fault_of({"x": [{}] * 19_999}) is None
     assert fault_of({"x": [{}] * 20_001, "prompt": "a"}) is not None
 
@@ -151,6 +224,7 @@ def test_costly_patterns_are_found_wherever_they_are(request_: dict[str, Any]) -
     [
         ({"json": {"minLength": 501}}, "minLength"),
         ({"json": {"properties": {"a": {"minItems": 1e9}}}}, "minItems"),
+        ({"structural_tag": '{"format": {"type": "repeat", "min": 501}}'}, "repeat's min"),
         (
             {"json": {"minProperties": 1, "properties": {f"p{i}": {} for i in range(101)}}},
             "100 properties",
@@ -173,6 +247,8 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
         {"json": {"properties": {"pattern": {"type": "string"}, "minLength": {}}}},
         {"json": {"minLength": 500, "maxLength": 10**6, "maxItems": 10**6}},
         {"json": {"properties": {f"p{i}": {} for i in range(500)}}},
+        {"structural_tag": '{"format": {"type": "repeat", "min": 500, "max": 10000}}'},
+        {"json": {"type": "object", "min": 501}},
         {"json": "{"},
         {"json": 3, "regex": 3, "choice": 3, "grammar": 3},
     ],
@@ -182,7 +258,7 @@ def test_not_too_much(found: dict[str, Any]) -> None:
 
 
 def test_a_word_of_structure_in_the_text_is_nothing() -> None:
-    assert fault_of({"prompt": "(a+)+", "structured_outputs": None, "tools": "x"}) is None
+    assert fault_of({"prompt": "(a+)+", "structured_outputs": None, "text": "x"}) is None
 
 
 def test_a_large_body_of_tokens_is_fine() -> None:
