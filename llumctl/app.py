@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
+from controller.api.version import own_version
 from llumctl import errors, output
 from llumctl.commands import (
     bench,
@@ -63,13 +64,7 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        try:
-            version = metadata.version("llumctl")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
-        output.emit(f"llumctl {version}")
+        output.emit(f"llumctl {own_version() or '(not installed)'}")
         raise typer.Exit
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from controller.api.errors import NotFoundError, UsageError
 from controller.api.models import (
+    ENDED_STATES,
     ClusterState,
     ClusterStatus,
     InstanceState,
@@ -30,7 +31,6 @@ FORMS = (
 )
 GONE = "gone"
 """State of an instance that the cluster does not have (any more)."""
-ENDED = (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
 
 
 class Verdict(StrEnum):
@@ -116,7 +116,7 @@ class RequestIs:
         now = _is(f"request {found.id}", found.state, found.finish_reason or "")
         if found.state is self.state:
             return Judged(Verdict.HOLDS, now)
-        return Judged(Verdict.NEVER if found.state in ENDED else Verdict.NOT_YET, now)
+        return Judged(Verdict.NEVER if found.state in ENDED_STATES else Verdict.NOT_YET, now)
 
 
 Condition = ClusterIs | MemberIs | Idle | RequestIs

@@ -15,6 +15,7 @@ from controller.api.errors import (
     EXIT_USAGE,
     LlumctlError,
 )
+from controller.api.words import printable
 from llumctl import output
 
 MAX_LOG_BYTES = 1 << 20
@@ -40,10 +41,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 def show(message: str, hint: str = "") -> None:
     """The command to try stands last, where the eye is."""
-    told = output.visible(message, keep="\n")
+    told = printable(message, keep="\n")
     output.say(f"error: {told}")
     if hint:
-        output.say(f"try:   {output.visible(hint)}")
+        output.say(f"try:   {printable(hint)}")
 
 
 def _unforeseen(error: Exception) -> int:

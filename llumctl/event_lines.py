@@ -4,22 +4,20 @@ import sys
 import time
 from collections.abc import Mapping
 
+from controller.api import event_words
+from controller.api.event_words import KINDS, Severity, subject, what, where
 from controller.api.models import SCHEMA_VERSION, Event
+from controller.api.words import printable, time_of_day
 from llumctl import output
-from llumctl.event_words import KINDS, clock_time, subject, what, where
 from llumctl.output import Format
 
 _WIDTHS = (8, max(map(len, KINDS)), 18)
 _WIDE_WIDTHS = (12, *_WIDTHS[1:], 8, 8, 24)
-_TINTS: Mapping[str, str] = {
-    "evicted": output.YELLOW,
-    "aborted": output.YELLOW,
-    "rejected": output.RED,
-    "failed": output.RED,
-    "died": output.RED,
-    "stalled": output.RED,
-    "started": output.GREEN,
-    "recovered": output.GREEN,
+_TINTS: Mapping[Severity, str] = {
+    Severity.GOOD: output.GREEN,
+    Severity.NOTED: output.BOLD,
+    Severity.WARN: output.YELLOW,
+    Severity.BAD: output.RED,
 }
 
 
@@ -58,14 +56,14 @@ class EventLines:
 
     def _row(self, event: Event) -> str:
         wide = (where(event) or "-", event.level or "-", event.cause_id) if self._wide else ()
-        clock = clock_time(event.time_s, millis=self._wide)
+        clock = time_of_day(event.time_s, millis=self._wide)
         line = self._line(clock, event.kind, subject(event), *wide, what(event))
-        if self._colours and (colour := _TINTS.get(event.kind.rpartition("_")[2])):
+        if self._colours and (colour := _TINTS.get(event_words.severity(event))):
             line = line.replace(event.kind, output.paint(event.kind, colour), 1)
         return line
 
     def _line(self, *cells: str) -> str:
-        *columns, last = map(output.printable, cells)
+        *columns, last = (printable(cell).strip() for cell in cells)
         padded = [cell.ljust(width) for cell, width in zip(columns, self._widths, strict=True)]
         return "  ".join((*padded, last)).rstrip()
 

@@ -1,43 +1,63 @@
-"""The cluster's events as they come, for ever: over lost connections and new controllers."""
+"""The watch stream for commands that go on until somebody ends them."""
 
-import time
+import queue
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from controller.api.errors import UnreachableError
+from controller.api.errors import LlumctlError, UnreachableError
+from controller.api.words import printable
 from llumctl import connect, output
 
 if TYPE_CHECKING:
     from controller.api.models import Frame
 
-RETRY_S = 0.5
+WAIT_S = 0.2
+MAX_HEARD = 4096
 
 
-def follow(cluster: str, after: str) -> Iterator["Frame | None"]:
-    """Frames after a position; None while the controller does not answer, again and again.
+def follow(
+    cluster: str, after: str, *, status_every_s: float | None = None, patient: bool = False
+) -> Iterator["Frame | None"]:
+    """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
 
-    Trouble and its end are told on stderr, once each.
+    Trouble and its end are told on stderr, once each. The `patient` wait out anything, even for
+    another cluster of that name; to others it is raised:
 
     Raises:
         NotRunningError: the cluster was stopped.
+        LlumctlError: the controller answers, and refuses.
     """
-    from controller.api.models import EventFrame
+    from controller.api.following import Follower, Lost
 
+    heard: queue.Queue[Frame | Lost] = queue.Queue(MAX_HEARD)
+    follower = Follower(
+        lambda: connect.client(cluster), heard.put, after=after, status_every_s=status_every_s
+    )
+    follower.start()
     in_trouble = False
-    while True:
-        try:
-            with connect.client(cluster) as client:
-                for frame in client.watch(after=after, status_every_s=None):
-                    if in_trouble:
-                        output.say("the controller answers again")
-                        in_trouble = False
-                    if isinstance(frame, EventFrame):
-                        after = frame.event.position
-                    yield frame
-        except UnreachableError as error:
-            connect.running(cluster)
-            if not in_trouble:
-                output.say(f"{error.message}; trying again until it does")
-            in_trouble = True
-        yield None
-        time.sleep(RETRY_S)
+    try:
+        while True:
+            try:
+                item = heard.get(timeout=WAIT_S)
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(item, Lost):
+                if not patient:
+                    _raise_what_lasts(item.error, cluster)
+                if not in_trouble:
+                    output.say(f"{printable(item.error.message)}; trying again")
+                in_trouble = True
+                continue
+            if in_trouble:
+                output.say("the controller answers again")
+                in_trouble = False
+            yield item
+    finally:
+        follower.stop()
+
+
+def _raise_what_lasts(error: LlumctlError, cluster: str) -> None:
+    if not isinstance(error, UnreachableError):
+        raise error
+    connect.running(cluster)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from controller.api.errors import LlumctlError, NotFoundError
-from llumctl import output
+from controller.api.words import printable
 
 BLOCK_BYTES = 1 << 16
 # Of a line without an end; what is longer is shown in pieces.
@@ -126,7 +126,7 @@ def harmless(line: str) -> str:
     Of what a progress bar wrote over itself, the last is left.
     """
     line = _COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2]
-    return output.visible(line, keep="\t")
+    return printable(line, keep="\t")
 
 
 def _before_last(file: BinaryIO, num_lines: int) -> int:

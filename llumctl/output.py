@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
 
 from controller.api.errors import LlumctlError
+from controller.api.words import printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -92,7 +93,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, colours: bool) -> str:
     """Columns two spaces apart, as wide as their widest cell. Figures are right-aligned."""
-    cells = [[printable(cell) or "-" for cell in row] for row in rows]
+    cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
     right = [_is_figures(column) for column in zip(*cells, strict=True)] or [False] * len(header)
     lines = []
@@ -162,18 +163,6 @@ def _is_figures(column: Sequence[str]) -> bool:
 def _width(text: str) -> int:
     """Columns on a terminal: East Asian wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def printable(text: str) -> str:
-    """One line without control characters: a detail from afar must not drive the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text).strip()
-
-
-def visible(text: str, keep: str = "") -> str:
-    """As it is, but what has no glyph is written as an escape; `keep` is not."""
-    return "".join(
-        char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text
-    )
 
 
 def _finite(value: Any) -> Any:

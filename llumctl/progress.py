@@ -18,6 +18,7 @@ from controller.api.models import (
     InstanceStatus,
 )
 from controller.api.settings import Settings
+from controller.api.words import printable
 from llumctl import output
 
 if TYPE_CHECKING:
@@ -142,5 +143,5 @@ def _picture(status: ClusterStatus) -> "Table":
     table = Table.grid(padding=(0, 2))
     for item in _members(status):
         cells = (_GLYPHS.get(item.state, " "), item.id, item.state, item.detail)
-        table.add_row(*(Text(output.printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

@@ -2,18 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from controller.api.models import RequestDetail, RequestState, RequestStatus
+from controller.api.event_words import where, why
+from controller.api.models import RequestDetail, RequestStatus
+from controller.api.words import duration, latency, printable, time_of_day
 from llumctl import output
-from llumctl.event_words import clock_time, short_time, where, why
-from llumctl.status_table import duration
-
-ORDER = (
-    RequestState.RUNNING,
-    RequestState.EVICTED,
-    RequestState.WAITING,
-    RequestState.DISPATCHING,
-)
-"""Live ones, in the order of the table; ended ones stand behind them."""
 
 Column = tuple[str, Callable[[RequestStatus], str]]
 
@@ -24,7 +16,7 @@ COLUMNS: tuple[Column, ...] = (
     ("LEVEL", lambda item: item.level),
     ("INSTANCE", lambda item: item.instance_id or ""),
     ("AGE", lambda item: duration(item.age_s)),
-    ("TTFT", lambda item: short_time(item.ttft_s)),
+    ("TTFT", lambda item: latency(item.ttft_s)),
     ("TOK-IN", lambda item: str(item.num_prompt_tokens)),
     ("TOK-OUT", lambda item: str(item.num_output_tokens)),
     ("EVICT", lambda item: str(item.num_evictions)),
@@ -32,24 +24,14 @@ COLUMNS: tuple[Column, ...] = (
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
     ("FRONTEND", lambda item: item.frontend_id),
-    ("ARRIVED", lambda item: clock_time(item.arrival_time_s, millis=True)),
+    ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
     ("PARENT", lambda item: item.parent_id or ""),
     ("END", lambda item: item.finish_reason or ""),
 )
 
 
-def in_order(requests: Sequence[RequestStatus]) -> list[RequestStatus]:
-    """Running, evicted, waiting, dispatching, the longest there first; then the last ended."""
-
-    def key(item: RequestStatus) -> tuple[int, float]:
-        if item.state in ORDER:
-            return ORDER.index(item.state), item.arrival_time_s
-        return len(ORDER), -(item.arrival_time_s + item.age_s)
-
-    return sorted(requests, key=key)
-
-
 def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> str:
+    """In the controller's order."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
     return output.table([name for name, _ in columns], rows, colours=colours)
@@ -59,10 +41,10 @@ def render_detail(item: RequestDetail, *, colours: bool) -> str:
     """Its fields, then its history: since its arrival, what, where, why."""
     facts = [(name.lower(), cell(item) or "-") for name, cell in WIDE_COLUMNS]
     width = max(len(name) for name, _ in facts)
-    lines = [f"{name:<{width}}  {output.printable(value)}" for name, value in facts]
+    lines = [f"{name:<{width}}  {printable(value)}" for name, value in facts]
     rows = [
         (
-            f"+{short_time(max(0.0, event.time_s - item.arrival_time_s))}",
+            f"+{latency(max(0.0, event.time_s - item.arrival_time_s))}",
             event.kind,
             where(event),
             why(event),

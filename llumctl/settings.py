@@ -1,13 +1,13 @@
 """Flags over environment over config file over defaults: one frozen `Settings`.
 
 Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
-counts as unset, and variables that name no table are not ours to judge. `[engine]` takes
-any key: vLLM's own parser checks those later.
+counts as unset, and variables that name no table are not ours to judge. `[engine]` and `[keys]`
+take any key: vLLM's own parser and the dashboard check those later.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,11 +57,21 @@ def load_with_origins(
         key, value = parse_engine_arg(argument)
         origins.name(("engine", key), "--engine-arg")
         _put(data, "engine", key, value)
-    try:
-        settings = Settings.model_validate(data, strict=True)
-    except ValidationError as error:
-        raise settings_errors.explain(error, origins) from error
-    return settings_checks.checked(settings, origins), origins
+    return settings_checks.checked(_validated(data, origins), origins), origins
+
+
+def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
+    """`[keys]` alone, with where each came from: the dashboard also starts beside settings that
+    `up` would refuse. Raises UsageError."""
+    environ = os.environ if environ is None else environ
+    file = config_file.find(None, environ)
+    origins = Origins(file)
+    data: dict[str, Any] = {}
+    if file is not None and "keys" in file.tables:
+        data["keys"] = file.tables["keys"]
+    for (table, key), value in _from_environment(environ, origins, ("keys",)).items():
+        _put(data, table, key, value)
+    return _validated(data, origins).keys, origins
 
 
 def parse_engine_arg(argument: str) -> tuple[str, Any]:
@@ -93,6 +103,13 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(constant)
 
 
+def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
+    try:
+        return Settings.model_validate(data, strict=True)
+    except ValidationError as error:
+        raise settings_errors.explain(error, origins) from error
+
+
 def _from_file(file: config_file.ConfigFile | None, origins: Origins) -> dict[str, Any]:
     if file is None:
         return {}
@@ -117,12 +134,14 @@ def _engine_table(table: dict[str, Any], origins: Origins) -> dict[str, Any]:
     return normal
 
 
-def _from_environment(environ: Mapping[str, str], origins: Origins) -> dict[Key, Any]:
+def _from_environment(
+    environ: Mapping[str, str], origins: Origins, tables: Container[str] = Settings.model_fields
+) -> dict[Key, Any]:
     """Values by (table, key), converted to the types that the settings want."""
     values: dict[Key, Any] = {}
     for variable in sorted(environ):
         table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
-        known = variable.startswith(PREFIX) and table in Settings.model_fields
+        known = variable.startswith(PREFIX) and table in tables
         if not known or not key or not environ[variable]:
             continue
         origins.name((table, key), variable)
@@ -133,6 +152,8 @@ def _from_environment(environ: Mapping[str, str], origins: Origins) -> dict[Key,
 def _converted(variable: str, table: str, key: str, raw: str) -> Any:
     if table == "engine":
         return parse_value(raw)
+    if table == "keys":
+        return raw
     if table == "priority":
         raise UsageError(
             f"{variable}: priority levels can only be set in the config file",

@@ -6,11 +6,11 @@ folder. The cluster's processes run elsewhere.
 
 import contextlib
 import ipaddress
-import stat
 from pathlib import Path
 
 from controller.api.errors import UsageError
 from controller.api.settings import EMBEDDED_MODEL, Settings
+from llumctl import secrets_file
 from llumctl.settings_origin import Origins
 from llumctl.toml_lines import Path as Key
 
@@ -131,24 +131,8 @@ def _is_path(model: str) -> bool:
 
 
 def _secrets_file(name: str, key: Key, origins: Origins) -> Path:
-    where = f"{origins.of(key)}: {'.'.join(map(str, key))}"
     path = _absolute(name, key, origins)
-    try:
-        found = path.stat()
-        empty = not path.read_bytes().strip() if stat.S_ISREG(found.st_mode) else True
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"{where}: cannot read {path}: {reason}",
-            f"(umask 077; openssl rand -hex 32 > {path})",
-        ) from error
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise UsageError(
-            f"{where}: {path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o})",
-            f"chmod 600 {path}",
-        )
-    if empty:
-        raise UsageError(f"{where}: {path} holds no key", f"openssl rand -hex 32 > {path}")
+    secrets_file.read(path, f"{origins.of(key)}: {'.'.join(map(str, key))}")
     return path
 
 

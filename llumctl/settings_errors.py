@@ -13,6 +13,8 @@ from llumctl.settings_origin import Origins
 from llumctl.toml_lines import Path
 
 MAX_SHOWN = 10
+OPEN_TABLES = ("engine", "keys")
+"""They take any key."""
 
 _KINDS = {
     "string_type": "a string",
@@ -95,7 +97,7 @@ def nearest_key(path: Path) -> str:
 
 def _all_keys() -> Iterator[tuple[str, str]]:
     for table in Settings.model_fields:
-        if table != "engine":
+        if table not in OPEN_TABLES:
             for key in table_model(table).model_fields:
                 yield table, key
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from controller.api.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from controller.api.words import duration, printable
 from llumctl import output
 
 Column = tuple[str, Callable[[InstanceStatus], str]]
@@ -24,22 +25,6 @@ def render(status: ClusterStatus, *, wide: bool, colours: bool) -> str:
     return "\n\n".join(parts)
 
 
-def duration(seconds: float | None) -> str:
-    """Two significant steps at most: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
 def freeness(item: InstanceStatus) -> str:
     """Decode steps left; a draining instance has none, whatever it reports."""
     if item.state is InstanceState.DRAINING:
@@ -59,7 +44,7 @@ def _summary(status: ClusterStatus) -> str:
         f"held {status.num_held_reqs}",
         f"up {duration(status.uptime_s)}",
     )
-    return "  ".join(output.printable(fact) for fact in facts)
+    return "  ".join(printable(fact) for fact in facts)
 
 
 def _kv_use(item: InstanceStatus) -> str:

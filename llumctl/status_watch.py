@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from controller.api.errors import UnreachableError
 from controller.api.models import ClusterStatus
+from controller.api.words import duration, time_of_day
 from llumctl import connect, output
-from llumctl.event_words import clock_time
-from llumctl.status_table import duration
 
 # Home, and to be written behind each line and behind all; no wrapping meanwhile.
 _HOME, _END_OF_LINE, _END = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -53,7 +52,7 @@ def watch(
 
 
 def _head(trouble: str = "", age_s: float = 0.0) -> str:
-    clock = clock_time(time.time())
+    clock = time_of_day(time.time())
     return f"{clock}  stale for {duration(age_s)}: {trouble}" if trouble else clock
 
 

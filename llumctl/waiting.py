@@ -9,9 +9,9 @@ import time
 
 from controller.api.errors import LlumctlError, TimedOutError, UnreachableError
 from controller.api.models import ClusterState
+from controller.api.words import latency
 from llumctl import connect, output
 from llumctl.conditions import ClusterIs, Condition, Judged, RequestIs, Verdict
-from llumctl.event_words import short_time
 
 POLL_S = 0.25
 # A question gets this long however little time is left.
@@ -52,7 +52,7 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
             trouble = now = error.message
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            within = f"did not come about within {short_time(timeout_s)}"
+            within = f"did not come about within {latency(timeout_s)}"
             raise TimedOutError(
                 f"{wanted} {within if timeout_s else 'does not hold'}: {now}", _look(condition)
             )

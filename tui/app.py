@@ -16,8 +16,9 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
+from controller.api.words import duration, printable
 from tui import commands, keys
-from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, duration, plain, width_of
+from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, width_of
 from tui.header import Liveness
 from tui.instances import SORTS
 from tui.keys import KEYS, Key, Place
@@ -40,7 +41,7 @@ REPLAY_TICK_S = 0.25
 
 @dataclass(frozen=True)
 class Options:
-    """`zone` None: the machine's. `keymap`: action id -> keys, in Textual's names."""
+    """`zone` None: the machine's. `keymap`: as `tui.keymap.checked` gives it."""
 
     glyphs: Glyphs = UNICODE
     theme: str = DEFAULT
@@ -146,6 +147,10 @@ class Dashboard(App[None]):
             self.options.zone,
         )
 
+    def key_of(self, action_id: str) -> str:
+        """As people call it, after rebinding."""
+        return keys.first_of(action_id, self.options.keymap)
+
     def bottom_line(self, *places: Place) -> Line:
         """What there is to say, else where the replay is, and the keys."""
         if self._message:
@@ -153,10 +158,10 @@ class Dashboard(App[None]):
         replay = self.source if isinstance(self.source, ReplaySource) else None
         trouble = self.state.recording_failed or self.state.lost
         pairs = keys.footer(
-            dict(self.options.keymap), (*places, Place.ANYWHERE), replay=replay is not None
+            self.options.keymap, (*places, Place.ANYWHERE), replay=replay is not None
         )
         if trouble:
-            return (Span(f" ! {plain(trouble)}  ", Tone.BAD), *key_line(pairs[-2:], 0))
+            return (Span(f" ! {printable(trouble)}  ", Tone.BAD), *key_line(pairs[-2:], 0))
         before = () if replay is None else (Span(f" {_progress(replay)} ", Tone.WARN),)
         return (*before, *key_line(pairs, self.size.width - width_of(before)))
 
@@ -207,7 +212,7 @@ class Dashboard(App[None]):
                 instances=list(self.shown.histories),
             )
         except LlumctlError as error:
-            self.say(plain(error.message), Tone.BAD)
+            self.say(printable(error.message), Tone.BAD)
             return
         screen = self.screen
         if command.name == "quit":
@@ -232,7 +237,7 @@ class Dashboard(App[None]):
 
     def action_command_palette(self) -> None:
         if self.glyphs is ASCII:
-            self.say("the palette needs a UTF-8 terminal: type : instead")
+            self.say(f"the palette needs a UTF-8 terminal: type {self.key_of('command')} instead")
         else:
             super().action_command_palette()
 
@@ -247,7 +252,7 @@ class Dashboard(App[None]):
                 )
             for key in KEYS:
                 if key.place is Place.MAIN and not key.replay:
-                    yield SystemCommand(key.text, keys.shown(key.keys[0]), self._action(key))
+                    yield SystemCommand(key.text, self.key_of(key.action_id), self._action(key))
         yield SystemCommand("help", "the keys", self.action_help)
         yield SystemCommand("quit", "leave", self.exit)
 

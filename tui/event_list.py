@@ -4,27 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
 
+from controller.api import event_words
+from controller.api.event_words import Severity
 from controller.api.models import Event
-from tui import format as fmt
+from controller.api.words import printable, time_of_day
 from tui.format import Span, Tone
 from tui.state import DashboardState, Entry
 from tui.table import Column
 
-_TONES: Mapping[str, Tone] = {
-    "rejected": Tone.BAD,
-    "failed": Tone.BAD,
-    "instance_died": Tone.BAD,
-    "instance_failed": Tone.BAD,
-    "frontend_died": Tone.BAD,
-    "frontend_failed": Tone.BAD,
-    "evicted": Tone.WARN,
-    "aborted": Tone.WARN,
-    "instance_stalled": Tone.WARN,
-    "instance_started": Tone.GOOD,
-    "instance_recovered": Tone.GOOD,
-    "frontend_started": Tone.GOOD,
-    "controller_started": Tone.GOOD,
-    "operator": Tone.STRONG,
+_TONES: Mapping[Severity, Tone] = {
+    Severity.PLAIN: Tone.PLAIN,
+    Severity.GOOD: Tone.GOOD,
+    Severity.NOTED: Tone.STRONG,
+    Severity.WARN: Tone.WARN,
+    Severity.BAD: Tone.BAD,
 }
 
 
@@ -52,37 +45,28 @@ def rows(state: DashboardState, zone: tzinfo | None) -> list[EventRow]:
 
 def word(event: Event) -> str:
     """`instance_died` beside the instance's name is `died`."""
-    kind = fmt.plain(event.kind)
+    kind = printable(event.kind)
     for member in ("instance_", "frontend_", "controller_"):
         kind = kind.removeprefix(member)
     return kind.replace("_", " ")
 
 
 def tone(event: Event) -> Tone:
-    return _TONES.get(event.kind, Tone.PLAIN)
+    return _TONES[event_words.severity(event)]
 
 
 def who(event: Event) -> str:
     """The member that it happened to."""
-    if event.kind.startswith("controller_"):
-        return "controller"
-    if event.kind.startswith("frontend_"):
-        return event.frontend_id or "-"
-    return event.instance_id or event.frontend_id or "-"
+    return printable(event_words.member(event)) or "-"
 
 
 def what(event: Event) -> str:
     """The request, the reason, who asked for it."""
-    words = [event.request_id or "", event.reason]
-    if event.actor:
-        words.append(f"by {event.actor}")
-    return fmt.plain("  ".join(word for word in words if word))
+    return printable("  ".join((event.request_id or "", *event_words.reasons(event)))).strip()
 
 
 def figures(event: Event) -> str:
-    """The numbers of its kind, units in their names; those that are unknown are left out."""
-    known = {name: value for name, value in event.numbers.items() if value is not None}
-    return fmt.plain("  ".join(f"{name}={value:.6g}" for name, value in sorted(known.items())))
+    return printable("  ".join(event_words.figures(event)))
 
 
 def missed(entry: Entry) -> str:
@@ -97,7 +81,7 @@ def _kind(row: EventRow, _: int) -> Span:
 
 
 def _who(row: EventRow, _: int) -> Span:
-    return Span(fmt.plain(who(row.entry.event)) if row.entry.event else "-")
+    return Span(who(row.entry.event) if row.entry.event else "-")
 
 
 def _what(row: EventRow, _: int) -> Span:
@@ -110,14 +94,14 @@ def _figures(row: EventRow, _: int) -> Span:
 
 
 def _cause(row: EventRow, _: int) -> Span:
-    return Span(fmt.plain(row.entry.event.cause_id) if row.entry.event else "", Tone.DIM)
+    return Span(printable(row.entry.event.cause_id) if row.entry.event else "", Tone.DIM)
 
 
 _TIME: Column[EventRow] = Column(
     "time",
     "TIME",
     8,
-    lambda row, _: Span(fmt.time_of_day(row.entry.time_s, row.zone), Tone.DIM),
+    lambda row, _: Span(time_of_day(row.entry.time_s, row.zone), Tone.DIM),
     drop=1,
 )
 _KIND = Column("kind", "EVENT", 10, _kind)

@@ -1,6 +1,7 @@
 """An instance's status in words and figures."""
 
 from controller.api.models import InstanceState, InstanceStatus
+from controller.api.words import duration, latency, printable
 from tui import format as fmt
 from tui import instances, queue_heads
 from tui.format import Glyphs, Line, Span, Tone
@@ -21,7 +22,7 @@ def facts(state: DashboardState, instance_id: str, width: int, glyphs: Glyphs) -
         return [(name, Span("  is no longer part of the cluster", Tone.BAD))]
     title = [name, Span(f"  {item.state}", instances.state_tone(item.state))]
     if item.detail:
-        title.append(Span(f"  {fmt.plain(item.detail)}"))
+        title.append(Span(f"  {printable(item.detail)}"))
     history = state.histories.get(instance_id, History())
     time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
     curve = fmt.trend(history.samples, time_s, TREND_WIDTH, glyphs)
@@ -47,13 +48,13 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fa
         ("waiting", Span(figure(item.num_waiting_reqs))),
         ("unreported", Span(figure(item.num_unreported_reqs))),
         ("evictions", Span(figure(item.num_evictions))),
-        ("step", Span(fmt.latency(item.step_time_s))),
+        ("step", Span(latency(item.step_time_s))),
         ("steps", Span(figure(item.num_steps))),
-        ("p99 TTFT", Span(fmt.latency(item.ttft_p99_s))),
-        ("status", Span(f"{fmt.duration(item.age_s)} old")),
-        ("up", Span(fmt.duration(item.up_s))),
+        ("p99 TTFT", Span(latency(item.ttft_p99_s))),
+        ("status", Span(f"{duration(item.age_s)} old")),
+        ("up", Span(duration(item.up_s))),
         ("incarnation", Span(f"{item.incarnation} ({item.num_restarts} restarts)")),
-        ("process", Span(fmt.plain(f"{item.pid or '-'} on {item.node or '-'}"))),
+        ("process", Span(printable(f"{item.pid or '-'} on {item.node or '-'}"))),
     ]
 
 
@@ -83,10 +84,10 @@ def _head(item: InstanceStatus) -> Line:
         return (label, Span("nobody waits", Tone.DIM))
     free = fmt.number(queue_heads.free_blocks(item))
     words = (
-        f"{head.request_id}  {head.level}  waited {fmt.duration(head.waited_s)}"
+        f"{head.request_id}  {head.level}  waited {duration(head.waited_s)}"
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
     )
-    return (label, Span(fmt.plain(words), Tone.WARN))
+    return (label, Span(printable(words), Tone.WARN))
 
 
 def _columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:

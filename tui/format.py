@@ -4,7 +4,6 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
 from enum import StrEnum
 
 from rich.cells import cell_len, set_cell_size
@@ -46,15 +45,11 @@ UNICODE = Glyphs(rule="─", ellipsis="…", bullet="●", trend="▁▂▃▄�
 ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,-=+#")
 
 
-def plain(text: str) -> str:
-    """One line without control characters: what comes from afar must not drive the terminal."""
-    shown = (char if char.isprintable() else " " for char in unicodedata.normalize("NFC", text))
-    return "".join(shown).strip()
-
-
 def encodable(text: str, glyphs: Glyphs) -> str:
     """What an ASCII terminal cannot show becomes a question mark."""
-    return text if glyphs is not ASCII else text.encode("ascii", "replace").decode()
+    if glyphs is not ASCII:
+        return text
+    return unicodedata.normalize("NFC", text).encode("ascii", "replace").decode()
 
 
 def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
@@ -68,29 +63,6 @@ def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str
 
 def width_of(line: Line) -> int:
     return sum(cell_len(span.text) for span in line)
-
-
-def duration(seconds: float | None) -> str:
-    """Two steps at most: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
-    if seconds is None:
-        return "-"
-    if seconds < 9.95:  # what rounds to 10.0 has two steps already
-        return f"{seconds:.1f}s"
-    whole = int(seconds + 0.05)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-def latency(seconds: float | None) -> str:
-    """Milliseconds below one second: 240ms, 1.9s, 12s."""
-    if seconds is None or seconds >= 0.9995:
-        return duration(seconds)
-    return f"{1000 * seconds:.0f}ms"
 
 
 def number(value: float | None) -> str:
@@ -111,16 +83,6 @@ def percent(ratio: float | None) -> str:
     if ratio is None or math.isnan(ratio):
         return "-"
     return "inf" if math.isinf(ratio) else f"{100 * ratio:.0f}" if ratio < 9.995 else ">999"
-
-
-def time_of_day(time_s: float | None, zone: tzinfo | None) -> str:
-    """HH:MM:SS in a zone; None means the machine's."""
-    if time_s is None:
-        return "--:--:--"
-    try:
-        return datetime.fromtimestamp(time_s, zone).strftime("%H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        return "--:--:--"
 
 
 def bar(used: float | None, wanted: float | None, width: int) -> str:

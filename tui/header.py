@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 
 from controller.api.models import ClusterState, ClusterStatus, InstanceState
+from controller.api.words import duration, latency, printable, time_of_day
 from tui import format as fmt
 from tui.format import Glyphs, Line, Span, Tone
 from tui.state import DashboardState
@@ -67,19 +68,19 @@ def lines(
 
 
 def _name(live: Liveness) -> Fact:
-    return Fact((Span(fmt.plain(live.cluster), Tone.STRONG),))
+    return Fact((Span(printable(live.cluster), Tone.STRONG),))
 
 
 def _age(live: Liveness, glyphs: Glyphs, *, brief: bool) -> Fact:
     """`* live 0.4s ago` or `! STALE 12s`."""
     age_s = live.state.age_s(live.now_s)
     if live.state.is_stale(live.now_s, live.status_every_s):
-        since = "no data" if age_s is None else fmt.duration(age_s)
+        since = "no data" if age_s is None else duration(age_s)
         return Fact((Span(f"! STALE {since}", Tone.BAD),))
     if age_s is None:
         return Fact((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"
-    return Fact((Span(f"{glyphs.bullet} live {fmt.duration(age_s)}{ago}", Tone.GOOD),))
+    return Fact((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", Tone.GOOD),))
 
 
 def _badges(live: Liveness) -> Fact:
@@ -87,7 +88,7 @@ def _badges(live: Liveness) -> Fact:
 
 
 def _clock(live: Liveness) -> str:
-    return fmt.time_of_day(live.state.controller_time_s(live.now_s), live.zone)
+    return time_of_day(live.state.controller_time_s(live.now_s), live.zone)
 
 
 def _identity(status: ClusterStatus | None) -> list[Fact]:
@@ -95,7 +96,7 @@ def _identity(status: ClusterStatus | None) -> list[Fact]:
         return []
     return [
         Fact((Span(str(status.state), _TONES[status.state]),), drop=1),
-        Fact((Span(fmt.plain(status.endpoint_url)),), drop=5),
+        Fact((Span(printable(status.endpoint_url)),), drop=5),
     ]
 
 
@@ -103,9 +104,9 @@ def _setup(status: ClusterStatus | None) -> list[Fact]:
     if status is None:
         return []
     return [
-        _labelled("model", fmt.plain(status.model), drop=4),
-        _labelled("policy", fmt.plain(status.policy), drop=6),
-        _labelled("engine", fmt.plain(status.engine), drop=7),
+        _labelled("model", printable(status.model), drop=4),
+        _labelled("policy", printable(status.policy), drop=6),
+        _labelled("engine", printable(status.engine), drop=7),
     ]
 
 
@@ -125,9 +126,9 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
     ]
     if not brief:
         facts.append(_labelled("evict", str(_evictions(status)), drop=6))
-    facts.append(_labelled("p99 TTFT", fmt.latency(worst_ttft_s(status)), drop=5))
+    facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=5))
     if not brief and status.detail:
-        facts.append(Fact((Span(fmt.plain(status.detail), Tone.WARN),), drop=7))
+        facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
     return facts
 
 

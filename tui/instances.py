@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from controller.api.models import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.words import duration, latency, printable
 from tui import format as fmt
 from tui.format import Glyphs, Span, Tone
 from tui.state import DashboardState, History, Sample
@@ -171,11 +172,11 @@ COLUMNS: tuple[Column[InstanceRow], ...] = (
         "ttft",
         "TTFT99",
         6,
-        _span(lambda row: fmt.latency(row.item.ttft_p99_s)),
+        _span(lambda row: latency(row.item.ttft_p99_s)),
         right=True,
         drop=2,
     ),
-    Column("up", "UP", 6, _span(lambda row: fmt.duration(row.item.up_s)), right=True, drop=7),
+    Column("up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=7),
 )
 
 
@@ -184,7 +185,7 @@ def note(row: InstanceRow) -> tuple[str, Span] | None:
     item = row.item
     if item.num_running_reqs is not None:
         return None
-    words = fmt.plain(item.detail) or "has not reported yet"
+    words = printable(item.detail) or "has not reported yet"
     return "freeness", Span(words, Tone.BAD if item.state is InstanceState.FAILED else Tone.PLAIN)
 
 

@@ -1,14 +1,15 @@
 """Every key, once: the bindings, the footer, the help screen and the tests read this table.
 
-`action_id` is what a key can be rebound by (Textual's keymap). Keys that terminals, tmux and
+`action_id` is what a key can be rebound by (tui.keymap). Keys that terminals, tmux and
 accidents claim are not used: ctrl-a, ctrl-b, ctrl-d, ctrl-k.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from textual.binding import Binding, BindingType
+from textual.keys import REPLACED_KEYS, key_to_character
 
 
 class Place(StrEnum):
@@ -35,21 +36,21 @@ class Key:
 
 
 KEYS: tuple[Key, ...] = (
-    Key("row.down", ("j", "down"), "move(1)", "next row", Place.TABLE),
-    Key("row.up", ("k", "up"), "move(-1)", "previous row", Place.TABLE),
-    Key("row.page-down", ("pagedown",), "page(1)", "a page down", Place.TABLE),
-    Key("row.page-up", ("pageup",), "page(-1)", "a page up", Place.TABLE),
-    Key("row.first", ("g", "home"), "first", "first row", Place.TABLE),
-    Key("row.last", ("G", "end"), "last", "last row", Place.TABLE),
-    Key("row.open", ("enter",), "open", "the instance of this row", Place.TABLE, footer="detail"),
+    Key("row_down", ("j", "down"), "move(1)", "next row", Place.TABLE),
+    Key("row_up", ("k", "up"), "move(-1)", "previous row", Place.TABLE),
+    Key("row_page_down", ("pagedown",), "page(1)", "a page down", Place.TABLE),
+    Key("row_page_up", ("pageup",), "page(-1)", "a page up", Place.TABLE),
+    Key("row_first", ("g", "home"), "first", "first row", Place.TABLE),
+    Key("row_last", ("G", "end"), "last", "last row", Place.TABLE),
+    Key("row_open", ("enter",), "open", "the instance of this row", Place.TABLE, footer="detail"),
     Key("back", ("escape",), "back", "zoom off, then back to the instances", Place.MAIN),
     Key(
-        "back.main", ("escape", "backspace"), "back", "back to the dashboard", Place.DETAIL, "back"
+        "back_main", ("escape", "backspace"), "back", "back to the dashboard", Place.DETAIL, "back"
     ),
-    Key("help.close", ("escape", "backspace"), "back", "close the help", Place.HELP),
+    Key("help_close", ("escape", "backspace"), "back", "close the help", Place.HELP),
     Key("filter", ("slash",), "filter", "filter this pane", Place.MAIN, footer="filter"),
     Key("sort", ("s",), "sort", "sort by the next column", Place.MAIN, footer="sort"),
-    Key("sort.reverse", ("S",), "sort_reverse", "reverse the order", Place.MAIN),
+    Key("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.MAIN),
     Key(
         "freeze",
         ("space",),
@@ -58,23 +59,23 @@ KEYS: tuple[Key, ...] = (
         Place.MAIN,
         footer="freeze",
     ),
-    Key("replay.slower", ("[",), "speed(-1)", "half the speed", Place.MAIN, "slower", replay=True),
-    Key("replay.faster", ("]",), "speed(1)", "twice the speed", Place.MAIN, "faster", replay=True),
-    Key("events.follow", ("F",), "follow", "follow the newest event", Place.MAIN),
+    Key("replay_slower", ("[",), "speed(-1)", "half the speed", Place.MAIN, "slower", replay=True),
+    Key("replay_faster", ("]",), "speed(1)", "twice the speed", Place.MAIN, "faster", replay=True),
+    Key("events_follow", ("F",), "follow", "follow the newest event", Place.MAIN),
     Key(
-        "events.expand",
+        "events_expand",
         ("e",),
         "expand",
         "events with causes and figures",
         Place.MAIN,
         footer="events",
     ),
-    Key("pane.zoom", ("z",), "zoom", "this pane on the whole screen", Place.MAIN, footer="zoom"),
-    Key("pane.instances", ("0",), "pane('instances')", "to the instances", Place.MAIN),
-    Key("pane.queue", ("1",), "pane('queue')", "to the queue heads", Place.MAIN),
-    Key("pane.events", ("2",), "pane('events')", "to the events", Place.MAIN),
-    Key("pane.next", ("tab",), "next_pane(1)", "to the next pane", Place.MAIN),
-    Key("pane.previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.MAIN),
+    Key("pane_zoom", ("z",), "zoom", "this pane on the whole screen", Place.MAIN, footer="zoom"),
+    Key("pane_instances", ("0",), "pane('instances')", "to the instances", Place.MAIN),
+    Key("pane_queue", ("1",), "pane('queue')", "to the queue heads", Place.MAIN),
+    Key("pane_events", ("2",), "pane('events')", "to the events", Place.MAIN),
+    Key("pane_next", ("tab",), "next_pane(1)", "to the next pane", Place.MAIN),
+    Key("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.MAIN),
     Key("command", ("colon",), "command", "type a command", Place.MAIN, footer="cmd"),
     Key("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
     Key("help", ("question_mark",), "help", "this help", Place.ANYWHERE, footer="help"),
@@ -82,9 +83,6 @@ KEYS: tuple[Key, ...] = (
 )
 
 _NAMES = {
-    "slash": "/",
-    "colon": ":",
-    "question_mark": "?",
     "space": "Space",
     "enter": "Enter",
     "escape": "Esc",
@@ -110,16 +108,28 @@ def bindings(*places: Place) -> list[BindingType]:
 
 def shown(key: str) -> str:
     """A key as people call it."""
-    return _NAMES.get(key, key.replace("ctrl+", "Ctrl-"))
+    return _NAMES.get(key) or character_of(key) or key.replace("ctrl+", "Ctrl-")
 
 
-def keys_of(key: Key, keymap: dict[str, str]) -> tuple[str, ...]:
+def character_of(key: str) -> str | None:
+    """What a key types; None if that has no glyph."""
+    found = key_to_character(REPLACED_KEYS.get(key, key))
+    return found if found is not None and found.isprintable() else None
+
+
+def keys_of(key: Key, keymap: Mapping[str, str]) -> tuple[str, ...]:
     """Those in force, after rebinding."""
     return tuple(keymap[key.action_id].split(",")) if key.action_id in keymap else key.keys
 
 
+def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
+    """The key of an action as people call it; where there are several, the first."""
+    (key,) = (key for key in KEYS if key.action_id == action_id)
+    return shown(keys_of(key, keymap)[0])
+
+
 def footer(
-    keymap: dict[str, str], places: Iterable[Place], *, replay: bool
+    keymap: Mapping[str, str], places: Iterable[Place], *, replay: bool
 ) -> list[tuple[str, str]]:
     """(key, word) pairs for the bottom line."""
     wanted = set(places)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.api.models import InstanceStatus, QueueHeadStatus
+from controller.api.words import duration, printable
 from tui import format as fmt
 from tui.format import Span, Tone
 from tui.state import DashboardState
@@ -49,7 +50,7 @@ def free_blocks(item: InstanceStatus) -> int | None:
 def _why(row: HeadRow, width: int) -> Span:
     """Where the room is short, the reason alone."""
     words = why(row.head) if len(why(row.head)) <= width else row.head.why
-    return Span(fmt.plain(words), _TONES.get(row.head.why, Tone.PLAIN))
+    return Span(printable(words), _TONES.get(row.head.why, Tone.PLAIN))
 
 
 COLUMNS: tuple[Column[HeadRow], ...] = (
@@ -58,16 +59,16 @@ COLUMNS: tuple[Column[HeadRow], ...] = (
         "head",
         "HEAD",
         8,
-        lambda row, _: Span(fmt.plain(row.head.request_id)),
+        lambda row, _: Span(printable(row.head.request_id)),
         drop=2,
         max_width=12,
     ),
-    Column("level", "PRIO", 6, lambda row, _: Span(fmt.plain(row.head.level)), drop=3),
+    Column("level", "PRIO", 6, lambda row, _: Span(printable(row.head.level)), drop=3),
     Column(
         "waited",
         "WAITED",
         6,
-        lambda row, _: Span(fmt.duration(row.head.waited_s)),
+        lambda row, _: Span(duration(row.head.waited_s)),
         right=True,
     ),
     Column(

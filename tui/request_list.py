@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 
 from controller.api.models import RequestList, RequestState, RequestStatus
+from controller.api.words import duration, latency, printable
 from tui import format as fmt
 from tui.format import Span, Tone
 from tui.table import Column
 
-_ORDER = (
-    RequestState.RUNNING,
-    RequestState.EVICTED,
-    RequestState.WAITING,
-    RequestState.DISPATCHING,
-)
-LIVE = _ORDER
 _TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
 
 
@@ -31,10 +25,8 @@ class RequestRow:
 
 
 def rows(found: RequestList | None) -> list[RequestRow]:
-    """Live ones: running first, then those that wait; the oldest of each first."""
-    live = [item for item in (found.requests if found else ()) if item.state in _ORDER]
-    live.sort(key=lambda item: (_ORDER.index(item.state), item.arrival_time_s, item.id))
-    return [RequestRow(item) for item in live]
+    """In the controller's order."""
+    return [RequestRow(item) for item in (found.requests if found else ())]
 
 
 def _state(row: RequestRow, _: int) -> Span:
@@ -42,11 +34,11 @@ def _state(row: RequestRow, _: int) -> Span:
 
 
 COLUMNS: tuple[Column[RequestRow], ...] = (
-    Column("id", "REQUEST", 12, lambda row, _: Span(fmt.plain(row.id)), max_width=20),
+    Column("id", "REQUEST", 12, lambda row, _: Span(printable(row.id)), max_width=20),
     Column("state", "STATE", 11, _state),
-    Column("level", "PRIO", 8, lambda row, _: Span(fmt.plain(row.item.level)), drop=2),
-    Column("age", "AGE", 6, lambda row, _: Span(fmt.duration(row.item.age_s)), right=True),
-    Column("ttft", "TTFT", 6, lambda row, _: Span(fmt.latency(row.item.ttft_s)), right=True),
+    Column("level", "PRIO", 8, lambda row, _: Span(printable(row.item.level)), drop=2),
+    Column("age", "AGE", 6, lambda row, _: Span(duration(row.item.age_s)), right=True),
+    Column("ttft", "TTFT", 6, lambda row, _: Span(latency(row.item.ttft_s)), right=True),
     Column(
         "prompt",
         "PROMPT",
@@ -74,7 +66,7 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         "client",
         "CLIENT'S ID",
         12,
-        lambda row, _: Span(fmt.plain(row.item.client_id), Tone.DIM),
+        lambda row, _: Span(printable(row.item.client_id), Tone.DIM),
         drop=5,
         max_width=40,
     ),

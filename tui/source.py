@@ -11,19 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from controller.api.client import ControlClient
+from controller.api import following
 from controller.api.errors import LlumctlError
-from controller.api.models import EventFrame, Frame, StatusFrame
+from controller.api.following import Connect, Follower
+from controller.api.models import LIVE_STATES, Frame
 from controller.api.recording import RecordingWriter
-from tui.request_list import LIVE
 from tui.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
 
-RETRY_S = 1.0
 MAX_HEARD = 4096
-"""A dashboard that cannot keep up stops reading: TCP then tells the controller."""
-
-Connect = Callable[[], ControlClient]
-"""A new client by the cluster's run state of now; raises LlumctlError."""
+"""A dashboard that cannot keep up stops reading."""
 
 
 class Source(Protocol):
@@ -62,15 +58,14 @@ class LiveSource:
         self.cluster = cluster
         self.status_every_s = status_every_s
         self._connect = connect
-        self._after = after
         self._recorder = recorder
         self._clock = clock
         self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
-        self._stopped = threading.Event()
+        self._follower = Follower(connect, self._listen, after=after, status_every_s=status_every_s)
         self._asking = threading.Lock()
 
     def start(self) -> None:
-        threading.Thread(target=self._follow, name="watch", daemon=True).start()
+        self._follower.start()
 
     def take(self) -> list[Heard]:
         found: list[Heard] = []
@@ -78,13 +73,6 @@ class LiveSource:
             while len(found) < MAX_HEARD:
                 found.append(self._heard.get_nowait())
         return found
-
-    def wait(self, timeout_s: float) -> list[Heard]:
-        """Like `take`, but waits for the first: for those who have no screen to keep up."""
-        try:
-            return [self._heard.get(timeout=timeout_s), *self.take()]
-        except queue.Empty:
-            return []
 
     def now_s(self) -> float:
         return self._clock()
@@ -98,33 +86,14 @@ class LiveSource:
         return True
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._follower.stop()
 
-    def _follow(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._listen()
-            except LlumctlError as error:
-                self._hear(Lost(error.message, self._clock()))
-            except Exception as error:  # whatever it is, the screen must say it and go on
-                self._hear(Lost(f"unexpected {type(error).__name__}: {error}", self._clock()))
-            self._stopped.wait(RETRY_S)
-
-    def _listen(self) -> None:
-        with self._connect() as client:
-            for frame in client.watch(after=self._after, status_every_s=self.status_every_s):
-                if self._stopped.is_set():
-                    return
-                self._remember(frame)
-                self._record(frame)
-                self._hear(Arrived(frame, self._clock()))
-
-    def _remember(self, frame: Frame) -> None:
-        """Where to go on after a break."""
-        if isinstance(frame, EventFrame):
-            self._after = frame.event.position or self._after
-        elif isinstance(frame, StatusFrame) and self._after == "latest":
-            self._after = frame.status.last_event or self._after
+    def _listen(self, item: Frame | following.Lost) -> None:
+        if isinstance(item, following.Lost):
+            self._hear(Lost(item.error.message, self._clock()))
+        else:
+            self._record(item)
+            self._hear(Arrived(item, self._clock()))
 
     def _record(self, frame: Frame) -> None:
         if self._recorder is None:
@@ -138,7 +107,7 @@ class LiveSource:
     def _ask(self, instance_id: str) -> None:
         try:
             with self._connect() as client:
-                found = client.requests(instance=instance_id, states=LIVE)
+                found = client.requests(instance=instance_id, states=LIVE_STATES)
             answer = RequestsArrived(instance_id, found, "", self._clock())
         except LlumctlError as error:
             answer = RequestsArrived(instance_id, None, error.message, self._clock())
@@ -150,7 +119,7 @@ class LiveSource:
         self._hear(answer)
 
     def _hear(self, item: Heard) -> None:
-        while not self._stopped.is_set():
+        while not self._follower.stopped:
             with contextlib.suppress(queue.Full):
                 self._heard.put(item, timeout=0.2)
                 return

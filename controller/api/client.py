@@ -44,10 +44,16 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
     409: ConflictError,
 }
 
-Answer = TypeVar("Answer", bound=WireModel)
+Answer = TypeVar("Answer", ClusterStatus, StopProgress, EventPage, RequestList, RequestDetail)
 Params = Mapping[str, str | int | float | list[str]]
 
 _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
+
+
+class _Versioned(WireModel):
+    """What an answer of any schema has."""
+
+    schema_version: int = 0
 
 
 class ControlClient:
@@ -129,7 +135,8 @@ class ControlClient:
         a position ("latest": only new ones, "": from the oldest kept).
 
         Raises:
-            UnreachableError: nothing, not even a ping, came for 5 s, or the stream ended.
+            UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, or it is
+                none of llumctl's.
         """
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
@@ -141,14 +148,14 @@ class ControlClient:
                     stream.read()
                     raise self._refusal(stream)
                 for line in stream.iter_lines():
-                    if line and (frame := parse_frame(line)) is not None:
+                    if line and (frame := self._frame(line)) is not None:
                         yield frame
         except httpx.TimeoutException as error:
             raise UnreachableError(
                 f"the controller at {self._url} said nothing for {STREAM_SILENCE_S:g} s",
                 UNREACHABLE_HINT,
             ) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         raise UnreachableError(f"the controller at {self._url} ended the stream", UNREACHABLE_HINT)
 
@@ -163,13 +170,13 @@ class ControlClient:
         response = self._send(method, path, body, params)
         if not response.is_success:
             raise self._refusal(response)
-        self._check_schema(response)
         try:
-            return answer.model_validate_json(response.content)
+            found = answer.model_validate_json(response.content)
         except ValidationError as error:
-            raise UnreachableError(
-                f"what answers at {self._url} is not a controller of llumctl", UNREACHABLE_HINT
-            ) from error
+            self._check_schema(_schema_version(response.content))
+            raise self._stranger() from error
+        self._check_schema(found.schema_version)
+        return found
 
     def _send(
         self, method: str, path: str, body: WireModel | None, params: Params | None
@@ -186,9 +193,20 @@ class ControlClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
 
+    def _frame(self, line: str) -> Frame | None:
+        try:
+            return parse_frame(line)
+        except ValueError as error:
+            raise self._stranger() from error
+
     def _unreachable(self, error: Exception) -> UnreachableError:
         return UnreachableError(
             f"the controller at {self._url} cannot be reached: {_reason(error)}", UNREACHABLE_HINT
+        )
+
+    def _stranger(self) -> UnreachableError:
+        return UnreachableError(
+            f"what answers at {self._url} is not a controller of llumctl", UNREACHABLE_HINT
         )
 
     def _refusal(self, response: httpx.Response) -> LlumctlError:
@@ -202,8 +220,7 @@ class ControlClient:
             )
         return kind(body.message, body.hint)
 
-    def _check_schema(self, response: httpx.Response) -> None:
-        version = _schema_version(response)
+    def _check_schema(self, version: int) -> None:
         if version > SCHEMA_VERSION:
             raise LlumctlError(
                 f"the controller at {self._url} speaks a newer schema"
@@ -241,10 +258,9 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _schema_version(response: httpx.Response) -> int:
+def _schema_version(body: bytes) -> int:
+    """Of an answer that is none that this llumctl knows; 0 if it does not say."""
     try:
-        raw = response.json()
-    except ValueError:
+        return _Versioned.model_validate_json(body).schema_version
+    except ValidationError:
         return 0
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    return version if isinstance(version, int) else 0

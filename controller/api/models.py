@@ -174,6 +174,16 @@ class RequestState(StrEnum):
     FAILED = "failed"
 
 
+LIVE_STATES = (
+    RequestState.RUNNING,
+    RequestState.EVICTED,
+    RequestState.WAITING,
+    RequestState.DISPATCHING,
+)
+"""In the order in which requests are listed; those that ended come behind, the last one first."""
+ENDED_STATES = (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
+
+
 class RequestStatus(WireModel):
     """One sequence. `id` is llumctl's, `client_id` the one that the client knows; `parent_id`
     is set where one client request became several (`n` > 1)."""

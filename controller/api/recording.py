@@ -7,7 +7,6 @@ A recording holds names of requests and of machines: it is made private (0600).
 import os
 import threading
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Literal, Self
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.models import SCHEMA_VERSION, Frame, WireModel
+from controller.api.version import own_version
 
 MAX_LINE_BYTES = 16 << 20
 """More than 1,000 instances take; keeps a file that is no recording out of memory."""
@@ -83,12 +83,11 @@ class RecordingWriter:
 
 def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingHeader:
     """With the version of this llumctl."""
-    try:
-        version = metadata.version("llumctl")
-    except metadata.PackageNotFoundError:
-        version = ""
     return RecordingHeader(
-        cluster=cluster, time_s=time_s, status_every_s=status_every_s, llumctl_version=version
+        cluster=cluster,
+        time_s=time_s,
+        status_every_s=status_every_s,
+        llumctl_version=own_version(),
     )
 
 

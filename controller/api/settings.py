@@ -48,7 +48,7 @@ class EndpointTable(Table):
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
     """A larger request is answered 413."""
     max_live_requests: Annotated[int, Field(ge=1)] = 4096
-    """Requests that one frontend serves at a time; one more is answered 429."""
+    """Requests with a complete body that one frontend serves at a time; one more gets 429."""
     request_timeout_s: Seconds | None = None
     """A request that takes longer is answered 504, a stream ends with an error; None: no limit."""
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
@@ -117,6 +117,9 @@ class Settings(Table):
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""
     emulated: EmulatedTable = EmulatedTable()
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Keys of the dashboard (`llumctl top`, which alone reads them): action id -> a key, or several
+    between commas. The cluster does not."""
 
     @field_validator("priority")
     @classmethod

@@ -49,6 +49,11 @@ class Verdict:
 
 RIGHT = Verdict()
 
+MAX_AHEAD = 256
+"""How far `compare` looks for where two sequences agree again: answers are judged on the event
+loop that sends requests, and looking to the end takes seconds for a long answer that is all
+wrong."""
+
 
 def judge(
     answer: "Answer", num_prompt_tokens: int, num_output_tokens: int, start: int | None
@@ -83,8 +88,8 @@ def compare(expected: Sequence[int], found: Sequence[int], *, is_whole: bool = T
     """What it takes to make `expected` into `found`: drops, insertions, then replacements.
 
     Where they part, the smallest drop or insertion after which three tokens agree again (or all
-    that are left) explains it; if there is none, a token is wrong. If `found` is not whole, what
-    of `expected` comes after it is not lost.
+    that are left) explains it; if there is none of at most MAX_AHEAD tokens, a token is wrong. If
+    `found` is not whole, what of `expected` comes after it is not lost.
     """
     lost = doubled = wrong = at = position = 0
     while at < len(found) and position < len(expected):
@@ -104,10 +109,12 @@ def compare(expected: Sequence[int], found: Sequence[int], *, is_whole: bool = T
 
 
 def _next_agreement(tokens: Sequence[int], begin: int, wanted: Sequence[int]) -> int | None:
-    for place in range(begin, len(tokens)):
-        there = tokens[place : place + len(wanted)]
-        if there == wanted[: len(there)]:
-            return place
+    end = min(len(tokens), begin + MAX_AHEAD)
+    for place in range(begin, end):
+        if tokens[place] == wanted[0]:
+            there = tokens[place : place + len(wanted)]
+            if there == wanted[: len(there)]:
+                return place
     return None
 
 

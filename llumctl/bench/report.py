@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError
+from controller.api.words import printable
 from llumctl import output
 from llumctl.bench import figures as calculation
 from llumctl.bench.check import Verify
@@ -57,8 +58,7 @@ def failures(results: Results) -> list[str]:
     """The first few, a line each, and how many more there are."""
     failed = [result for result in results.ended if not result.is_right]
     lines = [
-        f"request {result.request.index}: {result.verdict.kind}:"
-        f" {output.printable(result.verdict.detail)}"
+        f"request {result.request.index}: {result.verdict.kind}: {printable(result.verdict.detail)}"
         for result in failed[:MAX_FAILURES_TOLD]
     ]
     if len(failed) > MAX_FAILURES_TOLD:
@@ -127,7 +127,7 @@ def _summary(figures: Figures, target: Target, verify: Verify) -> list[str]:
     kinds = [f"{kind} {count}" for kind, count in figures.failures.items()]
     failures = [f"failures {kinds[0]}", *kinds[1:]] if kinds else []
     lines = (facts, requests, failures, tokens, emulation, client)
-    return ["  ".join(output.printable(part) for part in line) for line in lines if line]
+    return ["  ".join(printable(part) for part in line) for line in lines if line]
 
 
 def _rows(by_level: dict[str, Latencies]) -> list[tuple[str, ...]]:

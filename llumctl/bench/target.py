@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from controller.api import run_state
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
 from controller.api.models import ClusterStatus, InstanceStatus
+from llumctl import connect, secrets_file
 from llumctl.bench import levels
 from llumctl.bench.connection import Endpoint
 from llumctl.bench.levels import Level
@@ -43,12 +43,7 @@ class Target:
 
 def of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
     """Raises UnreachableError if no such cluster runs, or it does not answer."""
-    state = run_state.load(cluster)
-    if state is None:
-        others = [f"llumctl bench --cluster {name}" for name in run_state.clusters()]
-        raise UnreachableError(
-            f"cluster {cluster} is not running", "      or      ".join(["llumctl up", *others[:3]])
-        )
+    state = connect.running(cluster)
     control = ControlClient(state.control_url, state.control_token, ASK_TIMEOUT_S)
     status = control.status()
     endpoint = Endpoint(state.endpoint_url, api_key)
@@ -70,16 +65,9 @@ def of_url(url: str, api_key: str, model: str | None) -> Target:
 
 
 def read_key(path: Path) -> str:
-    """The first line that is not empty. Raises UsageError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise UsageError(
-            f"--api-key-file: cannot read {path}: {reason}", f"ls -l {path}"
-        ) from error
-    key = next((line.strip() for line in lines if line.strip()), "")
-    if not key or not key.isprintable() or not key.isascii():
+    """The first line that is not empty, of a file that is its owner's alone. Raises UsageError."""
+    key = secrets_file.read(path, "--api-key-file").splitlines()[0].strip()
+    if not key.isprintable() or not key.isascii():
         raise UsageError(f"--api-key-file: {path} holds no key", f"head -c 100 {path}")
     return key
 

@@ -124,7 +124,7 @@ def events(
 def _kinds(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    from llumctl import event_words
+    from controller.api import event_words
 
     return choices.several_of(text, event_words.KINDS, "--kind", "a kind of event")
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import TimedOutError
-from llumctl import config_file, durations, output
+from llumctl import config_file, durations, following, output
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
-    from tui.source import LiveSource
 
-WAIT_S = 0.2
 PROGRESS_S = 5.0
 
 
@@ -35,15 +33,11 @@ def record(
     name = config_file.cluster_name(cluster)
     watching.check_reachable(name)
     with watching.writer(file, name, refresh) as writer:
-        source = watching.live_source(name, refresh, after="latest")
-        source.start()
         try:
-            _follow(source, writer, duration_s)
+            _follow(name, refresh, writer, duration_s)
         except KeyboardInterrupt:
             if not writer.num_frames:
                 raise
-        finally:
-            source.stop()
     if not writer.num_frames:
         raise TimedOutError(
             f"cluster {name} sent nothing within {duration}: nothing is recorded",
@@ -53,23 +47,17 @@ def record(
     output.say(f"next:  llumctl top --replay {file}")
 
 
-def _follow(source: "LiveSource", writer: "RecordingWriter", duration_s: float | None) -> None:
-    """Writes what comes until the time is over; says what is lost, and when it is back."""
-    from tui.state import Arrived, Lost
-
+def _follow(
+    cluster: str, refresh_s: float, writer: "RecordingWriter", duration_s: float | None
+) -> None:
+    """Writes what comes until the time is over."""
     started_s = said_s = time.monotonic()
-    lost = ""
-    while duration_s is None or time.monotonic() - started_s < duration_s:
-        for heard in source.wait(WAIT_S):
-            if isinstance(heard, Arrived):
-                writer.append(heard.frame)
-                if lost:
-                    lost = ""
-                    output.say("connected again")
-            elif isinstance(heard, Lost) and heard.reason != lost:
-                lost = heard.reason
-                output.say(f"lost: {output.visible(lost)}; trying again")
+    for frame in following.follow(cluster, "latest", status_every_s=refresh_s, patient=True):
+        if frame is not None:
+            writer.append(frame)
         now_s = time.monotonic()
+        if duration_s is not None and now_s - started_s >= duration_s:
+            return
         if now_s - said_s >= PROGRESS_S:
             said_s = now_s
             output.say(f"{now_s - started_s:.0f} s  {writer.num_frames} frames")

@@ -73,15 +73,15 @@ def _states(text: str | None) -> "tuple[RequestState, ...]":
 
 
 def _listed(found: "RequestList", output_format: Format) -> str:
-    from llumctl import requests_table
-
-    rows = requests_table.in_order(found.requests)
+    """In the controller's order."""
+    rows = found.requests
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
     if output_format in (Format.TABLE, Format.WIDE):
+        from llumctl import requests_table
+
         colours = output.use_colours(sys.stdout)
         return requests_table.render(rows, wide=output_format is Format.WIDE, colours=colours)
-    found = found.model_copy(update={"requests": tuple(rows)})
     return output.encode(output_format, found, rows)
 
 

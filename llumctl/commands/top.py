@@ -3,23 +3,34 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controller.api.errors import RefusedError, UsageError
-from llumctl import config_file, durations, output
+from llumctl import config_file, connect, durations, output
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
 
 if TYPE_CHECKING:
+    from controller.api.recording import RecordingWriter
     from tui.source import Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 NO_GLYPHS = ("linux", "vt100", "vt220")
 """Terminals whose fonts lack block elements."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How it looks and what its keys are; `keymap` is checked."""
+
+    theme: str
+    ascii_only: bool
+    keymap: Mapping[str, str]
 
 
 def top(
@@ -62,18 +73,19 @@ def top(
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
+    look = Look(chosen, ascii_only, _keymap())
     with contextlib.ExitStack() as stack:
         if replay is not None:
             source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
-            _run(source, chosen, ascii_only=ascii_only, recording=False)
+            _run(source, look, recording=False)
             return
         name = config_file.cluster_name(cluster)
         watching.check_reachable(name)
         writer = (
             None if record is None else stack.enter_context(watching.writer(record, name, refresh))
         )
-        live = watching.live_source(name, refresh, after="", recorder=writer)
-        _run(live, chosen, ascii_only=ascii_only, recording=writer is not None)
+        live = _live(name, refresh, writer)
+        _run(live, look, recording=writer is not None)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
@@ -93,6 +105,14 @@ def _check_terminal() -> None:
         )
 
 
+def _live(cluster: str, refresh_s: float, recorder: "RecordingWriter | None") -> "Source":
+    from tui.source import LiveSource
+
+    return LiveSource(
+        cluster, lambda: connect.client(cluster), status_every_s=refresh_s, recorder=recorder
+    )
+
+
 @contextlib.contextmanager
 def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
@@ -102,13 +122,31 @@ def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
         yield ReplaySource(reader, speed=speed, at_s=at_s)
 
 
-def _run(source: "Source", theme: str, *, ascii_only: bool, recording: bool) -> None:
+def _keymap() -> dict[str, str]:
+    """What `[keys]` says. Raises UsageError with where it says what cannot be."""
+    from llumctl import settings
+    from tui import keymap
+
+    wanted, origins = settings.load_keys()
+    try:
+        return keymap.checked(wanted)
+    except keymap.KeymapError as error:
+        path = ("keys", error.action_id)
+        raise UsageError(f"{origins.of(path)}: {error}", origins.cure(path)) from error
+
+
+def _run(source: "Source", look: Look, *, recording: bool) -> None:
     """Until somebody leaves. Nothing that still talks to a controller is waited for."""
     from tui.app import Dashboard, Options, tick_s
     from tui.format import ASCII, UNICODE
 
-    glyphs = ASCII if ascii_only or not _has_glyphs() else UNICODE
-    options = Options(glyphs=glyphs, theme=theme, recording=recording, tick_s=tick_s(source))
+    options = Options(
+        glyphs=ASCII if look.ascii_only or not _has_glyphs() else UNICODE,
+        theme=look.theme,
+        keymap=look.keymap,
+        recording=recording,
+        tick_s=tick_s(source),
+    )
     app = Dashboard(source, options)
     app.run()
     if app.return_code:

@@ -11,7 +11,6 @@ from llumctl import connect
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
-    from tui.source import LiveSource
 
 MIN_REFRESH_S, MAX_REFRESH_S = 0.1, 60.0
 
@@ -27,21 +26,6 @@ def check_reachable(cluster: str) -> None:
     """Raises what `status` would: later on, a controller that goes away is waited for."""
     with connect.client(cluster) as client:
         client.status()
-
-
-def live_source(
-    cluster: str, refresh_s: float, *, after: str, recorder: "RecordingWriter | None" = None
-) -> "LiveSource":
-    """Looks up the run state anew at each connection: the cluster may have been restarted."""
-    from tui.source import LiveSource
-
-    return LiveSource(
-        cluster,
-        lambda: connect.client(cluster),
-        status_every_s=refresh_s,
-        after=after,
-        recorder=recorder,
-    )
 
 
 @contextlib.contextmanager

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.models import ClusterState, StopRequest
+from controller.api.models import ClusterState, PingFrame, StopRequest
 
 STATUS = {
     "schema_version": 1,
@@ -128,6 +129,46 @@ def test_newer_schema_asks_for_an_upgrade() -> None:
     with newer as control, pytest.raises(LlumctlError, match="newer schema") as caught:
         control.status()
     assert caught.value.exit_code == 1
+
+
+def test_a_newer_schema_that_does_not_fit_asks_for_an_upgrade_too() -> None:
+    newer = client(answering(200, {"schema_version": 2, "members": []}))
+    with newer as control, pytest.raises(LlumctlError, match="newer schema") as caught:
+        control.status()
+    assert caught.value.exit_code == 1
+
+
+def test_an_answer_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx.Response, "json", None)
+    monkeypatch.setattr(client_module, "_schema_version", None)
+    with client(answering(200, STATUS)) as control:
+        assert control.status().cluster == "c1"
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"{}", b"[1]", b'{"type": "ping"}', b'{"type": "ping", "time_s": 1}\n<p>']
+)
+def test_somebody_elses_stream(body: bytes) -> None:
+    with client(answering(200, body)) as control, pytest.raises(LlumctlError) as caught:
+        list(control.watch())
+    assert caught.value.exit_code == 3
+    assert "not a controller of llumctl" in caught.value.message
+
+
+def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> None:
+    body = b'{"type": "later"}\n\n{"type": "ping", "time_s": 1}\n'
+    with client(answering(200, body)) as control:
+        frames = control.watch()
+        assert next(frames) == PingFrame(time_s=1)
+        with pytest.raises(LlumctlError, match="ended the stream") as caught:
+            next(frames)
+    assert caught.value.exit_code == 3
+
+
+def test_a_stream_that_is_refused() -> None:
+    with client(answering(403, BODY)) as control, pytest.raises(LlumctlError) as caught:
+        list(control.watch())
+    assert (caught.value.exit_code, caught.value.message) == (5, BODY["message"])
 
 
 def test_a_redirect_is_not_followed() -> None:

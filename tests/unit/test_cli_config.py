@@ -138,6 +138,22 @@ def test_origins(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPat
     assert whole["origins"] == origins
 
 
+def test_keys_of_the_dashboard(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text("[keys]\nsort = 'o'\nrow_down = 'n, down'\n")
+    monkeypatch.setenv("LLUMCTL_KEYS_QUIT", "Q")
+    lines = told(capsys, "show", "--config", "c.toml", "--origin").splitlines()
+    assert 'sort = "o"  # c.toml:2' in lines
+    assert 'row_down = "n, down"  # c.toml:3' in lines
+    assert 'quit = "Q"  # LLUMCTL_KEYS_QUIT' in lines
+    whole = json.loads(told(capsys, "show", "--config", "c.toml", "-o", "json"))
+    assert whole["settings"]["keys"] == {"sort": "o", "row_down": "n, down", "quit": "Q"}
+    schema = json.loads(told(capsys, "schema"))["properties"]["keys"]
+    assert schema["additionalProperties"] == {"type": "string"}
+    assert "llumctl top" in schema["description"]
+
+
 def test_secrets_are_never_shown(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

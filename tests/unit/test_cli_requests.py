@@ -71,12 +71,12 @@ def fake() -> Iterator[FakeController]:
     with FakeController() as served:
         remember(served.url)
         listed = (
-            request("r-3", RequestState.FINISHED, age_s=3.0, finish_reason="stop"),
-            request("r-4", RequestState.ABORTED, age_s=9.0),
-            request("r-2", RequestState.WAITING, ttft_s=None, instance_id=None),
-            request("r-6", RequestState.EVICTED),
             request("r-5", arrival_time_s=ARRIVAL_S - 1),
             request("r-1"),
+            request("r-6", RequestState.EVICTED),
+            request("r-2", RequestState.WAITING, ttft_s=None, instance_id=None),
+            request("r-4", RequestState.ABORTED, age_s=9.0),
+            request("r-3", RequestState.FINISHED, age_s=3.0, finish_reason="stop"),
         )
         served.requests = RequestList(requests=listed, num_matching=6)
         served.details["r-1"] = RequestDetail(**fields("r-1"), history=HISTORY)
@@ -91,7 +91,7 @@ def told(capsys: Captured, *options: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("fake")
-def test_running_first_then_waiting_then_the_last_ended(capsys: Captured) -> None:
+def test_a_row_each_in_the_order_of_the_controller(capsys: Captured) -> None:
     header, *rows = told(capsys)
     assert [row.split()[0] for row in rows] == ["r-5", "r-1", "r-6", "r-2", "r-4", "r-3"]
     first = dict(zip(header.split(), rows[1].split(), strict=True))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tui.app import Dashboard
 
 _TITLES = {Pane.INSTANCES: "Instances", Pane.QUEUE: "Queue heads", Pane.EVENTS: "Events"}
-_TABS = {Pane.QUEUE: "1 Queue heads", Pane.EVENTS: "2 Events"}
+_TABS = (Pane.QUEUE, Pane.EVENTS)
 
 
 class DashboardScreen(PaintedScreen):
@@ -134,8 +134,8 @@ class DashboardScreen(PaintedScreen):
             spans = [Span(_TITLES[pane], Tone.STRONG), Span(f" ({count})")]
         else:
             spans = [
-                Span(f"[{_TABS[pane]}]", Tone.STRONG),
-                *(Span(f"  {text}", Tone.DIM) for other, text in _TABS.items() if other != pane),
+                Span(f"[{self._tab(pane)}]", Tone.STRONG),
+                *(Span(f"  {self._tab(other)}", Tone.DIM) for other in _TABS if other != pane),
                 Span(f"  ({count})"),
             ]
         facts = []
@@ -144,10 +144,18 @@ class DashboardScreen(PaintedScreen):
         if pane is Pane.INSTANCES or view.filters.get(pane):
             facts.append(f"filter:{view.filters.get(pane) or '-'}")
         if pane is Pane.EVENTS:
-            facts.append("[e]xpand" if not view.expanded else "[e] less")
+            facts.append(self._hint("events_expand", "less" if view.expanded else "expand"))
             if not view.follow:
-                facts.append("[F]ollow")
+                facts.append(self._hint("events_follow", "follow"))
         return (*spans, *(Span(f"  {fact}", Tone.DIM) for fact in facts))
+
+    def _tab(self, pane: Pane) -> str:
+        return f"{self.dashboard.key_of(f'pane_{pane}')} {_TITLES[pane]}"
+
+    def _hint(self, action_id: str, word: str) -> str:
+        """`[e]xpand`, or `[x] expand` where the word does not begin with the key."""
+        key = self.dashboard.key_of(action_id)
+        return f"[{key}]{word[1:]}" if key.lower() == word[0] else f"[{key}] {word}"
 
     # Keys
 

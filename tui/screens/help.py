@@ -1,5 +1,6 @@
 """Help: every key, and what the columns mean."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -55,13 +56,14 @@ class HelpScreen(Screen[None]):
         table = self.query_one(TableView)
         table.styles.height = "1fr"
         table.focus()
-        table.show(rows(dict(app.options.keymap)), (Span("Help  (Esc closes)", Tone.STRONG),))
+        title = Span(f"Help  ({app.key_of('help_close')} closes)", Tone.STRONG)
+        table.show(rows(app.options.keymap), (title,))
 
     def action_back(self) -> None:
         self.dismiss()
 
 
-def rows(keymap: dict[str, str]) -> list[HelpRow]:
+def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
     found = [
         HelpRow(
             key.action_id,

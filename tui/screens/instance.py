@@ -7,8 +7,8 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.events import Resize
 
+from controller.api.words import printable, time_of_day
 from tui import event_list, instances, request_list
-from tui import format as fmt
 from tui.facts import facts
 from tui.format import Line, Span, Tone
 from tui.keys import Place, bindings
@@ -37,7 +37,7 @@ class HistoryRow:
 
 
 HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
-    Column("time", "TIME", 8, lambda row, _: Span(fmt.time_of_day(row.time_s, row.zone), Tone.DIM)),
+    Column("time", "TIME", 8, lambda row, _: Span(time_of_day(row.time_s, row.zone), Tone.DIM)),
     Column("what", "WHAT", 18, lambda row, _: row.what),
     Column("detail", "DETAIL", 10, lambda row, _: Span(row.detail), max_width=400),
 )
@@ -102,13 +102,13 @@ class InstanceScreen(PaintedScreen):
         if answer is None or answer.instance_id != self.instance_id:
             return [], (name, Span("  asking ...", Tone.DIM))
         if answer.found is None:
-            return [], (name, Span(f"  {fmt.plain(answer.reason)}", Tone.BAD))
+            return [], (name, Span(f"  {printable(answer.reason)}", Tone.BAD))
         rows = request_list.rows(answer.found)
         count = f"{len(rows)} of {answer.found.num_matching}"
         spans = [name, Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
         if silent := answer.found.silent_frontends:
             words = f"  without those of {', '.join(silent)}: no answer"
-            spans.append(Span(fmt.plain(words), Tone.WARN))
+            spans.append(Span(printable(words), Tone.WARN))
         return rows, tuple(spans)
 
     def _table(self, name: str) -> TableView[Any]:
@@ -125,7 +125,7 @@ def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -
             Span(str(change.state), instances.state_tone(change.state))
             if change.state
             else Span("gone", Tone.BAD),
-            fmt.plain(f"incarnation {change.incarnation}  {change.detail}"),
+            printable(f"incarnation {change.incarnation}  {change.detail}"),
             zone,
         )
         for change in (history.changes if history else ())

@@ -148,10 +148,45 @@ def test_shortened_requests_are_told(capsys: Captured) -> None:
 def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("\nsesame\nother\n")
+    key_file.chmod(0o600)
     with FakeServer(api_key="sesame").in_thread() as server:
         assert run(small(server.url)) == 5
         assert run(small(server.url, "--api-key-file", str(key_file))) == 0
     assert "try:   llumctl bench --api-key-file FILE\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+def test_a_key_that_others_can_read(mode: int, capsys: Captured, tmp_path: Path) -> None:
+    """As for endpoint.api_key_file, and before anybody is asked."""
+    key_file = tmp_path / "key"
+    key_file.write_text("sesame\n")
+    key_file.chmod(mode)
+    assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
+    err = capsys.readouterr().err
+    assert f"--api-key-file: {key_file} is open to other users (mode {mode:04o})" in err
+    assert err.endswith(f"try:   chmod 600 {key_file}\n")
+    assert "sesame" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "holds no key"),
+        (b" \n", "holds no key"),
+        (b"a\x07b\n", "holds no key"),
+        (b"\xff", "not"),
+    ],
+)
+def test_a_key_file_without_a_key(
+    content: bytes, why: str, capsys: Captured, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_bytes(content)
+    key_file.chmod(0o600)
+    assert run(["bench", "--url", "http://127.0.0.1:1", "--api-key-file", str(key_file)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: --api-key-file: ")
+    assert why in err
 
 
 def test_a_trace(capsys: Captured, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def source() -> FakeSource:
     return FakeSource()
 
 
-@presses("row.down")
+@presses("row_down")
 async def test_down(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -94,7 +94,7 @@ async def test_down(source: FakeSource, key: str) -> None:
         assert cursor(app) == order(app)[1]
 
 
-@presses("row.up")
+@presses("row_up")
 async def test_up(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -104,7 +104,7 @@ async def test_up(source: FakeSource, key: str) -> None:
         assert cursor(app) == order(app)[0]
 
 
-@presses("row.page-down")
+@presses("row_page_down")
 async def test_page_down(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source, num_instances=64)
@@ -114,7 +114,7 @@ async def test_page_down(source: FakeSource, key: str) -> None:
         assert f"{place - 12}-{place + 1} of 64" in await drawn(pilot)
 
 
-@presses("row.page-up")
+@presses("row_page_up")
 async def test_page_up(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source, num_instances=64)
@@ -122,7 +122,7 @@ async def test_page_up(source: FakeSource, key: str) -> None:
         assert 0 < order(app).index(cursor(app) or "") < 60
 
 
-@presses("row.first")
+@presses("row_first")
 async def test_first(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -130,7 +130,7 @@ async def test_first(source: FakeSource, key: str) -> None:
         assert cursor(app) == order(app)[0]
 
 
-@presses("row.last")
+@presses("row_last")
 async def test_last(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -138,7 +138,7 @@ async def test_last(source: FakeSource, key: str) -> None:
         assert cursor(app) == order(app)[-1]
 
 
-@presses("row.open")
+@presses("row_open")
 async def test_open(source: FakeSource, key: str) -> None:
     """The instance is the one under the cursor when the key is pressed, wherever rows go."""
     async with dashboard(source) as (app, pilot):
@@ -157,12 +157,7 @@ async def test_open(source: FakeSource, key: str) -> None:
         lines = await drawn(pilot)
         assert f" {chosen}  " in lines
         assert "Requests (4)" in lines
-        assert [word in lines for word in ("running", "evicted", "waiting", "finished")] == [
-            True,
-            True,
-            True,
-            False,
-        ]
+        assert all(word in lines for word in ("running", "evicted", "waiting"))
 
 
 @presses("back")
@@ -176,7 +171,7 @@ async def test_back(source: FakeSource, key: str) -> None:
         assert main(app).table(Pane.INSTANCES).has_focus
 
 
-@presses("back.main")
+@presses("back_main")
 async def test_back_to_the_dashboard(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -186,7 +181,7 @@ async def test_back_to_the_dashboard(source: FakeSource, key: str) -> None:
         assert main(app).table(Pane.INSTANCES).has_focus
 
 
-@presses("help.close")
+@presses("help_close")
 async def test_close_help(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await pilot.press("question_mark", key)
@@ -234,7 +229,7 @@ async def test_sort(source: FakeSource, key: str) -> None:
         assert order(app)[:3] == ["i-0", "i-1", "i-2"]
 
 
-@presses("sort.reverse")
+@presses("sort_reverse")
 async def test_reverse(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -278,7 +273,7 @@ async def test_pause(tmp_path: Any, key: str) -> None:
         assert "replay 7.0s x1" in await drawn(pilot)
 
 
-@presses("replay.slower")
+@presses("replay_slower")
 async def test_slower(tmp_path: Any, key: str) -> None:
     async with replaying(tmp_path, synthetic.frames(30)) as (app, pilot, clock):
         await pilot.press(key)
@@ -289,7 +284,7 @@ async def test_slower(tmp_path: Any, key: str) -> None:
         assert "x0.125" in await drawn(pilot)
 
 
-@presses("replay.faster")
+@presses("replay_faster")
 async def test_faster(tmp_path: Any, key: str) -> None:
     async with replaying(tmp_path, synthetic.frames(30)) as (app, pilot, clock):
         clock.now_s += 1
@@ -308,7 +303,7 @@ async def test_speed_keys_are_nothing_in_a_live_dashboard(source: FakeSource) ->
         assert "slower" not in before
 
 
-@presses("events.follow")
+@presses("events_follow")
 async def test_follow(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         frames = list(synthetic.frames(60))
@@ -328,21 +323,21 @@ async def test_follow(source: FakeSource, key: str) -> None:
         assert "[F]ollow" in await drawn(pilot)
 
 
-@presses("events.expand")
+@presses("events_expand")
 async def test_expand(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press(key)
         text = await drawn(pilot)
         assert "CAUSE" in text
-        assert "ttft_s=0.31" in text
+        assert "ttft 310ms" in text
         assert "Queue heads (" not in text
         assert main(app).table(Pane.EVENTS).has_focus
         await pilot.press(key)
         assert "CAUSE" not in await drawn(pilot)
 
 
-@presses("pane.zoom")
+@presses("pane_zoom")
 async def test_zoom(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
@@ -355,14 +350,14 @@ async def test_zoom(source: FakeSource, key: str) -> None:
         assert "Instances (" in await drawn(pilot)
 
 
-@presses("pane.instances")
+@presses("pane_instances")
 async def test_to_the_instances(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await pilot.press("1", key)
         assert main(app).table(Pane.INSTANCES).has_focus
 
 
-@presses("pane.queue")
+@presses("pane_queue")
 async def test_to_the_queue(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source)
@@ -377,7 +372,7 @@ async def test_to_the_queue(source: FakeSource, key: str) -> None:
         assert app.screen.instance_id == head
 
 
-@presses("pane.events")
+@presses("pane_events")
 async def test_to_the_events(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source)
@@ -392,7 +387,7 @@ async def test_to_the_events(source: FakeSource, key: str) -> None:
         assert app.screen.instance_id == about
 
 
-@presses("pane.next")
+@presses("pane_next")
 async def test_next_pane(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         for pane in (Pane.QUEUE, Pane.EVENTS, Pane.INSTANCES):
@@ -400,7 +395,7 @@ async def test_next_pane(source: FakeSource, key: str) -> None:
             assert main(app).table(pane).has_focus
 
 
-@presses("pane.previous")
+@presses("pane_previous")
 async def test_previous_pane(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         for pane in (Pane.EVENTS, Pane.QUEUE, Pane.INSTANCES):
@@ -493,7 +488,7 @@ async def test_quit(source: FakeSource, key: str) -> None:
 
 
 async def test_keys_can_be_rebound_by_action_id(source: FakeSource) -> None:
-    async with dashboard(source, keymap={"sort": "x", "row.down": "n,ctrl+n"}) as (app, pilot):
+    async with dashboard(source, keymap={"sort": "x", "row_down": "n,ctrl+n"}) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press("s")
         assert "sort:freeness^" in await drawn(pilot)

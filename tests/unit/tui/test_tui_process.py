@@ -123,6 +123,19 @@ def test_a_hang_up_that_sends_no_signal_ends_it_too() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_keys_of_the_config_file(tmp_path: Path) -> None:
+    config = tmp_path / "config" / "llumctl" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\nquit = "X"\nhelp = "h"\n')
+    file = recorded(tmp_path, synthetic.frames(3))
+    with terminal("top", "--replay", str(file)) as screen:
+        place = screen.until("h help", "X quit")
+        screen.press("qh")
+        screen.until("Help", after=place)
+        assert screen.quit_s("X") < QUIT_S
+        assert screen.process.returncode == 0
+
+
 def test_recording_while_watching(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:

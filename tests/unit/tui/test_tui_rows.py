@@ -221,7 +221,7 @@ def test_an_event_short_and_expanded() -> None:
         "i-3",
         "arrive-r1",
         "r1  stop",
-        "num_output_tokens=200  ttft_s=0.31",
+        "200 output tokens  ttft 310ms",
     ]
 
 

@@ -114,7 +114,7 @@ async def test_questions_about_requests_go_on_and_failures_are_said(source: Fake
 
 
 async def test_two_thousand_requests_scroll(source: FakeSource) -> None:
-    source.answer = synthetic.requests("i-3", 2001)
+    source.answer = synthetic.requests("i-3", 2000)
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.frames(3))
         await settle(app, pilot)

@@ -46,7 +46,7 @@ async def test_empty(size: tuple[int, int]) -> None:
 @both_sizes
 async def test_instance(size: tuple[int, int]) -> None:
     source = FakeSource()
-    source.answer = synthetic.requests("i-3", 12)
+    source.answer = synthetic.requests("i-3", 11)
     async with dashboard(source, size) as (app, pilot):
         source.feed(synthetic.frames(70))
         await settle(app, pilot)

@@ -8,6 +8,7 @@ import pytest
 from cli_support import TOKEN
 from fake_controller import FakeController, event, until
 
+from controller.api import following
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.models import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
@@ -38,7 +39,7 @@ class Listener:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "RETRY_S", 0.02)
+    monkeypatch.setattr(following, "RETRY_S", 0.02)
 
 
 @pytest.fixture

@@ -198,10 +198,10 @@ def _event(chance: random.Random, seq: int, at_s: float, num_instances: int) -> 
     )
 
 
-def requests(instance_id: str, count: int = 5) -> RequestList:
-    """Running ones, an evicted one, a waiting one, and one that has ended."""
-    states = [RequestState.RUNNING] * max(0, count - 3)
-    states += [RequestState.EVICTED, RequestState.WAITING, RequestState.FINISHED]
+def requests(instance_id: str, count: int = 4) -> RequestList:
+    """Live ones in the controller's order: running ones, an evicted one, a waiting one."""
+    states = [RequestState.RUNNING] * max(0, count - 2)
+    states += [RequestState.EVICTED, RequestState.WAITING]
     found = tuple(
         RequestStatus(
             id=f"r{0x9000 + place:x}",
@@ -219,6 +219,4 @@ def requests(instance_id: str, count: int = 5) -> RequestList:
         )
         for place, state in enumerate(states)
     )
-    return RequestList(
-        requests=found, num_matching=sum(item.state is not RequestState.FINISHED for item in found)
-    )
+    return RequestList(requests=found, num_matching=len(found))
