@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit lint bench-endpoint bench-startup clean
+.PHONY: help install up down test test-unit lint bench-endpoint bench-startup bench-rehearsal clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
+	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 
 install: $(STAMP)
 
@@ -50,6 +51,9 @@ bench-endpoint: $(STAMP)
 
 bench-startup: $(STAMP)
 	$(BIN)/python -m benchmarks.startup $(ARGS)
+
+bench-rehearsal: $(STAMP)
+	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -142,7 +142,7 @@ class LlumctlServer(Server):
             self._forget_plan()
 
     def _bring_down(self) -> None:
-        command = [_llumctl(), "down", "--now", "--cluster", self.plan.cluster]
+        command = [llumctl(), "down", "--now", "--cluster", self.plan.cluster]
         with contextlib.suppress(subprocess.TimeoutExpired), self.log_file.open("ab") as log:
             subprocess.run(
                 command, stdout=log, stderr=log, start_new_session=True, timeout=DOWN_TIMEOUT_S
@@ -163,7 +163,7 @@ class LlumctlServer(Server):
         return {p.pid: members.get(p.pid, _ray_part(p)) for p in processes_of(state.nonce)}
 
     def _command(self) -> list[str]:
-        return [_llumctl(), "up", "-d", "--wait", *self.plan.llumctl_arguments()]
+        return [llumctl(), "up", "-d", "--wait", *self.plan.llumctl_arguments()]
 
     def _environment(self) -> dict[str, str]:
         return {}
@@ -229,7 +229,7 @@ def idle_cpu(server: Server, seconds: float) -> float:
     return meter.used().total_s / seconds
 
 
-def _llumctl() -> str:
+def llumctl() -> str:
     return str(Path(sys.executable).with_name("llumctl"))
 
 
