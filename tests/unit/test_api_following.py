@@ -1,0 +1,133 @@
+"""The follower: where it goes on after a break, and what is lost."""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import pytest
+from cli_support import cluster
+from fake_controller import event, until
+
+from controller.api import following
+from controller.api.errors import LlumctlError, UnreachableError
+from controller.api.following import Follower, Lost
+from controller.api.models import EventFrame, Frame, PingFrame, StatusFrame
+
+Stream = Callable[[], Iterator[Frame]]
+
+
+def gone(*frames: Frame) -> Stream:
+    """These, then the connection is lost."""
+
+    def stream() -> Iterator[Frame]:
+        yield from frames
+        raise UnreachableError("gone")
+
+    return stream
+
+
+class FakeClient:
+    """Serves the next of some streams at each `watch`; `asked` are the positions asked for."""
+
+    def __init__(self, *streams: Stream) -> None:
+        self.streams = list(streams)
+        self.asked: list[str] = []
+        self.num_closed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.num_closed += 1
+
+    def watch(self, *, after: str, status_every_s: float | None) -> Iterator[Frame]:
+        assert status_every_s == 0.5
+        self.asked.append(after)
+        return (self.streams.pop(0) if self.streams else gone())()
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.001)
+
+
+def follow(client: FakeClient, num_asked: int, after: str = "latest") -> list[Frame | Lost]:
+    """What is heard until it has asked so often."""
+    heard: list[Frame | Lost] = []
+    follower = Follower(lambda: client, heard.append, after=after, status_every_s=0.5)  # type: ignore[arg-type, return-value]
+    follower.start()
+    until(lambda: len(client.asked) >= num_asked)
+    follower.stop()
+    assert follower.stopped
+    return heard
+
+
+def happened(position: str) -> EventFrame:
+    return EventFrame(time_s=1.0, event=event("admitted", position=position))
+
+
+def status(last_event: str) -> StatusFrame:
+    found = cluster().model_copy(update={"last_event": last_event})
+    return StatusFrame(time_s=1.0, status=found)
+
+
+def test_it_goes_on_behind_the_last_event() -> None:
+    client = FakeClient(gone(happened("a-1"), happened("a-2")), gone(PingFrame(time_s=2.0)))
+    heard = follow(client, 3, after="")
+    assert client.asked[:3] == ["", "a-2", "a-2"]
+    kinds = [type(item) for item in heard]
+    assert kinds[:5] == [EventFrame, EventFrame, Lost, PingFrame, Lost]
+    assert client.num_closed >= 2
+
+
+def test_who_wants_only_the_latest_misses_nothing_of_a_break() -> None:
+    client = FakeClient(gone(status("a-7"), PingFrame(time_s=1.0)), gone(status("a-9")))
+    follow(client, 3)
+    assert client.asked[:3] == ["latest", "a-7", "a-7"]
+
+
+def test_before_anything_was_heard_the_latest_stay_the_latest() -> None:
+    client = FakeClient(gone(PingFrame(time_s=1.0)), gone(status("")))
+    follow(client, 3)
+    assert client.asked[:3] == ["latest"] * 3
+
+
+def test_every_failure_is_a_loss_and_is_tried_again() -> None:
+    client = FakeClient()
+    failures: list[Exception] = [LlumctlError("refused"), ZeroDivisionError("oops")]
+    heard: list[Frame | Lost] = []
+
+    def connect() -> FakeClient:
+        if failures:
+            raise failures.pop(0)
+        return client
+
+    follower = Follower(connect, heard.append, status_every_s=0.5)  # type: ignore[arg-type]
+    follower.start()
+    until(lambda: len(heard) >= 3)
+    follower.stop()
+    errors = [item.error for item in heard if isinstance(item, Lost)]
+    messages = [error.message for error in errors]
+    assert messages[:3] == ["refused", "unexpected ZeroDivisionError: oops", "gone"]
+    assert isinstance(errors[2], UnreachableError)
+
+
+def test_once_stopped_nothing_is_heard() -> None:
+    heard: list[Frame | Lost] = []
+
+    def endless() -> Iterator[Frame]:
+        yield PingFrame(time_s=1.0)
+        follower.stop()
+        yield PingFrame(time_s=2.0)
+        raise UnreachableError("gone")
+
+    client = FakeClient(endless)
+    follower = Follower(lambda: client, heard.append, status_every_s=0.5)  # type: ignore[arg-type, return-value]
+    follower.start()
+    until(lambda: client.num_closed == 1)
+    assert heard == [PingFrame(time_s=1.0)]

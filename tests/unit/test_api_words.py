@@ -1,0 +1,138 @@
+"""Durations, times of day and foreign text, as commands and dashboard say them."""
+
+from datetime import UTC, timedelta, timezone
+
+import pytest
+
+from controller.api import event_words, words
+from controller.api.event_words import KINDS, Severity
+from controller.api.models import Event
+from controller.core.event_log import EventKind
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.9, "59s"),
+        (61, "1m01s"),
+        (3599.9, "59m59s"),
+        (3599.97, "1h00m"),
+        (7260, "2h01m"),
+        (90000, "1d01h"),
+        (8640000, "100d00h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0004, "0ms"),
+        (0.24, "240ms"),
+        (0.9996, "1.0s"),
+        (1.94, "1.9s"),
+        (75, "1m15s"),
+    ],
+)
+def test_latencies(seconds: float | None, text: str) -> None:
+    assert words.latency(seconds) == text
+
+
+def test_times_of_day_are_of_a_zone() -> None:
+    assert words.time_of_day(0.0, UTC) == "00:00:00"
+    assert words.time_of_day(0.0, timezone(timedelta(hours=2))) == "02:00:00"
+    assert words.time_of_day(61.25, UTC, millis=True) == "00:01:01.250"
+    assert words.time_of_day(1e20, UTC) == "--:--:--"
+    assert words.time_of_day(float("nan"), UTC) == "--:--:--"
+    assert words.time_of_day(None, UTC) == "--:--:--"
+
+
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("plain 模型 é", "plain 模型 é"),
+        ("a\nb\tc\u3000d", "a b c d"),
+        ("\x1b[2J\x07\x9b", "\\x1b[2J\\x07\\x9b"),
+        ("\u202eevil\udc80", "\\u202eevil\\udc80"),
+    ],
+)
+def test_what_comes_from_afar_cannot_drive_the_terminal(text: str, harmless: str) -> None:
+    assert words.printable(text) == harmless
+    assert words.printable(harmless) == harmless
+
+
+def test_what_is_kept_stays() -> None:
+    assert words.printable("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
+
+
+def event(kind: str, **fields: object) -> Event:
+    return Event(kind=kind, time_s=1.0, cause_id="c", **fields)  # type: ignore[arg-type]
+
+
+def test_the_known_kinds_are_those_of_the_log() -> None:
+    assert set(KINDS) == set(EventKind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"),
+    [
+        ("dispatched", Severity.PLAIN),
+        ("frontend_recovered", Severity.GOOD),
+        ("operator", Severity.NOTED),
+        ("evicted", Severity.WARN),
+        ("failed", Severity.BAD),
+        ("instance_stalled", Severity.BAD),
+        ("events_lost", Severity.BAD),
+        ("something_new", Severity.PLAIN),
+    ],
+)
+def test_how_grave_an_event_is(kind: str, severity: Severity) -> None:
+    assert event_words.severity(event(kind)) is severity
+
+
+@pytest.mark.parametrize(
+    ("found", "subject", "where"),
+    [
+        (event("evicted", request_id="r", instance_id="i-0", incarnation=2), "r", "i-0/2"),
+        (event("rejected", request_id="r", frontend_id="f-0"), "r", "f-0"),
+        (event("instance_died", instance_id="i-0", frontend_id="f-0"), "i-0", "i-0"),
+        (event("frontend_died", instance_id="i-0", frontend_id="f-0"), "f-0", "f-0"),
+        (event("controller_started"), "controller", "controller"),
+        (event("operator", actor="ana@head"), "ana@head", ""),
+    ],
+)
+def test_whom_an_event_is_about_and_where(found: Event, subject: str, where: str) -> None:
+    assert (event_words.subject(found), event_words.where(found)) == (subject, where)
+
+
+def test_why_something_happened() -> None:
+    numbers = {"num_tokens": 70, "waited_s": None}
+    found = event("evicted", request_id="r", instance_id="i-0", reason="memory", numbers=numbers)
+    assert event_words.why(found) == "memory, 70 tokens"
+    assert event_words.what(found) == "on i-0, memory, 70 tokens"
+    assert event_words.what(event("operator", actor="ana@head")) == "by ana@head"
+    assert event_words.what(event("operator")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_output_tokens", 12, "12 output tokens"),
+        ("waited_s", 0.3, "waited 300ms"),
+        ("e2e_latency_s", 72.5, "e2e latency 1m12s"),
+        ("demand_blocks", 118, "demand 118 blocks"),
+        ("cached_ratio", 0.25, "cached 25%"),
+        ("score_of_i-0", -3.25, "score of i-0 -3.2"),
+        ("score", float("inf"), "score inf"),
+        ("tokens", 3, "tokens 3"),
+    ],
+)
+def test_figures_in_words(name: str, value: float, said: str) -> None:
+    assert event_words.figure(name, value) == said
