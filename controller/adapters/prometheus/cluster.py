@@ -7,7 +7,6 @@ kinds of events); what is said in words, and whatever names a request, stays out
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,6 +26,7 @@ from controller.api.models import (
     InstanceState,
     InstanceStatus,
 )
+from controller.api.version import own_version
 from controller.core.event_log import EventKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,7 +61,7 @@ class _Families(Collector):
 
 
 def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
-    yield _info("llumctl_build_info", "llumctl's version", {"version": _version()})
+    yield _info("llumctl_build_info", "llumctl's version", {"version": own_version() or "unknown"})
     about = {
         "name": status.cluster,
         "model": status.model,
@@ -161,10 +161,3 @@ def _info(name: str, text: str, labels: Mapping[str, str]) -> Metric:
 def _add(family: Family, labels: Sequence[str], value: float | None) -> None:
     if value is not None and math.isfinite(value):
         family.add_metric(labels, value)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("llumctl")
-    except metadata.PackageNotFoundError:
-        return "unknown"
