@@ -38,6 +38,7 @@ def _summary(status: ClusterStatus) -> str:
         f"cluster {status.cluster}",
         f"{status.state} ({status.detail})" if status.detail else str(status.state),
         f"model {status.model}",
+        *(["engine emulated"] if status.engine == "emulated" else []),
         f"policy {status.policy}",
         f"endpoint {status.endpoint_url}",
         f"frontends {serving}/{len(status.frontends)}",

@@ -59,6 +59,11 @@ def test_table(capsys: Captured) -> None:
     assert "up 3m05s" in out
 
 
+def test_an_emulated_cluster_says_so(capsys: Captured) -> None:
+    _, out, _ = shown(cluster(instance()).model_copy(update={"engine": "emulated"}), capsys)
+    assert "model embedded  engine emulated  policy" in out
+
+
 def test_an_instance_that_never_reported_has_dashes(capsys: Captured) -> None:
     nothing = dict.fromkeys(
         (
