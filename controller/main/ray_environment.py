@@ -41,6 +41,8 @@ def head_environment(
             NONCE_VARIABLE: nonce,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
+            # Ray runs its workers at nice 15: everything else on the machine would go before us.
+            "RAY_worker_niceness": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "PYTHONSAFEPATH": "1",
         }

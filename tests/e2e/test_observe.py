@@ -212,6 +212,13 @@ def test_a_recording_of_load_can_be_read_again(emulated: Cluster, tmp_path: Path
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_members_run_at_the_priority_of_their_user(emulated: Cluster) -> None:
+    """Ray would put its workers behind everything else on the machine."""
+    status = emulated.status()
+    pids = [member["pid"] for kind in ("instances", "frontends") for member in status[kind]]
+    assert {psutil.Process(pid).nice() for pid in pids} == {psutil.Process().nice()}
+
+
 def test_metrics_on_both_listeners(emulated: Cluster) -> None:
     view_token = (emulated.state_dir / "view-token").read_text().strip()
     control = f"http://127.0.0.1:{emulated.control_port}/metrics"
