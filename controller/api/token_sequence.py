@@ -1,7 +1,7 @@
 """The tokens that an emulated engine answers with, so that any client can check them.
 
-Position i of an answer is word FIRST + (start + i) modulo COUNT, where `start` depends on the
-prompt alone. So a token that is lost, doubled, swapped or of another request shows in the ids
+Position i of an answer is word FIRST + (start + i * STRIDE) modulo COUNT, where `start` depends on
+the prompt alone. So a token that is lost, doubled, swapped or of another request shows in the ids
 that a client gets with `return_token_ids`. An answer that ends of its own accord, as real ones
 do at their end-of-sequence token, has END in its last place.
 
@@ -16,6 +16,8 @@ FIRST = 270
 COUNT = 8191
 """Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. A prime, so that
 every bit of the checksum counts: similar prompts start far apart."""
+STRIDE = 3571
+"""From a word to the next: neighbouring ids are spellings of one word, and dull to read."""
 END = 1
 """Its end-of-sequence token."""
 
@@ -30,7 +32,15 @@ def start(prompt_token_ids: Sequence[int]) -> int:
 
 def token(start: int, position: int) -> int:
     """Id of the word at `position` of the answer, counted from 0."""
-    return FIRST + (start + position) % COUNT
+    return FIRST + (start + position * STRIDE) % COUNT
+
+
+def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
+    """Where a token first comes up at or after `begin`; None: it is no word."""
+    if not FIRST <= token_id < FIRST + COUNT:
+        return None
+    position = (token_id - FIRST - start) * pow(STRIDE, -1, COUNT)
+    return begin + (position - begin) % COUNT
 
 
 def natural_length(prompt_token_ids: Sequence[int]) -> int:

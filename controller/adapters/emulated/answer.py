@@ -72,15 +72,7 @@ def _bounded(prompt: Sequence[int], params: SamplingParams, max_model_len: int) 
         if natural <= answer.num_tokens:
             answer = Answer(start, natural, "stop", has_end=True)
     for stop in params.stop_token_ids or ():
-        position = _first_position(start, stop, params.min_tokens)
+        position = token_sequence.first_position(start, stop, params.min_tokens)
         if position is not None and position < answer.num_tokens - answer.has_end:
             answer = Answer(start, position + 1, "stop", stop_reason=stop)
     return answer
-
-
-def _first_position(start: int, token_id: int, min_tokens: int) -> int | None:
-    """Where a token first comes up, not counting the first `min_tokens` places; None: never."""
-    if not token_sequence.FIRST <= token_id < token_sequence.FIRST + token_sequence.COUNT:
-        return None
-    wanted = token_id - token_sequence.FIRST - start - min_tokens
-    return min_tokens + wanted % token_sequence.COUNT

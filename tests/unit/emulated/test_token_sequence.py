@@ -1,12 +1,23 @@
 """The sequence that every emulated answer follows, and what its check finds."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.adapters.embedded_model.architecture import EOS_ID
 from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, vocabulary
 from controller.adapters.embedded_model.words import words
 from controller.api import token_sequence
-from controller.api.token_sequence import COUNT, END, FIRST, first_wrong, natural_length, token
+from controller.api.token_sequence import (
+    COUNT,
+    END,
+    FIRST,
+    STRIDE,
+    first_position,
+    first_wrong,
+    natural_length,
+    token,
+)
 
 PROMPT = [300, 301, 2000, 7]
 
@@ -31,7 +42,7 @@ def test_the_numbers_are_fixed() -> None:
     assert token_sequence.start([]) == 0
     assert token_sequence.start(PROMPT) == 3894
     assert natural_length(PROMPT) == 50
-    assert answer(PROMPT, 3) == [4164, 4165, 4166]
+    assert answer(PROMPT, 3) == [4164, 7735, 3115]
 
 
 def test_prompts_that_differ_differ() -> None:
@@ -48,7 +59,9 @@ def test_natural_lengths_fill_their_range() -> None:
 
 def test_the_words_go_round() -> None:
     assert token(COUNT - 1, 0) == FIRST + COUNT - 1
-    assert token(COUNT - 1, 1) == FIRST
+    assert token(COUNT - 1, 1) == FIRST + STRIDE - 1
+    assert token(5, COUNT) == token(5, 0)
+    assert len({token(7, i) for i in range(COUNT)}) == COUNT, "a prime: all words take turns"
     assert first_wrong(COUNT - 2, [token(COUNT - 2, i) for i in range(COUNT + 5)]) is None
 
 
@@ -83,3 +96,15 @@ def test_a_lost_first_token_shows_to_who_knows_the_prompt() -> None:
     assert first_wrong(token_sequence.start(PROMPT), lost) == 0
     assert first_wrong(None, lost) is None
     assert first_wrong(None, [0, *lost]) == 0
+
+
+@given(st.integers(0, COUNT - 1), st.integers(0, 3 * COUNT), st.integers(0, 3 * COUNT))
+def test_where_a_token_first_comes_up(start: int, position: int, begin: int) -> None:
+    found = first_position(start, token(start, position), begin)
+    assert found is not None
+    assert begin <= found < begin + COUNT
+    assert token(start, found) == token(start, position)
+
+
+def test_what_is_no_word_comes_up_nowhere() -> None:
+    assert first_position(3, FIRST - 1) is first_position(3, FIRST + COUNT) is None
