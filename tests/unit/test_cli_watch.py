@@ -145,7 +145,7 @@ def test_on_a_terminal_it_paints_in_place_and_tells_how_stale_it_is(fake: FakeCo
         assert "i-2" in lines[-2]
     assert "\x1b[32mactive\x1b[0m" in screen.frames()[-1]
     fake.stop()
-    screen.until(lambda text: "stale for" in text)
+    screen.until(lambda _: "stale for" in screen.frames()[-1])  # a whole frame, not its head
     stale = screen.frames()[-1]
     assert re.search(r"\d\d:\d\d:\d\d  stale for \d+\.\ds: the controller at http", stale)
     assert "i-0" in stale
