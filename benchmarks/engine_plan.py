@@ -31,10 +31,6 @@ class EnginePlan:
     control_port: int
 
     @property
-    def model_folder(self) -> str:
-        return str(self.engine_args["model"])
-
-    @property
     def served_model_name(self) -> str:
         return str(self.engine_args["served_model_name"])
 

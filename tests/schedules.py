@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.model.engine_model import EngineModel, ModelConfig, ModelRequest, StepResult
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
 
 BLOCK_SIZE = 16
 RECORDED = Path(__file__).parent / "unit" / "model" / "recorded_vllm_schedules.json"

@@ -1,7 +1,7 @@
 """One request as its frontend knows it, with what happened to it."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum, auto
 
 from controller.core.event_log import LoggedEvent
 
@@ -19,6 +19,17 @@ class RequestState(StrEnum):
 
 
 ENDED = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED})
+
+
+class Match(IntEnum):
+    """How well a request answers to a name, the best first."""
+
+    ID = auto()
+    ALIAS = auto()
+    """The client's id, or the parent's."""
+    BEGINNING = auto()
+    """Of the id."""
+    NONE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,9 @@ class RequestRecord:
     """vLLM's word (stop, length), or why it was aborted or failed."""
     history: tuple[LoggedEvent, ...] = ()
 
+    def match(self, wanted: str) -> Match:
+        return match_names(wanted, self.request_id, self.client_request_id, self.parent_id)
+
 
 _LISTED_FIRST = (
     RequestState.RUNNING,
@@ -64,22 +78,17 @@ def listing_order(record: RequestRecord) -> tuple[int, float, str]:
     return (_LISTED_FIRST.index(record.state), record.arrival_time_s, record.request_id)
 
 
-def match_rank(
+def match_names(
     wanted: str, request_id: str, client_request_id: str, parent_id: str | None
-) -> int | None:
-    """How well a request answers to a name: its id (0), the client's or its parent's (1), the
-    beginning of its id (2); None: not at all."""
+) -> Match:
     if request_id == wanted:
-        return 0
+        return Match.ID
     if wanted in (client_request_id, parent_id):
-        return 1
-    return 2 if request_id.startswith(wanted) else None
+        return Match.ALIAS
+    return Match.BEGINNING if request_id.startswith(wanted) else Match.NONE
 
 
-def found_order(wanted: str | None, record: RequestRecord) -> tuple[int, tuple[int, float, str]]:
+def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, tuple[int, float, str]]:
     """Those that answer best to the name that was asked for first, else in listing order."""
-    if wanted is None:
-        return (0, listing_order(record))
-    names = (record.request_id, record.client_request_id, record.parent_id)
-    rank = match_rank(wanted, *names)
-    return (3 if rank is None else rank, listing_order(record))
+    match = Match.NONE if wanted is None else record.match(wanted)
+    return (match, listing_order(record))

@@ -22,12 +22,10 @@ from types import MappingProxyType
 
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.model.block_pool import BlockPool, CachedBlock
-from controller.model.config import Mode, ModelConfig
+from controller.model.config import ModelConfig
 from controller.model.profile import LatencyProfile
 from controller.model.request import NEVER, ModelRequest, RequestState
 from controller.model.waiting_queue import WaitingQueue
-
-__all__ = ["EngineModel", "Mode", "ModelConfig", "ModelRequest", "StepResult"]
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 

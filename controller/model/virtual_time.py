@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.model.engine_model import EngineModel, ModelRequest
+from controller.model.engine_model import EngineModel
+from controller.model.request import ModelRequest
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from controller.core.events import (
     Dispatch,
@@ -26,7 +25,6 @@ from controller.core.events import (
     Ticked,
 )
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
-from controller.ports.engine import Emulation
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
 from controller.runtime.journal import Journal, best_candidates
@@ -36,7 +34,7 @@ from controller.runtime.messages import (
     Dispatched,
     DispatchWithdrawn,
     DrainFrontend,
-    Happened,
+    EventsTold,
     Hello,
     InstanceEntry,
     InstanceLost,
@@ -61,14 +59,6 @@ SILENCE_S = 5.0
 STOP_MARGIN_S = 6.0
 
 
-@dataclass(slots=True)
-class StepStats:
-    num_steps: int = 0
-    step_time_s: float = 0.0
-    ttft_p99_s: float | None = None
-    emulation: Emulation | None = None
-
-
 class Controller:
     def __init__(
         self,
@@ -82,7 +72,8 @@ class Controller:
         self.config = config
         self.scheduler = GlobalScheduler(config)
         self.roster = Roster()
-        self.step_stats: dict[str, StepStats] = {}
+        self.statuses: dict[str, StatusPushed] = {}
+        """The last one of each instance, be it of a dead incarnation."""
         self.journal = Journal(secrets.token_hex(4), max_events)
         self.queries = RequestQueries(
             lambda frontend_id, asked: self._send(self.roster.members[frontend_id], asked)
@@ -159,7 +150,7 @@ class Controller:
         match decode(head):
             case StatusPushed() as status:
                 self._on_status(status)
-            case Happened() as told:
+            case EventsTold() as told:
                 self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
             case RequestsAnswered() as answer:
                 self.queries.answered(answer)
@@ -185,9 +176,7 @@ class Controller:
         member = self.roster.members.get(snapshot.instance_id)
         if member is None or not member.alive or member.incarnation != snapshot.incarnation:
             return  # a late push of a dead incarnation
-        self.step_stats[snapshot.instance_id] = StepStats(
-            status.num_steps, status.step_time_s, status.ttft_p99_s, status.emulation
-        )
+        self.statuses[snapshot.instance_id] = status
         self._handle(StatusReported(snapshot, status.last_dispatch_seq))
         self._note_readiness()
 
@@ -195,7 +184,7 @@ class Controller:
         """Once every member served and every instance had reported, absence is a fault."""
         if not self.was_ready:
             self.was_ready = all(
-                m.serving and (m.kind == "frontend" or m.member_id in self.step_stats)
+                m.serving and (m.kind == "frontend" or m.member_id in self.statuses)
                 for m in self.roster.members.values()
             )
 
@@ -223,7 +212,7 @@ class Controller:
         self.journal.member(member, member.incarnation, "started")
         if member.kind == "instance":
             self._handle(InstanceStarted(member.member_id, member.incarnation))
-            self._send_directory()
+            self._send_directory(self._directory())
             self._send(member, StatusPull())
         self._note_readiness()
 
@@ -286,12 +275,13 @@ class Controller:
     def _send_directory_if_due(self) -> None:
         """At once what is new; else only often enough to be heard: frontends take a controller
         that is silent for 1 s for dead."""
-        is_news = self._directory() != self._sent_directory
+        directory = self._directory()
+        is_news = directory != self._sent_directory
         if is_news or self.now_s() - self._sent_directory_s >= DIRECTORY_EVERY_S:
-            self._send_directory()
+            self._send_directory(directory)
 
-    def _send_directory(self) -> None:
-        directory, now_s = self._directory(), self.now_s()
+    def _send_directory(self, directory: Directory) -> None:
+        now_s = self.now_s()
         self._sent_directory, self._sent_directory_s = directory, now_s
         for frontend in self.roster.frontends():
             if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:

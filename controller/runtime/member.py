@@ -14,7 +14,7 @@ from controller.core.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
 from controller.runtime.messages import (
     EngineInfo,
-    Happened,
+    EventsTold,
     Hello,
     MemberKind,
     Phase,
@@ -60,7 +60,7 @@ class Membership:
 
     def _tell_controller(self) -> None:
         events, self._untold = tuple(self._untold), []
-        told = Happened(events, self.member_id, self.incarnation, self._num_told)
+        told = EventsTold(self.member_id, self.incarnation, self._num_told, events)
         self._num_told += len(events)
         self._mailbox.send(self.controller_address, encode(told), droppable=True)
 

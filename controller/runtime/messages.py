@@ -26,6 +26,7 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
 
     max_model_len: int
     num_gpu_blocks: int
+    """As vLLM counts them: with its null block, which holds no tokens."""
     block_size: int
     supported_tasks: tuple[str, ...]
 
@@ -86,17 +87,20 @@ class StatusPushed(Message, frozen=True):
     ttft_p99_s: float | None = None
 
 
-class Happened(Message, frozen=True):
-    """Member to controller, and instance to the frontend whose requests it is about.
+class EventsTold(Message, frozen=True):
+    """Member to controller. `num_before`: how many events this incarnation told of before, so
+    that what a controller that lagged did not get can be counted."""
 
-    To the controller a member says how many events it told of before (`num_before`): what a
-    controller that lags did not get can be counted then.
-    """
+    member_id: str
+    incarnation: int
+    num_before: int
+    events: tuple[LoggedEvent, ...]
+
+
+class Happened(Message, frozen=True):
+    """Instance to the frontend whose requests these events are about."""
 
     events: tuple[LoggedEvent, ...]
-    member_id: str = ""
-    incarnation: int = 0
-    num_before: int = 0
 
 
 class RequestsAsked(Message, frozen=True):
@@ -219,6 +223,7 @@ AnyMessage = (
     | Welcome
     | Directory
     | StatusPushed
+    | EventsTold
     | Happened
     | RequestsAsked
     | RequestsAnswered

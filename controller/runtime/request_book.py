@@ -14,10 +14,11 @@ from controller.core.event_log import EventKind, LoggedEvent, Number
 from controller.core.latency_window import LatencyWindow
 from controller.core.request_record import (
     ENDED,
+    Match,
     RequestRecord,
     RequestState,
     found_order,
-    match_rank,
+    match_names,
 )
 from controller.runtime.messages import RequestsAsked
 
@@ -256,7 +257,7 @@ def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
     return (
         (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
-        and (asked.matching is None or match_rank(asked.matching, *names) is not None)
+        and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
         # An instance's requests are those it has now.
         and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
     )

@@ -1,9 +1,8 @@
 """`llumctl bench`: open-loop load on an endpoint, every answer checked, and what it took."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,105 +10,37 @@ from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl import config_file, output
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.check import Verify
+from llumctl.commands import bench_options as options
+from llumctl.commands.bench_options import BenchFormat
 from llumctl.commands.options import Cluster, positive
 
 if TYPE_CHECKING:
     from llumctl.bench.session import Measured
 
-DEFAULT_RATE = 1.0
-DEFAULT_DURATION_S = 30.0
-DEFAULT_LENGTHS = "S-S"
-
-
-class BenchFormat(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
 
 def bench(
-    rate: Annotated[
-        float | None,
-        typer.Option(metavar="R", help=f"Requests per second ({DEFAULT_RATE:g})."),
-    ] = None,
-    arrivals: Annotated[
-        Arrivals | None, typer.Option(help="How the gaps between requests vary (poisson).")
-    ] = None,
-    cv: Annotated[
-        float | None,
-        typer.Option(metavar="C", help="Gamma arrivals: coefficient of variation of the gaps."),
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Send for so many seconds (30, unless --requests)."),
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", help="Send so many requests.")
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|IN,OUT",
-            help="Tokens of prompts and outputs: S-S, M-M, L-L, S-L, L-S, sharegpt, burstgpt as in"
-            " table 1 of the Llumnix paper; zipf:M-M as its authors drew them; or two numbers"
-            " (S-S).",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Replay a trace: Azure's .csv or Mooncake's .jsonl."),
-    ] = None,
-    scale_rate: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Replay the trace so many times as fast (1)."),
-    ] = None,
-    max_tokens_cap: Annotated[
-        int | None, typer.Option(metavar="N", help="No prompt and no output is longer than this.")
-    ] = None,
-    priority: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LEVEL=SHARE",
-            help="A share of the requests, as in high=0.1; the rest is of rank 0. LEVEL is a name"
-            " or vLLM's number (lower goes first). Repeatable.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Fixes arrivals, lengths, levels and prompts.")] = 0,
-    warmup: Annotated[
-        float,
-        typer.Option(metavar="S", help="Leave requests due in the first seconds out of latencies."),
-    ] = 0.0,
-    verify: Annotated[
-        Verify,
-        typer.Option(
-            help="tokens: every id, as emulated engines must answer; counts: how many ids came;"
-            " usage: only how many the server says came; auto: tokens if emulated, else counts."
-        ),
-    ] = Verify.AUTO,
-    timeout: Annotated[
-        float, typer.Option(metavar="S", help="How long one request may take.")
-    ] = 600.0,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Any OpenAI endpoint instead of a cluster's.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model to ask for; default the first.")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's API key.")
-    ] = None,
+    rate: options.Rate = None,
+    arrivals: options.ArrivalKind = None,
+    cv: options.Cv = None,
+    duration: options.Duration = None,
+    requests: options.NumRequests = None,
+    lengths: options.Lengths = None,
+    trace: options.Trace = None,
+    scale_rate: options.ScaleRate = None,
+    max_tokens_cap: options.MaxTokensCap = None,
+    priority: options.Priorities = None,
+    seed: options.Seed = 0,
+    warmup: options.Warmup = 0.0,
+    verify: options.Verification = Verify.AUTO,
+    timeout: options.Timeout = 600.0,
+    url: options.Url = None,
+    model: options.Model = None,
+    api_key_file: options.ApiKeyFile = None,
     cluster: Cluster = None,
-    output_format: Annotated[
-        BenchFormat, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = BenchFormat.TABLE,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON report there too.")
-    ] = None,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a JSON line per request.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw a PNG of latencies and rates.")
-    ] = None,
+    output_format: options.OutputFormat = BenchFormat.TABLE,
+    json_file: options.JsonFile = None,
+    records: options.Records = None,
+    plot: options.Plot = None,
 ) -> None:
     """Send load at a fixed rate, check every answer, report latencies.
 
@@ -131,15 +62,15 @@ def bench(
             "--url: a cluster has an endpoint of its own", f"llumctl bench --cluster {cluster}"
         )
     if duration is None and requests is None and trace is None:
-        duration = DEFAULT_DURATION_S
+        duration = options.DEFAULT_DURATION_S
     from llumctl.bench import session
     from llumctl.bench.workload import Load
 
     load = Load(
-        rate=DEFAULT_RATE if rate is None else rate,
+        rate=options.DEFAULT_RATE if rate is None else rate,
         arrivals=arrivals or (Arrivals.POISSON if cv is None else Arrivals.GAMMA),
         cv=cv,
-        lengths=DEFAULT_LENGTHS if lengths is None else lengths,
+        lengths=options.DEFAULT_LENGTHS if lengths is None else lengths,
         trace=trace,
         speed=1.0 if scale_rate is None else scale_rate,
         duration_s=duration,

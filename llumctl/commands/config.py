@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llumctl import config_file, output
-from llumctl.commands.options import Config
+from llumctl.commands.options import Config, format_option
 
 app = typer.Typer(name="config", help="Show the configuration.", rich_markup_mode=None)
 
@@ -45,9 +45,7 @@ def path(
 @app.command()
 def show(
     config: Config = None,
-    output_format: Annotated[
-        ConfigFormat, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = ConfigFormat.TOML,
+    output_format: Annotated[ConfigFormat, format_option] = ConfigFormat.TOML,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
 ) -> None:
     """Print the settings in effect; as TOML they are a config file themselves."""

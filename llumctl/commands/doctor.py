@@ -8,7 +8,7 @@ import typer
 
 from controller.api.errors import EXIT_FAILED
 from llumctl import output
-from llumctl.commands.options import Cluster, Config
+from llumctl.commands.options import Cluster, Config, format_option
 
 if TYPE_CHECKING:
     from controller.api.models import Check
@@ -20,9 +20,7 @@ class DoctorFormat(StrEnum):
 
 
 def doctor(
-    output_format: Annotated[
-        DoctorFormat, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = DoctorFormat.TABLE,
+    output_format: Annotated[DoctorFormat, format_option] = DoctorFormat.TABLE,
     cluster: Cluster = None,
     config: Config = None,
 ) -> None:

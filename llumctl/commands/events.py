@@ -10,7 +10,7 @@ import typer
 
 from controller.api.errors import UsageError
 from llumctl import choices, config_file, connect, durations, following, output
-from llumctl.commands.options import Cluster
+from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def events(
             help=f"Begin with the last N; all that are kept, or {FOLLOW_LAST} with -f.",
         ),
     ] = None,
-    output_format: Annotated[
-        Format, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = Format.TABLE,
+    output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
     """Show what happened, oldest first."""

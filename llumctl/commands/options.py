@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
+from llumctl.output import Format
 
 Cluster = Annotated[
     str | None,
@@ -23,6 +24,9 @@ Config = Annotated[
         help="Config file; else $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml if present.",
     ),
 ]
+# Some commands have formats of their own.
+format_option = typer.Option("-o", "--output", help="Format of what goes to stdout.")
+OutputFormat = Annotated[Format, format_option]
 
 
 def positive(value: float | None, flag: str) -> None:

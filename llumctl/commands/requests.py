@@ -7,7 +7,7 @@ import typer
 
 from controller.api.errors import UsageError
 from llumctl import choices, config_file, connect, output
-from llumctl.commands.options import Cluster
+from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def requests(
     limit: Annotated[
         int | None, typer.Option("-n", "--limit", metavar="N", help="At most so many (100).")
     ] = None,
-    output_format: Annotated[
-        Format, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = Format.TABLE,
+    output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
     """Show requests: running first, then waiting (oldest first), then those that ended last."""

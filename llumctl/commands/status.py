@@ -7,7 +7,7 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
 from llumctl import config_file, connect, output
-from llumctl.commands.options import Cluster, positive
+from llumctl.commands.options import Cluster, OutputFormat, positive
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ DEFAULT_EVERY_S = 2.0
 
 
 def status(
-    output_format: Annotated[
-        Format, typer.Option("-o", "--output", help="Format of what goes to stdout.")
-    ] = Format.TABLE,
+    output_format: OutputFormat = Format.TABLE,
     check: Annotated[
         bool, typer.Option("--check", help="Exit 1 unless the cluster and all instances are well.")
     ] = False,

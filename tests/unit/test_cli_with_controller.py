@@ -10,7 +10,7 @@ from cli_support import remember
 from control_support import TOKEN, Listener, listening
 
 from controller.core.event_log import EventKind, LoggedEvent
-from controller.runtime.messages import Happened, encode
+from controller.runtime.messages import EventsTold, encode
 from controller.runtime.request_book import RequestBook
 from llumctl import output
 from llumctl.app import run
@@ -43,7 +43,7 @@ def evict(listener: Listener, request_id: str) -> None:
     event = LoggedEvent(
         EventKind.EVICTED, 5.0, "step-i-0-1-9", "memory pressure", "i-0", 1, request_id=request_id
     )
-    listener.cluster.mailbox.say(encode(Happened((event,))), [])
+    listener.cluster.mailbox.say(encode(EventsTold("i-0", 1, 0, (event,))), [])
 
 
 def serve_one_request(listener: Listener) -> None:

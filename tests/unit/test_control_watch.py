@@ -27,7 +27,7 @@ from controller.api.models import (
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.request_record import RequestState
 from controller.runtime.journal import Journal
-from controller.runtime.messages import DispatchAsked, Happened, encode
+from controller.runtime.messages import DispatchAsked, EventsTold, encode
 from controller.runtime.request_book import RequestBook
 
 PATIENCE_S = 5.0
@@ -57,7 +57,7 @@ def happened(cluster: Cluster, *request_ids: str) -> None:
         LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", "memory pressure", request_id=r)
         for r in request_ids
     )
-    cluster.mailbox.say(encode(Happened(events)), [])
+    cluster.mailbox.say(encode(EventsTold("i-0", 1, 0, events)), [])
 
 
 async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
@@ -199,6 +199,7 @@ async def test_requests_and_one_with_its_history(both: Both) -> None:
     assert (len(some.requests), some.num_matching) == (1, 2)
     here = (await client.get("/v1/requests", params={"instance": "i-0"})).json()
     assert [r["id"] for r in here["requests"]] == ["ab-2"]
+    assert "history" not in here["requests"][0]
     for reference in ("ab-2", "ab", "client-1"):
         answer = await client.get(f"/v1/requests/{reference}")
         detail = RequestDetail.model_validate_json(answer.content)
@@ -231,7 +232,7 @@ async def test_what_a_member_could_not_tell_is_counted(both: Both) -> None:
     own, client = both
     event = LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", request_id="r")
     for num_before, num_events in ((7, 1), (8, 2), (15, 1)):
-        told = Happened((event,) * num_events, "i-0", 1, num_before)
+        told = EventsTold("i-0", 1, num_before, (event,) * num_events)
         own.cluster.mailbox.say(encode(told), [])
     events = (await client.get("/v1/events")).json()["events"][-5:]
     assert [e["kind"] for e in events] == ["evicted"] * 3 + ["events_lost", "evicted"]

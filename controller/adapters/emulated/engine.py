@@ -71,7 +71,7 @@ class EmulatedEngine:
         self._live: dict[str, _Live] = {}
         self._events: list[EngineEvent] = []
         self.max_model_len = config.max_model_len
-        self.num_gpu_blocks = config.num_total_blocks
+        self.num_gpu_blocks = config.num_total_blocks + 1  # vLLM counts its null block too
         self.block_size = config.block_size
         self.max_num_running = config.max_num_running
 

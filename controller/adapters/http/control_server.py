@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -170,7 +170,8 @@ class ControlServer:
         return StreamingResponse(counted(), media_type="application/x-ndjson")
 
     async def _requests(self, request: Request) -> Response:
-        return _json(await list_requests(self._controller, _query(request, RequestsQuery)))
+        query = _query(request, RequestsQuery, repeatable=("state",))
+        return _json(await list_requests(self._controller, query))
 
     async def _request(self, request: Request) -> Response:
         return _json(await find_request(self._controller, request.path_params["reference"]))
@@ -203,12 +204,14 @@ class ControlServer:
         await self._record(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
 
 
-def _query(request: Request, model: type[Query]) -> Query:
-    """Raises ValidationError: of unknown names too, so that a typing error is not ignored."""
+def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:
+    """Of a name that is not `repeatable`, the last value counts.
+
+    Raises ValidationError: of unknown names too, so that a typing error is not ignored."""
     given: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)
-        given[name] = values if name == "state" else values[-1]
+        given[name] = values if name in repeatable else values[-1]
     return model.model_validate(given)
 
 

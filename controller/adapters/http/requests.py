@@ -5,15 +5,13 @@ import time
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError
-from controller.adapters.http.views import request_model
-from controller.api.models import RequestDetail, RequestList, RequestState, RequestStatus
-from controller.core.request_record import RequestRecord, match_rank
+from controller.adapters.http.views import request_detail, request_model
+from controller.api.models import RequestDetail, RequestList, RequestState
+from controller.core.request_record import Match
 from controller.core.request_record import RequestState as CoreState
 from controller.runtime.controller import Controller
 
 _LISTED_MATCHES = 10
-BEGINNING = 2
-"""The rank (`match_rank`) of a request whose id only begins with what was asked for."""
 
 
 class RequestsQuery(BaseModel):
@@ -38,10 +36,8 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
         max_requests=query.limit,
     )
     now_s = time.time()
-    models = [request_model(record, now_s) for record in found.requests]
     return RequestList(
-        # As RequestStatus: a list does not carry histories.
-        requests=tuple(RequestStatus.model_validate(model.model_dump()) for model in models),
+        requests=tuple(request_model(record, now_s) for record in found.requests),
         num_matching=found.num_matching,
         silent_frontends=(*found.silent, *_absent_frontends(controller)),
     )
@@ -54,13 +50,14 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     found = await controller.queries.ask(
         _serving_frontends(controller), matching=reference, history=True, max_requests=100
     )
-    best = _rank(reference, found.requests[0]) if found.requests else None  # they come first
-    matches = [record for record in found.requests if _rank(reference, record) == best]
+    # The best come first.
+    best = found.requests[0].match(reference) if found.requests else Match.NONE
+    matches = [record for record in found.requests if record.match(reference) is best]
     if len(matches) == 1:
-        return request_model(matches[0], time.time())
+        return request_detail(matches[0], time.time())
     if matches:
         # Of those that begin with it there may be more than were asked for.
-        num = found.num_matching if best == BEGINNING else len(matches)
+        num = found.num_matching if best is Match.BEGINNING else len(matches)
         ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
         more = f" and {num - _LISTED_MATCHES} more" if num > _LISTED_MATCHES else ""
         raise ApiError(
@@ -73,11 +70,6 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     raise ApiError(
         404, "no_such_request", f"there is no request {reference!r}{silent}", "llumctl requests"
     )
-
-
-def _rank(reference: str, record: RequestRecord) -> int | None:
-    names = (record.request_id, record.client_request_id, record.parent_id)
-    return match_rank(reference, *names)
 
 
 def _serving_frontends(controller: Controller) -> list[str]:

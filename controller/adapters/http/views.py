@@ -15,6 +15,7 @@ from controller.api.models import (
     LevelStatus,
     QueueHeadStatus,
     RequestDetail,
+    RequestStatus,
 )
 from controller.core.event_log import LoggedEvent
 from controller.core.freeness import freeness
@@ -23,7 +24,7 @@ from controller.core.queue_reason import queue_reason
 from controller.core.request_record import RequestRecord
 from controller.core.snapshot import InstanceSnapshot
 from controller.core.virtual_usage import instance_virtual_usage, total_headroom_blocks
-from controller.runtime.controller import Controller, StepStats
+from controller.runtime.controller import Controller
 from controller.runtime.roster import Member
 
 
@@ -136,21 +137,21 @@ def _instance(
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
-    stats = controller.step_stats.get(member.member_id, StepStats())
+    pushed = controller.statuses[member.member_id]
     load = _load(controller, record.snapshot, schedulable)
     return status.model_copy(
         update=load
         | {
             "num_unreported_reqs": record.unreported.num_requests,
-            "step_time_s": round(stats.step_time_s, 6),
-            "num_steps": stats.num_steps,
-            "emulation": stats.emulation
+            "step_time_s": round(pushed.step_time_s, 6),
+            "num_steps": pushed.num_steps,
+            "emulation": pushed.emulation
             and EmulationStatus(
-                profile_time_s=round(stats.emulation.profile_time_s, 4),
-                wall_time_s=round(stats.emulation.wall_time_s, 4),
-                num_late_steps=stats.emulation.num_late_steps,
+                profile_time_s=round(pushed.emulation.profile_time_s, 4),
+                wall_time_s=round(pushed.emulation.wall_time_s, 4),
+                num_late_steps=pushed.emulation.num_late_steps,
             ),
-            "ttft_p99_s": _rounded(stats.ttft_p99_s),
+            "ttft_p99_s": _rounded(pushed.ttft_p99_s),
             "age_s": round(now_s - record.last_report_s, 3),
         }
     )
@@ -219,11 +220,11 @@ def event_model(event: LoggedEvent, position: str = "") -> Event:
     )
 
 
-def request_model(record: RequestRecord, now_s: float) -> RequestDetail:
+def request_model(record: RequestRecord, now_s: float) -> RequestStatus:
     """`now_s`: seconds since the epoch."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
-    return RequestDetail(
+    return RequestStatus(
         id=record.request_id,
         client_id=record.client_request_id,
         parent_id=record.parent_id,
@@ -238,5 +239,10 @@ def request_model(record: RequestRecord, now_s: float) -> RequestDetail:
         num_output_tokens=record.num_output_tokens,
         num_evictions=record.num_evictions,
         finish_reason=record.finish_reason,
-        history=tuple(event_model(event) for event in record.history),
     )
+
+
+def request_detail(record: RequestRecord, now_s: float) -> RequestDetail:
+    """`now_s`: seconds since the epoch."""
+    history = tuple(event_model(event) for event in record.history)
+    return RequestDetail(**dict(request_model(record, now_s)), history=history)

@@ -24,7 +24,7 @@ def test_what_the_frontends_must_know() -> None:
     told: list[str] = []
     engine = EmulatedEngine(PROFILE, ModelConfig.of(PROFILE), 1.0, told.append)
     assert (engine.max_model_len, engine.block_size) == (1024, 16)
-    assert (engine.num_gpu_blocks, engine.max_num_running) == (851, 256)
+    assert (engine.num_gpu_blocks, engine.max_num_running) == (852, 256)
     assert "generate" in engine.supported_tasks
     assert told == ["emulating a10-llama-7b"]
     idle = engine.snapshot("i-0", 7)

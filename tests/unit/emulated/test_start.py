@@ -179,7 +179,7 @@ def test_the_plan_s_engine_is_as_the_settings_say(
     table = {"num_blocks": 90, "mode": "prefill-first", "prefix_caching": False, "speed": 4.0}
     engine = roles._engine_factory(plan_of(emulated=table))(lambda detail: None)
     assert isinstance(engine, EmulatedEngine)
-    assert (engine.num_gpu_blocks, engine.max_model_len) == (90, 1440)
+    assert (engine.num_gpu_blocks, engine.max_model_len) == (91, 1440)
     config = engine._model.config
     assert (config.mode, config.prefix_caching, engine._speed) == ("prefill-first", False, 4.0)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.model.engine_model import ModelConfig
+from controller.model.config import ModelConfig
 from controller.model.profile import LatencyProfile, load_profile, profile_names
 
 

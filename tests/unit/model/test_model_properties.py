@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from controller.core.snapshot import blocks_for
-from controller.model.engine_model import EngineModel, ModelConfig, ModelRequest, StepResult
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
 
 PROFILE = load_profile("a10-llama-7b")
 BLOCK_SIZE = 4

@@ -174,7 +174,7 @@ async def test_what_was_dispatched_counts_until_a_status_names_it(network: FakeN
     assert records["i-0"].unreported.num_requests == 2
     await bed.reports("i-0", seen=1, num_running=1, free=54, num_steps=9)
     assert records["i-0"].unreported.num_requests == 1
-    assert bed.controller.step_stats["i-0"].num_steps == 9
+    assert bed.controller.statuses["i-0"].num_steps == 9
     bed.controller.scheduler.check()
 
 
@@ -278,7 +278,7 @@ async def test_a_late_status_of_a_dead_incarnation_is_refused(network: FakeNetwo
     await bed.reports("i-0", incarnation=1, seen=5, num_steps=77)
     record = bed.controller.scheduler.instances["i-0"]
     assert record.snapshot is None
-    assert bed.controller.step_stats["i-0"].num_steps == 0
+    assert bed.controller.statuses["i-0"].num_steps == 0
     await bed.reports("i-0", incarnation=2)
     assert record.snapshot is not None
     network.lose("mem://i-0")

@@ -11,7 +11,14 @@ from fake_controller import FakeController, event, until
 from controller.api import following
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, UnreachableError
-from controller.api.models import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
+from controller.api.models import (
+    ClusterStatus,
+    EventFrame,
+    Frame,
+    GapFrame,
+    PingFrame,
+    StatusFrame,
+)
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from tui import source as source_module
 from tui.source import LiveSource
@@ -36,6 +43,9 @@ class Listener:
     def kinds(self) -> list[str]:
         return [frame.event.kind for frame in self.frames() if isinstance(frame, EventFrame)]
 
+    def statuses(self) -> list[ClusterStatus]:
+        return [frame.status for frame in self.frames() if isinstance(frame, StatusFrame)]
+
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +69,9 @@ def listening(fake: FakeController, **options: object) -> Listener:
 def test_statuses_and_events_arrive(controller: FakeController) -> None:
     controller.events = [event("admitted"), event("evicted")]
     listener = listening(controller)
-    until(lambda: listener.kinds() == ["admitted", "evicted"])
-    until(lambda: any(isinstance(frame, StatusFrame) for frame in listener.frames()))
+    until(lambda: len(listener.kinds()) == 2 and bool(listener.statuses()))
+    assert listener.kinds() == ["admitted", "evicted"]
+    assert listener.statuses()[0] == controller.status
     listener.source.stop()
 
 
@@ -71,8 +82,12 @@ def test_after_a_break_it_goes_on_where_it_was(controller: FakeController) -> No
     controller.stop()
     until(lambda: bool(listener.reasons()))
     controller.events.append(event("evicted"))
+    controller.asked.clear()
     controller.start()
-    until(lambda: listener.kinds() == ["admitted", "evicted"])
+    until(lambda: len(listener.kinds()) > 1)
+    assert listener.kinds() == ["admitted", "evicted"]
+    assert "after=a-1" in controller.asked[0]
+    assert not any(isinstance(frame, GapFrame) for frame in listener.frames())
     listener.source.stop()
 
 
@@ -91,7 +106,8 @@ def test_the_latest_only(controller: FakeController) -> None:
     listener = listening(controller, after="latest")
     until(lambda: any(isinstance(frame, PingFrame) for frame in listener.frames()))
     controller.events.append(event("evicted"))
-    until(lambda: listener.kinds() == ["evicted"])
+    until(lambda: bool(listener.kinds()))
+    assert listener.kinds() == ["evicted"], "what was there before is not wanted"
     listener.source.stop()
 
 
@@ -129,7 +145,9 @@ def test_a_bad_token_is_told() -> None:
         source = LiveSource("default", lambda: ControlClient(fake.url, "wrong", 2.0))
         source.start()
         listener = Listener(source)
-        until(lambda: "bad token" in listener.reasons())
+        until(lambda: bool(listener.reasons()))
+        assert set(listener.reasons()) == {"bad token"}
+        assert listener.frames() == []
         source.stop()
 
 
