@@ -6,15 +6,17 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit lint bench-endpoint bench-startup bench-rehearsal clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
 	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 10 minutes)"
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
+	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
+	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 
 install: $(STAMP)
@@ -46,11 +48,17 @@ test: lint
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
+test-full: $(STAMP)
+	$(BIN)/python -m pytest tests/faults/test_vllm_processes.py -m "full or not full" $(ARGS)
+
 bench-endpoint: $(STAMP)
 	$(BIN)/python -m benchmarks.endpoint $(ARGS)
 
 bench-startup: $(STAMP)
 	$(BIN)/python -m benchmarks.startup $(ARGS)
+
+bench-migration: $(STAMP)
+	$(BIN)/python -m benchmarks.migration $(ARGS)
 
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)

@@ -14,9 +14,12 @@ from llumctl.commands import (
     doctor,
     down,
     events,
+    get,
     logs,
+    migrate,
     record,
     requests,
+    set_settings,
     status,
     top,
     up,
@@ -39,6 +42,9 @@ app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("record")(record.record)
 app.command("requests")(requests.requests)
+app.command("migrate")(migrate.migrate)
+app.command("get")(get.get)
+app.command("set")(set_settings.set_settings)
 app.command("events")(events.events)
 app.command("logs")(logs.logs)
 app.command("wait")(wait.wait)

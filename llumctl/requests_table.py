@@ -20,14 +20,23 @@ COLUMNS: tuple[Column, ...] = (
     ("TOK-IN", lambda item: str(item.num_prompt_tokens)),
     ("TOK-OUT", lambda item: str(item.num_output_tokens)),
     ("EVICT", lambda item: str(item.num_evictions)),
+    ("MOVABLE", lambda item: _movable(item)),
 )
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
+    ("MOVES", lambda item: str(item.num_moves)),
     ("FRONTEND", lambda item: item.frontend_id),
     ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
     ("PARENT", lambda item: item.parent_id or ""),
     ("END", lambda item: item.finish_reason or ""),
 )
+
+
+def _movable(item: RequestStatus) -> str:
+    """yes, or the reason code (docs/metrics.md)."""
+    if item.movable is None:
+        return ""
+    return "yes" if item.movable else item.why_not_movable or "no"
 
 
 def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> str:

@@ -43,6 +43,7 @@ def _summary(status: ClusterStatus) -> str:
         f"endpoint {status.endpoint_url}",
         f"frontends {serving}/{len(status.frontends)}",
         f"held {status.num_held_reqs}",
+        f"moving {len(status.moves)}",
         f"up {duration(status.uptime_s)}",
     )
     return "  ".join(printable(fact) for fact in facts)
@@ -80,6 +81,13 @@ def _blocks(item: InstanceStatus) -> str:
     return f"{item.num_total_blocks - item.num_free_blocks}/{item.num_total_blocks}"
 
 
+def _moves(item: InstanceStatus) -> str:
+    """Under way to it, and from it."""
+    if item.num_moves_in is None or item.num_moves_out is None:
+        return "-"
+    return f"{item.num_moves_in}/{item.num_moves_out}"
+
+
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
@@ -99,6 +107,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
+    ("MIG-IN/OUT", lambda item: _moves(item)),
     ("INCARNATION", lambda item: str(item.incarnation)),
     ("RESTARTS", lambda item: str(item.num_restarts)),
     ("NODE", lambda item: item.node),

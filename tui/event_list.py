@@ -45,6 +45,8 @@ def rows(state: DashboardState, zone: tzinfo | None) -> list[EventRow]:
 
 def word(event: Event) -> str:
     """`instance_died` beside the instance's name is `died`."""
+    if event.kind == "migration_failed":
+        return "not moved"  # its column has ten places
     kind = printable(event.kind)
     for member in ("instance_", "frontend_", "controller_"):
         kind = kind.removeprefix(member)

@@ -122,14 +122,24 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
         Fact((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
         Fact((Span(loads),), drop=3 if brief else 2),
         _labelled("freeness avg", fmt.number(average_freeness(status)), drop=7 if brief else 3),
+        _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
         _labelled("kv", _percent(kv_ratio(status)), drop=4),
     ]
     if not brief:
         facts.append(_labelled("evict", str(_evictions(status)), drop=6))
-    facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=5))
+    facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief and status.detail:
         facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
     return facts
+
+
+def _moves(status: ClusterStatus, *, brief: bool) -> str:
+    """`3 (41/min, 0 fail)`: under way; of the last minute, those that migrated and did not."""
+    under_way = str(len(status.moves))
+    if brief:
+        return under_way
+    migrated, failed = status.num_migrated_last_minute, status.num_failed_moves_last_minute
+    return f"{under_way} ({migrated}/min, {failed} fail)"
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:

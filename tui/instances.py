@@ -112,6 +112,13 @@ def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
     return "/".join(str(item.num_running_by_level.get(name, 0)) for name in (*levels, *others))
 
 
+def moving(item: InstanceStatus) -> str:
+    """`0/2`: moves under way to it, and from it."""
+    if item.num_moves_in is None or item.num_moves_out is None:
+        return "-"
+    return f"{item.num_moves_in}/{item.num_moves_out}"
+
+
 def _identity(row: InstanceRow, _: int) -> Span:
     glyph = attention(row.item)
     tone = {"!": Tone.BAD, " ": Tone.PLAIN}.get(glyph, Tone.WARN)
@@ -167,6 +174,7 @@ COLUMNS: tuple[Column[InstanceRow], ...] = (
         right=True,
         drop=5,
     ),
+    Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
     Column("headroom", "HEADROOM", 9, _headroom, right=True, drop=6),
     Column(
         "ttft",
@@ -198,6 +206,7 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "virtual": lambda row: virtual_ratio(row.item),
     "run": lambda row: row.item.num_running_reqs,
     "wait": lambda row: row.item.num_waiting_reqs,
+    "moves": lambda row: (row.item.num_moves_in or 0) + (row.item.num_moves_out or 0),
     "headroom": lambda row: row.item.headroom_blocks,
     "ttft": lambda row: row.item.ttft_p99_s,
     "up": lambda row: row.item.up_s,

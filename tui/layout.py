@@ -11,6 +11,7 @@ MIN_LOWER = 5
 
 class Pane(StrEnum):
     INSTANCES = "instances"
+    MIGRATIONS = "migrations"
     QUEUE = "queue"
     EVENTS = "events"
 
@@ -26,7 +27,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is visible; panes that are not in `boxes` are hidden."""
+    """What is visible; panes that are not in `boxes` are hidden. Side by side, the moves are above
+    the queue heads, the events on the right of both."""
 
     header_lines: int
     boxes: dict[Pane, Box]
@@ -60,7 +62,12 @@ def arrange(
     lower = room - upper
     if side_by_side:
         left = width // 2 + 2
-        boxes |= {Pane.QUEUE: Box(left, lower), Pane.EVENTS: Box(width - left - 1, lower, gap=1)}
+        above = lower // 2
+        boxes |= {
+            Pane.MIGRATIONS: Box(left, above),
+            Pane.QUEUE: Box(left, lower - above),
+            Pane.EVENTS: Box(width - left - 1, lower, gap=1),
+        }
     else:
         boxes[Pane.EVENTS if expanded else tab] = Box(width, lower)
     return Arrangement(header_lines, boxes, tabs=not side_by_side)

@@ -61,13 +61,21 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         right=True,
         drop=3,
     ),
-    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=4),
+    Column(
+        "moves",
+        "MOVES",
+        5,
+        lambda row, _: Span(fmt.number(row.item.num_moves)),
+        right=True,
+        drop=4,
+    ),
+    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=5),
     Column(
         "client",
         "CLIENT'S ID",
         12,
         lambda row, _: Span(printable(row.item.client_id), Tone.DIM),
-        drop=5,
+        drop=6,
         max_width=40,
     ),
 )

@@ -16,7 +16,9 @@ from controller.api.errors import (
     LlumctlError,
     NotFoundError,
     RefusedError,
+    TimedOutError,
     UnreachableError,
+    UsageError,
 )
 from controller.api.models import (
     SCHEMA_VERSION,
@@ -24,9 +26,14 @@ from controller.api.models import (
     ErrorBody,
     EventPage,
     Frame,
+    MigrateRequest,
+    MigrationReport,
     RequestDetail,
     RequestList,
     RequestState,
+    SettingChanges,
+    SettingList,
+    SettingsPatch,
     StopProgress,
     StopRequest,
     WireModel,
@@ -42,9 +49,28 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
     403: RefusedError,
     404: NotFoundError,
     409: ConflictError,
+    504: TimedOutError,
 }
 
-Answer = TypeVar("Answer", ClusterStatus, StopProgress, EventPage, RequestList, RequestDetail)
+_BY_CODE: dict[str, type[LlumctlError]] = {
+    "bad_setting": UsageError,
+    **dict.fromkeys(
+        ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
+    ),
+}
+"""Before the status: these say no, though nothing changed since somebody looked."""
+
+Answer = TypeVar(
+    "Answer",
+    ClusterStatus,
+    StopProgress,
+    EventPage,
+    RequestList,
+    RequestDetail,
+    MigrationReport,
+    SettingList,
+    SettingChanges,
+)
 Params = Mapping[str, str | int | float | list[str]]
 
 _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
@@ -117,9 +143,14 @@ class ControlClient:
         instance: str | None = None,
         states: tuple[RequestState, ...] = (),
         limit: int = 1000,
+        *,
+        movable: bool = False,
     ) -> RequestList:
-        """Live requests and those that ended lately; all states if none are named."""
+        """Live requests and those that ended lately; all states if none are named. `movable`:
+        the instances are asked which of them could move now."""
         params: dict[str, str | int | list[str]] = {"limit": limit, "state": list(states)}
+        if movable:
+            params["movable"] = "true"
         if instance is not None:
             params["instance"] = instance
         return self._call(RequestList, "GET", "/v1/requests", params=params)
@@ -127,6 +158,24 @@ class ControlClient:
     def request(self, reference: str) -> RequestDetail:
         """By id, client's id or a unique beginning. Raises NotFoundError, ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
+
+    def migrate(self, reference: str, wanted: MigrateRequest) -> MigrationReport:
+        """Returns when the move is over, however it ended.
+
+        Raises:
+            NotFoundError, ConflictError: there is no such request or instance, several requests
+                have that name, or it has finished.
+            TimedOutError: it is not over after `timeout_s`, and goes on.
+        """
+        path = f"/v1/requests/{quote(reference, safe='')}/migrate"
+        timeout_s = self._timeout_s + wanted.timeout_s
+        return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s)
+
+    def settings(self) -> SettingList:
+        return self._call(SettingList, "GET", "/v1/settings")
+
+    def change_settings(self, patch: SettingsPatch) -> SettingChanges:
+        return self._call(SettingChanges, "PATCH", "/v1/settings", patch)
 
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
@@ -166,8 +215,10 @@ class ControlClient:
         path: str,
         body: WireModel | None = None,
         params: Params | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
-        response = self._send(method, path, body, params)
+        """`timeout_s`: None for the client's own."""
+        response = self._send(method, path, body, params, timeout_s or self._timeout_s)
         if not response.is_success:
             raise self._refusal(response)
         try:
@@ -179,15 +230,22 @@ class ControlClient:
         return found
 
     def _send(
-        self, method: str, path: str, body: WireModel | None, params: Params | None
+        self,
+        method: str,
+        path: str,
+        body: WireModel | None,
+        params: Params | None,
+        timeout_s: float,
     ) -> httpx.Response:
         content = None if body is None else body.model_dump_json()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            return self._http.request(method, path, content=content, headers=headers, params=params)
+            return self._http.request(
+                method, path, content=content, headers=headers, params=params, timeout=timeout_s
+            )
         except httpx.TimeoutException as error:
             raise UnreachableError(
-                f"the controller at {self._url} did not answer within {self._timeout_s:g} s",
+                f"the controller at {self._url} did not answer within {timeout_s:g} s",
                 UNREACHABLE_HINT,
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -218,7 +276,7 @@ class ControlClient:
                 f"{self._url} answered {response.status_code} {response.reason_phrase}",
                 UNREACHABLE_HINT,
             )
-        return kind(body.message, body.hint)
+        return _BY_CODE.get(body.code, kind)(body.message, body.hint)
 
     def _check_schema(self, version: int) -> None:
         if version > SCHEMA_VERSION:

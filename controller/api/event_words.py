@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from controller.api.words import latency
+from controller.api.words import latency, sized
 
 if TYPE_CHECKING:
     from controller.api.models import Event
@@ -18,6 +18,8 @@ KINDS = (
     "rejected",
     "admitted",
     "evicted",
+    "migrated",
+    "migration_failed",
     "finished",
     "aborted",
     "failed",
@@ -50,6 +52,8 @@ _SEVERITIES: Mapping[str, Severity] = {
     "started": Severity.GOOD,
     "recovered": Severity.GOOD,
     "operator": Severity.NOTED,
+    "migrated": Severity.NOTED,
+    "migration_failed": Severity.WARN,
     "evicted": Severity.WARN,
     "aborted": Severity.WARN,
     "rejected": Severity.BAD,
@@ -58,13 +62,14 @@ _SEVERITIES: Mapping[str, Severity] = {
     "stalled": Severity.BAD,
     "lost": Severity.BAD,
 }
-"""By the last word of a kind."""
+"""By the whole kind, else by its last word."""
 
-_UNITS = ("tokens", "blocks", "steps", "bytes")
+_UNITS = ("tokens", "blocks", "steps")
 
 
 def severity(event: "Event") -> Severity:
-    return _SEVERITIES.get(event.kind.rpartition("_")[2], Severity.PLAIN)
+    by_word = _SEVERITIES.get(event.kind.rpartition("_")[2], Severity.PLAIN)
+    return _SEVERITIES.get(event.kind, by_word)
 
 
 def member(event: "Event") -> str:
@@ -109,9 +114,12 @@ def what(event: "Event") -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """`num_output_tokens`, 12 -> "12 output tokens"; `waited_s`, 0.3 -> "waited 300ms"."""
+    """`num_output_tokens`, 12 -> "12 output tokens"; `waited_s`, 0.3 -> "waited 300ms";
+    `stage_0_bytes`, 2048 -> "stage 0 2.0 KiB"."""
     if name.endswith("_s"):
         return f"{name.removesuffix('_s').replace('_', ' ')} {latency(value)}"
+    if name.endswith("_bytes"):
+        return f"{name.removeprefix('num_').removesuffix('bytes').replace('_', ' ')}{sized(value)}"
     if name.endswith("_ratio"):
         return f"{name.removesuffix('_ratio').replace('_', ' ')} {100 * value:.0f}%"
     words = name.replace("_", " ")

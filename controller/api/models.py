@@ -56,6 +56,38 @@ class EmulationStatus(WireModel):
     num_late_steps: int
 
 
+class MoveStatus(WireModel):
+    """A move under way, as its source sees it; `state` and `stage` as in docs/metrics.md."""
+
+    migration_id: str
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str
+    state: str
+    stage: int
+    num_blocks_copied: int
+    num_blocks: int
+    reason: str = ""
+    age_s: float
+
+
+class EndedMoveStatus(WireModel):
+    """A move that is over. `why` it did not migrate, in words; a downtime is known once the
+    request has its next token."""
+
+    migration_id: str
+    request_id: str
+    from_instance_id: str
+    to_instance_id: str
+    outcome: str
+    why: str = ""
+    reason: str = ""
+    ended_s: float
+    num_blocks: int
+    num_bytes: int
+    downtime_s: float | None = None
+
+
 class InstanceStatus(WireModel):
     """One instance. Load figures are null until it has reported for the first time."""
 
@@ -82,6 +114,8 @@ class InstanceStatus(WireModel):
     kv_cache_usage: float | None = None
     queue_head: QueueHeadStatus | None = None
     num_evictions: int | None = None
+    num_moves_in: int | None = None
+    num_moves_out: int | None = None
     step_time_s: float | None = None
     num_steps: int | None = None
     emulation: EmulationStatus | None = None
@@ -127,6 +161,12 @@ class ClusterStatus(WireModel):
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
     """Position of the newest event."""
+    moves: tuple[MoveStatus, ...] = ()
+    """Under way."""
+    ended_moves: tuple[EndedMoveStatus, ...] = ()
+    """The last ones, the newest first."""
+    num_migrated_last_minute: int = 0
+    num_failed_moves_last_minute: int = 0
     instances: tuple[InstanceStatus, ...]
     frontends: tuple[FrontendStatus, ...]
 
@@ -202,6 +242,11 @@ class RequestStatus(WireModel):
     num_prompt_tokens: int
     num_output_tokens: int
     num_evictions: int = 0
+    num_moves: int = 0
+    movable: bool | None = None
+    """Null for one that does not live on an instance, and where nobody asked or answered."""
+    why_not_movable: str | None = None
+    """A reason code (docs/metrics.md)."""
     finish_reason: str | None = None
 
 
@@ -262,6 +307,120 @@ class StopProgress(WireModel):
     schema_version: int = SCHEMA_VERSION
     stopped: bool
     num_live_reqs: int
+
+
+class MigrateRequest(WireModel):
+    """Move a live request. Without `to` the controller chooses, and tries another instance if
+    that one fails. With `dry_run` nothing moves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    to: str | None = Field(None, min_length=1, max_length=64)
+    dry_run: bool = False
+    verify_kv: bool = False
+    """Compare a digest of the KV blocks on both sides before the destination takes over."""
+    reason: str = Field("", max_length=200)
+    timeout_s: float = Field(60.0, gt=0, le=600, allow_inf_nan=False)
+    """How long to wait for the end. A move that is not over by then goes on."""
+
+
+class MoveStage(WireModel):
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+class MoveAttempt(WireModel):
+    """One try. `outcome`: migrated; kept (it never stopped at the source); resumed (it stopped,
+    and runs there again); ended (it finished, or its client left); refused (it was not begun);
+    unknown (the source did not say)."""
+
+    migration_id: str
+    to_instance_id: str
+    outcome: str
+    code: str = ""
+    why: str = ""
+    duration_s: float | None = None
+    num_tokens: int | None = None
+    num_cached_blocks: int | None = None
+    """At the destination already, so not copied."""
+    stages: tuple[MoveStage, ...] = ()
+
+
+class MovePlanned(WireModel):
+    """What a move would take. Null: nothing moved yet from which to tell."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float | None = None
+    downtime_s: float | None = None
+
+
+class MigrationReport(WireModel):
+    """What came of it, or would. `outcome`: that of the last attempt; of a dry run `would_move`
+    or `refused`. `code` and `why` say why it does not move."""
+
+    schema_version: int = SCHEMA_VERSION
+    request_id: str
+    client_id: str
+    from_instance_id: str
+    to_instance_id: str | None = None
+    dry_run: bool = False
+    outcome: str
+    code: str = ""
+    why: str = ""
+    note: str = ""
+    num_blocks: int = 0
+    num_bytes: int = 0
+    """Copied by the last attempt."""
+    copy_time_s: float = 0.0
+    downtime_s: float | None = None
+    """From the last token of one instance to the first of the other, as the client got them."""
+    excess_s: float | None = None
+    """`downtime_s` less the destination's step."""
+    plan: MovePlanned | None = None
+    attempts: tuple[MoveAttempt, ...] = ()
+    """The last one last."""
+
+
+SettingValue = int | float | str | bool
+
+
+class Setting(WireModel):
+    """One that may be changed while the cluster runs."""
+
+    key: str
+    value: SettingValue
+    default: SettingValue
+    meaning: str = ""
+
+
+class SettingList(WireModel):
+    schema_version: int = SCHEMA_VERSION
+    settings: tuple[Setting, ...]
+
+
+class SettingsPatch(WireModel):
+    """All of `changes` or, if one is wrong, none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
+    dry_run: bool = False
+
+
+class SettingChange(WireModel):
+    key: str
+    previous: SettingValue
+    value: SettingValue
+
+
+class SettingChanges(WireModel):
+    schema_version: int = SCHEMA_VERSION
+    dry_run: bool = False
+    changes: tuple[SettingChange, ...]
+    """Those whose value is another one now."""
 
 
 class ErrorBody(WireModel):

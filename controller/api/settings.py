@@ -80,6 +80,18 @@ class SchedulerTable(Table):
     """How long live requests may take to finish when the cluster stops."""
 
 
+class MigrationTable(Table):
+    """`[migration]`: what moves of live requests may take. May be changed while the cluster runs
+    (`llumctl set`)."""
+
+    max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
+    """Moves of one instance at a time, to and from it; 0: none."""
+    max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """From one instance to another; 0: no limit."""
+    cooling_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long a destination that failed is not chosen."""
+
+
 class PriorityTable(Table):
     """`[[priority]]`: one level; see definitions in docs/metrics.md."""
 
@@ -113,6 +125,7 @@ class Settings(Table):
     endpoint: EndpointTable = EndpointTable()
     control: ControlTable = ControlTable()
     scheduler: SchedulerTable = SchedulerTable()
+    migration: MigrationTable = MigrationTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""

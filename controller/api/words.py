@@ -29,6 +29,16 @@ def latency(seconds: float | None) -> str:
     return duration(seconds)
 
 
+def sized(num_bytes: float) -> str:
+    """512 B, 1.5 KiB, 32.0 MiB, 2.1 GiB."""
+    amount, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1023.95:  # what rounds to 1024.0 is one of the next
+            break
+        amount, unit = amount / 1024, larger
+    return f"{num_bytes:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
 def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: bool = False) -> str:
     """HH:MM:SS, or HH:MM:SS.mmm, in a zone; None means the machine's."""
     if time_s is not None:

@@ -8,6 +8,7 @@ so that all that came of one cause can be read together:
     lost-MEMBER-N          incarnation N of a member was lost: the failures of its requests
     start-MEMBER-N         incarnation N of a member began to serve
     op-HEX                 what an operator asked for
+    m-HEX-K                move K that a controller ordered: how it went
 
 A position is `EPOCH-SEQ`. The epoch is the log's own: positions of a controller that died mean
 nothing to its successor, whose log begins anew.
@@ -27,6 +28,9 @@ class EventKind(StrEnum):
     """No instance would or could take the request."""
     ADMITTED = "admitted"
     EVICTED = "evicted"
+    MIGRATED = "migrated"
+    MIGRATION_FAILED = "migration_failed"
+    """The request stayed where it was, or ended."""
     FINISHED = "finished"
     ABORTED = "aborted"
     """The client left."""

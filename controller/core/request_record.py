@@ -55,6 +55,7 @@ class RequestRecord:
     end_time_s: float | None
     finish_reason: str | None
     """vLLM's word (stop, length), or why it was aborted or failed."""
+    num_moves: int = 0
     history: tuple[LoggedEvent, ...] = ()
 
     def match(self, wanted: str) -> Match:

@@ -3,8 +3,10 @@
 A request's owner changes: it moves (hop) or is replayed after a crash (attempt). Each message
 names the epoch of its sender and the index of its first token. Then two rules suffice:
 
-    epoch    only the highest known counts; a lower one drops, a higher one takes over, and what
-             was held of the lower one is dropped (the new owner sends again what it must)
+    epoch    a higher one takes over from the index on with which it begins; what a lower one
+             says of earlier indices is still true (a new owner goes on from there, and its first
+             message may overtake the old one's last), what it says of later ones drops, for good:
+             what one epoch shut out no later one lets in again
     index    the next one is delivered; a later one is held until the gap closes; old ones drop
 
 Indices count on over epochs: a token delivered once is never delivered again. A message that
@@ -42,10 +44,13 @@ class TokenOrder(Generic[T]):
     a repetition. A notice behind a token that was delivered is old and drops.
     """
 
-    __slots__ = ("_epoch", "_held", "_held_keys", "_next_index", "_noticed_index")
+    __slots__ = ("_began", "_epoch", "_held", "_held_keys", "_next_index", "_noticed_index")
 
     def __init__(self, epoch: Epoch = FIRST_EPOCH, next_index: int = 0) -> None:
         self._epoch = epoch
+        self._began: list[tuple[Epoch, int]] = [(epoch, next_index)]
+        """Where epochs begin, both numbers ascending: one counts below where the next higher one
+        begins. Where a later one begins at an earlier index, those between are left out."""
         self._next_index = next_index
         self._noticed_index = -1
         """Index of the last notice delivered in this epoch."""
@@ -73,13 +78,22 @@ class TokenOrder(Generic[T]):
         """[first, end) of the missing tokens that held items wait for; None if nothing waits."""
         return (self._next_index, self._held_keys[0][0]) if self._held_keys else None
 
-    def raise_epoch(self, epoch: Epoch) -> None:
-        """Accepts nothing below `epoch` from now on. No effect if it is not higher. Mutates."""
+    def raise_epoch(self, epoch: Epoch, began_index: int | None = None) -> None:
+        """Accepts tokens from `began_index` on (none: from the next one on) in `epoch` or higher
+        only. No effect if it is not higher. Mutates."""
         if epoch > self._epoch:
             self._epoch = epoch
+            begins = self._next_index if began_index is None else began_index
+            while self._began and self._began[-1][1] >= begins:
+                self._began.pop()
+            self._began.append((epoch, begins))
             self._noticed_index = -1
-            self._held.clear()
-            self._held_keys.clear()
+            self._held = {
+                (first, num): item
+                for (first, num), item in self._held.items()
+                if num and first + num <= begins
+            }
+            self._held_keys = sorted(self._held)
 
     def offer(self, epoch: Epoch, first_index: int, num_tokens: int, item: T) -> list[Delivery[T]]:
         """Takes one message in; returns what to deliver now, in order. Mutates.
@@ -89,9 +103,9 @@ class TokenOrder(Generic[T]):
         """
         if first_index < 0 or num_tokens < 0:
             raise ValueError(f"bad token range: {num_tokens} tokens at index {first_index}")
-        if epoch < self._epoch:
+        if epoch < self._epoch and not self._still_true(epoch, first_index, num_tokens):
             return []
-        self.raise_epoch(epoch)
+        self.raise_epoch(epoch, first_index)
         if first_index > self._next_index:
             key = (first_index, num_tokens)
             if key not in self._held:
@@ -104,6 +118,11 @@ class TokenOrder(Generic[T]):
             key = heapq.heappop(self._held_keys)
             self._accept(*key, self._held.pop(key), delivered)
         return delivered
+
+    def _still_true(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
+        """What an epoch says that is not the highest. A notice is about an owner that was."""
+        end = next(index for later, index in self._began if later > epoch)
+        return num_tokens > 0 and first_index + num_tokens <= end
 
     def _accept(
         self, first_index: int, num_tokens: int, item: T, delivered: list[Delivery[T]]
@@ -122,5 +141,8 @@ class TokenOrder(Generic[T]):
         """Raises AssertionError if an invariant is broken."""
         assert self._next_index >= 0
         assert self._noticed_index <= self._next_index
+        assert self._began == sorted(self._began)
+        assert [index for _, index in self._began] == sorted({index for _, index in self._began})
+        assert self._began[-1][0] == self._epoch
         assert sorted(self._held_keys) == sorted(self._held), "heap and items differ"
         assert all(first > self._next_index for first, _ in self._held), "held but deliverable"

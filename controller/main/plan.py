@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.api.settings import Settings
+from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import SchedulerConfig
 from controller.core.snapshot import Level
 from controller.model.profile import LatencyProfile
@@ -46,6 +47,11 @@ class ClusterPlan(BaseModel):
             hold_timeout_s=table.hold_timeout_s,
             stall_timeout_s=table.stall_timeout_s,
         )
+
+    @property
+    def move_limits(self) -> MoveLimits:
+        table = self.settings.migration
+        return MoveLimits(table.max_moves, table.max_bytes_per_s or None, table.cooling_s)
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.audit import AuditLog
+from controller.core.instance_ref import InstanceRef
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import EngineFactory
+from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.member import Membership
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,9 @@ async def controller(plan_json: str) -> None:
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
     )
     table = plan.settings.control
-    service = Controller(mailbox, launcher, plan.scheduler_config, table.max_events)
+    service = Controller(
+        mailbox, launcher, plan.scheduler_config, table.max_events, plan.move_limits
+    )
     service.start(plan.num_instances, plan.settings.cluster.frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,
@@ -56,7 +60,7 @@ async def controller(plan_json: str) -> None:
         labels,
         Access(table.host, table.port, plan.control_token, plan.view_token),
         AuditLog(plan.state_dir),
-        metrics=lambda status: metrics.render(status, service.journal.counts),
+        metrics=lambda status: metrics.render(status, service.journal.counts, service.mover.log),
         metrics_type=metrics.CONTENT_TYPE,
     )
     await server.run_beside(service.run())
@@ -81,6 +85,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str) -> No
         mailbox,
         _engine_factory(plan),
         plan.settings.scheduler.status_interval_s,
+        _kv_transfer(plan, member, mailbox.address),
     )
     await service.run()
 
@@ -96,6 +101,19 @@ def _engine_factory(plan: ClusterPlan) -> EngineFactory:
     from controller.adapters.vllm.engine import VllmEngine
 
     return partial(VllmEngine, plan.engine_args)
+
+
+def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTransfer:
+    def me() -> InstanceRef:
+        return InstanceRef(member.member_id, member.incarnation, address)
+
+    if plan.profile is not None:
+        from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+
+        return EmulatedKvTransfer(plan.profile, plan.settings.emulated.speed)
+    from controller.adapters.gloo.transfer import GlooKvTransfer
+
+    return GlooKvTransfer(me, _bind_host(plan))
 
 
 async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:

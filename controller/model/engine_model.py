@@ -14,6 +14,8 @@ latest (by arrival when chunked, by admission when prefill-first). The victim lo
 keeps its tokens, and computes them again when it is admitted again. A step that evicts does not
 admit. Admission wants room for all known tokens of a request and leaves the watermark free
 unless nothing else runs, so that a request alone always gets on.
+
+Requests move to other engines, and from there, by `moves`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,11 +23,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.model.block_pool import BlockPool, CachedBlock
+from controller.model.block_pool import CachedBlock
+from controller.model.books import Books
 from controller.model.config import ModelConfig
+from controller.model.moves import ModelMoves
 from controller.model.profile import LatencyProfile
 from controller.model.request import NEVER, ModelRequest, RequestState
-from controller.model.waiting_queue import WaitingQueue
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 
@@ -51,18 +54,15 @@ class StepResult:
 
 
 class EngineModel:
-    """Requests go in by `add`, tokens come out of `step`; nothing happens in between."""
+    """Requests go in by `add` or `moves`, tokens come out of `step`; nothing happens in
+    between."""
 
     def __init__(self, config: ModelConfig, profile: LatencyProfile) -> None:
         self.config = config
         self.profile = profile
         self.num_evictions = 0
-        self._pool = BlockPool(config.num_total_blocks)
-        self._waiting = WaitingQueue(config.block_size, by_arrival=config.mode == "chunked")
-        self._running: list[RequestState] = []  # in the order of their admission
-        self._requests: dict[str, RequestState] = {}
-        self._num_running_by_rank: dict[int, int] = {}
-        self._chunked: set[RequestState] = set()  # running, and part of the prefill is done
+        self._books = Books(config)
+        self.moves = ModelMoves(self._books)
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request.
@@ -70,86 +70,70 @@ class EngineModel:
         Raises:
             ValueError: the id is in use, a count is not positive, or it can never run.
         """
-        config, request_id = self.config, request.request_id
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id} is already there")
-        if request.num_prompt_tokens < 1 or request.max_output_tokens < 1:
-            raise ValueError(f"request {request_id} has no prompt or wants no output")
-        if request.num_prompt_tokens >= config.max_model_len:
-            raise ValueError(
-                f"request {request_id} has {request.num_prompt_tokens} prompt tokens, but "
-                f"max_model_len is {config.max_model_len} with the outputs"
-            )
-        end_tokens = min(
-            request.num_prompt_tokens + request.max_output_tokens, config.max_model_len
-        )
-        # The last token is never computed, so it needs no slot.
-        if blocks_for(end_tokens - 1, config.block_size) > config.num_total_blocks:
-            raise ValueError(
-                f"request {request_id} grows to {end_tokens} tokens, but the KV cache holds "
-                f"{config.num_total_blocks * config.block_size}"
-            )
-        state = RequestState(request, end_tokens, config.prefix_caching)
-        self._requests[request_id] = state
-        self._waiting.push(state)
+        state = self._books.new_state(request)
+        self._books.requests[request.request_id] = state
+        self._books.waiting.push(state)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests, in any state; unknown ids are ignored."""
+        """Forgets requests, in any state; unknown ids are ignored, and those that arrive."""
         for request_id in request_ids:
-            state = self._requests.pop(request_id, None)
-            if state is None:
-                continue
-            if state.queued:
-                self._waiting.discard(state)
-            else:
-                self._running.remove(state)
-                self._leave(state)
+            if request_id in self._books.requests:
+                self._books.forget(request_id)
 
     def has_work(self) -> bool:
-        return bool(self._requests)
+        """Whether a step would do anything: not for requests that are suspended or arriving,
+        nor for those that wait for what moves hold."""
+        books = self._books
+        if books.running or not books.waiting:
+            return bool(books.running)
+        head = books.waiting.head()
+        return self._num_places() > 0 and self._has_room(head, books.find_cached(head))
 
     def step(self) -> StepResult:
         """Picks what runs, charges it and applies it."""
-        config, running = self.config, self._running
+        config, books = self.config, self._books
+        running, waiting = books.running, books.waiting
         budget = config.max_num_batched_tokens
         evicted: list[str] = []
         if config.mode == "chunked":
             chunk = budget
-            if config.long_prefill_token_threshold and len(self._requests) > 1:
+            if config.long_prefill_token_threshold and len(running) + len(waiting) > 1:
                 chunk = config.long_prefill_token_threshold
             num_picked, budget = self._pick_running(budget, chunk, evicted)
-            admitted = {} if evicted or not self._waiting else self._admit(budget, chunk)
+            admitted = {} if evicted or not waiting else self._admit(budget, chunk)
             num_picked += len(admitted)
             picked = running if num_picked == len(running) else running[:num_picked]
         else:
-            admitted = self._admit(budget, NEVER) if self._waiting else {}
+            decode_first = books.moved_in and running
+            admitted = self._admit(budget, NEVER) if waiting and not decode_first else {}
             if admitted:
                 picked = running[-len(admitted) :]
             else:
                 num_picked, _ = self._pick_running(budget, NEVER, evicted)
                 picked = running[:num_picked]
+        books.moved_in = False
         return self._apply(picked, admitted, tuple(evicted))
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """What an instance with this engine would report (docs/metrics.md)."""
-        config, waiting = self.config, self._waiting
+        config, books, waiting = self.config, self._books, self._books.waiting
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
             block_size=config.block_size,
             num_total_blocks=config.num_total_blocks,
-            num_free_blocks=self._pool.num_free,
+            num_free_blocks=books.pool.num_free,
             watermark_blocks=config.watermark_blocks,
             fill_blocks=sum(
                 max(0, blocks_for(r.num_tokens, config.block_size) - r.num_blocks)
-                for r in self._chunked
+                for r in books.chunked
             ),
             max_num_running=config.max_num_running,
-            num_running=len(self._running),
-            num_running_by_rank=dict(self._num_running_by_rank),
-            num_queued=len(waiting),
+            num_running=len(books.running) + books.num_kept_places,
+            num_running_by_rank=dict(books.num_running_by_rank),
+            num_queued=waiting.num_queued,
             queued_demand_blocks=waiting.demand_blocks,
-            queue_head=self._queue_head() if waiting else None,
+            queue_head=self._queue_head() if waiting.num_queued else None,
             num_evicted_queued=waiting.num_evicted,
             num_evictions=self.num_evictions,
         )
@@ -160,35 +144,7 @@ class EngineModel:
         Raises:
             AssertionError: something does not add up.
         """
-        bs, running, queued = self.config.block_size, self._running, self._waiting.in_order()
-        assert len(running) <= self.config.max_num_running
-        assert {id(r) for r in self._requests.values()} == {id(r) for r in [*running, *queued]}
-        assert len(self._requests) == len(running) + len(queued), "in two places at once"
-        assert len(queued) == len(self._waiting)
-        assert not queued or self._waiting.head() is queued[0]
-        assert self._waiting.num_evicted == sum(r.evicted for r in queued)
-        assert self._waiting.demand_blocks == sum(blocks_for(r.num_tokens, bs) for r in queued)
-        for r in queued:
-            assert r.queued
-            assert r.num_blocks == r.num_computed == len(r.cached) == 0, "queued, but has blocks"
-        for r in running:
-            assert not r.queued
-            assert not r.evicted
-            assert r.num_slots == r.num_blocks * bs
-            assert r.num_blocks == blocks_for(r.num_computed, bs), "blocks for what is computed"
-            assert r.in_prefill == (r in self._chunked)
-            assert r.in_prefill or (r.num_new == 1 and r.num_computed == r.num_tokens - 1)
-            if r.block_hash is not None:
-                assert len(r.cached) == r.num_computed // bs, "full blocks are cached"
-                assert r.full_at == (len(r.cached) + 1) * bs
-        for r in self._requests.values():
-            assert r.num_computed < r.num_tokens < r.end_tokens, "over, and still there"
-        ranks = [r.rank for r in running]
-        assert self._num_running_by_rank == {rank: ranks.count(rank) for rank in ranks}
-        assert self._chunked <= set(running)
-        self._pool.check(
-            sum(r.num_blocks - len(r.cached) for r in running), (r.cached for r in running)
-        )
+        self._books.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
         """Gives blocks to the running ones, evicting where none is left.
@@ -196,7 +152,7 @@ class EngineModel:
         Returns how many of them run in this step, from the first on, and what is left of the
         token budget.
         """
-        running, i = self._running, 0
+        books, running, i = self._books, self._books.running, 0
         while i < len(running) and budget > 0:
             r = running[i]
             if r.in_prefill:
@@ -214,7 +170,7 @@ class EngineModel:
                 if victim is r:
                     return i, budget
             if end >= r.full_at:
-                self._remember_full(r, end)
+                books.remember_full(r, end)
             budget -= r.num_new
             i += 1
         return i, budget
@@ -224,42 +180,54 @@ class EngineModel:
 
         Returns their ids, each with the number of tokens found in the prefix cache.
         """
-        bs, pool = self.config.block_size, self._pool
-        waiting, running = self._waiting, self._running
+        bs, books = self.config.block_size, self._books
+        waiting, running = books.waiting, books.running
         whole_prompts = self.config.mode == "prefill-first"
+        num_places = self._num_places()
         admitted: dict[str, int] = {}
-        while waiting and budget > 0 and len(running) < self.config.max_num_running:
+        while waiting and budget > 0 and len(admitted) < num_places:
             r = waiting.head()
-            found = self._find_cached(r)
+            found = books.find_cached(r)
             num_found = len(found) * bs
             num_missing = r.num_tokens - num_found
             if whole_prompts and admitted and num_missing > budget:
                 break
-            num_wanted = blocks_for(r.num_tokens, bs) - sum(b.num_refs > 0 for b in found)
-            if num_wanted + (self.config.watermark_blocks if running else 0) > pool.num_free:
+            if not self._has_room(r, found):
                 break
             waiting.pop()
             r.evicted = False
-            pool.hold(found)
-            r.cached = found
-            r.num_blocks = len(found)
+            books.hold(r, found)
             r.num_computed = num_found
             r.num_new = num_missing if whole_prompts else min(num_missing, chunk, budget)
             end = num_found + r.num_new
-            self._extend(r, end)
+            books.take(r, blocks_for(end, bs))
             if r.block_hash is not None:
                 r.full_at = num_found + bs
                 if end >= r.full_at:
-                    self._remember_full(r, end)
+                    books.remember_full(r, end)
             budget -= r.num_new
             running.append(r)
-            self._num_running_by_rank[r.rank] = self._num_running_by_rank.get(r.rank, 0) + 1
+            books.enter(r)
             admitted[r.request_id] = num_found
         return admitted
+
+    def _num_places(self) -> int:
+        """Free ones in the batch."""
+        books = self._books
+        return self.config.max_num_running - len(books.running) - books.num_kept_places
+
+    def _has_room(self, request: RequestState, found: list[CachedBlock]) -> bool:
+        """Whether a waiting request fits, of which `found` is cached."""
+        num_wanted = blocks_for(request.num_tokens, self.config.block_size)
+        num_wanted -= sum(block.num_refs > 0 for block in found)
+        if self._books.running:
+            num_wanted += self.config.watermark_blocks
+        return num_wanted <= self._books.pool.num_free
 
     def _apply(
         self, picked: list[RequestState], admitted: dict[str, int], evicted: tuple[str, ...]
     ) -> StepResult:
+        books = self._books
         emitted: list[str] = []
         finished: list[RequestState] = []
         prefill: list[tuple[int, int]] = []
@@ -271,9 +239,9 @@ class EngineModel:
                 num_prefill_tokens[r.request_id] = r.num_new
                 r.num_computed += r.num_new
                 if r.num_computed < r.num_tokens:
-                    self._chunked.add(r)
+                    books.chunked.add(r)
                     continue
-                self._chunked.discard(r)
+                books.chunked.discard(r)
                 r.in_prefill = False
                 r.num_new = 1
             else:
@@ -286,9 +254,9 @@ class EngineModel:
         num_decoding = len(picked) - len(prefill)
         if finished:
             for r in finished:
-                del self._requests[r.request_id]
-                self._leave(r)
-            self._running = [r for r in self._running if r.num_tokens < r.end_tokens]
+                del books.requests[r.request_id]
+                books.leave(r)
+            books.running = [r for r in books.running if r.num_tokens < r.end_tokens]
         return StepResult(
             self.profile.step_time_s(prefill, num_decoding, num_context_tokens),
             tuple(admitted),
@@ -299,59 +267,29 @@ class EngineModel:
             num_prefill_tokens or _NONE,
         )
 
-    def _find_cached(self, request: RequestState) -> list[CachedBlock]:
-        """The longest cached prefix; the last token is left out, since its output is wanted."""
-        found: list[CachedBlock] = []
-        if request.block_hash is not None:
-            for index in range((request.num_tokens - 1) // self.config.block_size):
-                block = self._pool.find(request.block_hash(index))
-                if block is None:
-                    break
-                found.append(block)
-        return found
-
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
         """Takes the blocks that are missing for so many tokens; False if not all are free."""
-        bs = self.config.block_size
-        num_missing = blocks_for(num_tokens, bs) - request.num_blocks
-        if num_missing > self._pool.num_free:
+        num_blocks = blocks_for(num_tokens, self.config.block_size)
+        if num_blocks - request.num_blocks > self._books.pool.num_free:
             return False
-        self._pool.take(num_missing)
-        request.num_blocks += num_missing
-        request.num_slots = request.num_blocks * bs
+        self._books.take(request, num_blocks)
         return True
 
-    def _remember_full(self, request: RequestState, num_tokens: int) -> None:
-        """Caches the blocks that so many tokens fill, before they are computed, as vLLM does:
-        a request that is admitted in the same step may already share them."""
-        bs, block_hash = self.config.block_size, request.block_hash
-        assert block_hash is not None
-        for index in range(len(request.cached), num_tokens // bs):
-            request.cached.append(self._pool.remember(block_hash(index)))
-        request.full_at = (len(request.cached) + 1) * bs
-
     def _victim(self) -> RequestState:
+        running = self._books.running
         if self.config.mode == "chunked":
-            return max(self._running, key=lambda r: (-r.rank, r.arrival_time_s))
-        return min(reversed(self._running), key=lambda r: r.rank)
+            return max(running, key=lambda r: (-r.rank, r.arrival_time_s))
+        return min(reversed(running), key=lambda r: r.rank)
 
     def _evict(self, request: RequestState) -> None:
-        self._leave(request)
+        self._books.leave(request)
         request.start_over()
         request.evicted = True
         self.num_evictions += 1
-        self._waiting.push(request)
-
-    def _leave(self, request: RequestState) -> None:
-        """Frees the blocks of one that runs no more."""
-        self._pool.give_back(request.num_blocks - len(request.cached), request.cached)
-        self._chunked.discard(request)
-        self._num_running_by_rank[request.rank] -= 1
-        if not self._num_running_by_rank[request.rank]:
-            del self._num_running_by_rank[request.rank]
+        self._books.waiting.push(request)
 
     def _queue_head(self) -> QueueHead:
-        head = self._waiting.head()
+        head = self._books.waiting.first()
         return QueueHead(
             request_id=head.request_id,
             rank=head.rank,

@@ -1,7 +1,8 @@
 """The waiting requests of one engine in queue order, and what the cluster asks about them.
 
 `by_arrival`: higher rank, earlier arrival, id; where an evicted request has its old place. Else
-first come, first served within a rank, and an evicted request goes to the front.
+first come, first served within a rank, and an evicted request goes to the front. One that is set
+aside for a move waits in its place as before, but cannot be admitted.
 """
 
 import heapq
@@ -9,22 +10,26 @@ import heapq
 from controller.core.snapshot import blocks_for
 from controller.model.request import RequestState
 
+_Entry = tuple[int, float, str, int, RequestState]
+
 
 class WaitingQueue:
-    """`demand_blocks` sums what all of them need in order to start."""
+    """`demand_blocks` sums what all of them need in order to start, those aside among them."""
 
     def __init__(self, block_size: int, *, by_arrival: bool) -> None:
+        self.num_queued = 0
         self.num_evicted = 0
         self.demand_blocks = 0
         self._block_size = block_size
         self._by_arrival = by_arrival
-        self._num_queued = 0
         self._num_pushed = 0
         # A discarded request stays in the heap, with `queued` unset, until it is the first.
-        self._heap: list[tuple[int, float, str, int, RequestState]] = []
+        self._heap: list[_Entry] = []
+        self._aside: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
-        return self._num_queued
+        """How many can be admitted."""
+        return self.num_queued - len(self._aside)
 
     def push(self, request: RequestState) -> None:
         """Takes in a new request, or one that was `evicted`."""
@@ -39,20 +44,32 @@ class WaitingQueue:
         self._count(request, 1)
 
     def head(self) -> RequestState:
-        """The first one.
+        """The first one that can be admitted.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: there is none.
         """
         while not self._heap[0][-1].queued:
             heapq.heappop(self._heap)
         return self._heap[0][-1]
 
+    def first(self) -> RequestState:
+        """The first one, which may be aside.
+
+        Raises:
+            ValueError: nobody waits.
+        """
+        entries = list(self._aside.values())
+        if len(self):
+            self.head()  # so that the heap begins with a request that still waits
+            entries.append(self._heap[0])
+        return min(entries)[-1]
+
     def pop(self) -> RequestState:
         """Lets the first one go, which then may come back.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: nobody can be admitted.
         """
         request = self.head()
         heapq.heappop(self._heap)
@@ -62,13 +79,50 @@ class WaitingQueue:
     def discard(self, request: RequestState) -> None:
         """Lets one go for ever, wherever it stands."""
         request.queued = False
+        self._aside.pop(request.request_id, None)
         self._count(request, -1)
+
+    def set_aside(self, request: RequestState) -> None:
+        """Takes time for everybody who waits."""
+        (entry,) = (entry for entry in self._heap if entry[-1] is request)
+        self._heap.remove(entry)
+        heapq.heapify(self._heap)
+        self._aside[request.request_id] = entry
+
+    def put_back(self, request: RequestState) -> None:
+        heapq.heappush(self._heap, self._aside.pop(request.request_id))
+
+    def set_rank(self, request: RequestState, rank: int) -> None:
+        """Among those of its new rank it has the place that it would have had from the start.
+        Takes time for everybody who waits."""
+        aside = self.is_aside(request)
+        if not aside:
+            self.set_aside(request)
+        request.rank = rank
+        self._aside[request.request_id] = (-rank, *self._aside[request.request_id][1:])
+        if not aside:
+            self.put_back(request)
+
+    def is_aside(self, request: RequestState) -> bool:
+        return request.request_id in self._aside
 
     def in_order(self) -> list[RequestState]:
         """All of them; n log n."""
-        return [entry[-1] for entry in sorted(self._heap) if entry[-1].queued]
+        everybody = sorted([*self._heap, *self._aside.values()])
+        return [entry[-1] for entry in everybody if entry[-1].queued]
+
+    def check(self) -> None:
+        """Raises AssertionError: something is miscounted or out of place."""
+        queued = self.in_order()
+        assert len(queued) == self.num_queued
+        assert not queued or self.first() is queued[0]
+        ready = [r for r in queued if not self.is_aside(r)]
+        assert len(ready) == len(self)
+        assert not ready or self.head() is ready[0]
+        assert self.num_evicted == sum(r.evicted for r in queued)
+        assert self.demand_blocks == sum(blocks_for(r.num_tokens, self._block_size) for r in queued)
 
     def _count(self, request: RequestState, sign: int) -> None:
-        self._num_queued += sign
+        self.num_queued += sign
         self.num_evicted += sign * request.evicted
         self.demand_blocks += sign * blocks_for(request.num_tokens, self._block_size)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from controller.core.snapshot import InstanceSnapshot
+from controller.ports.frames import Frames
+from controller.ports.moves import EngineMoves
 
-Frames = Sequence[bytes | memoryview]
+__all__ = ["Frames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Engine(Protocol):
     emulation: Emulation | None
     """None for an engine that computes."""
     supported_tasks: tuple[str, ...]
+    moves: EngineMoves
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decode a request. Raises ValueError for one that this engine cannot take."""
@@ -89,6 +92,9 @@ class Engine(Protocol):
     def step(self) -> Sequence[StepOutputs]: ...
 
     def encode(self, body: Any) -> Frames: ...
+
+    def encode_one(self, body: Any, request_id: str) -> Frames:
+        """That request's part of a step's outputs alone. May be called from any thread."""
 
     def take_events(self) -> Sequence[EngineEvent]:
         """What happened since the last call, in order."""

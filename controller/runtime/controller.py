@@ -3,7 +3,8 @@
 What survives its death: the instances and frontends run on; requests in flight do not
 notice, new ones are dispatched by the frontends alone. A new controller learns what runs
 from the Hellos that members repeat every second and their loads from the next statuses.
-What is lost: the counts of restarts, and requests it held (their frontends ask again).
+What is lost: the counts of restarts, requests it held (their frontends ask again), the record
+of moves that ended, and limits of moves that were set since the cluster began.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
+from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
@@ -39,6 +41,9 @@ from controller.runtime.messages import (
     InstanceEntry,
     InstanceLost,
     Message,
+    MoveAnswered,
+    MoveLimitsSet,
+    MoveRefusalsAnswered,
     Refused,
     RequestsAnswered,
     StatusPull,
@@ -46,6 +51,7 @@ from controller.runtime.messages import (
     decode,
     encode,
 )
+from controller.runtime.mover import Mover
 from controller.runtime.request_query import RequestQueries
 from controller.runtime.roster import Member, Roster, RosterChange
 
@@ -58,6 +64,8 @@ SILENCE_S = 5.0
 # Beyond the grace time: what the frontends need to send their last bytes.
 STOP_MARGIN_S = 6.0
 
+DEFAULT_LIMITS = MoveLimits()
+
 
 class Controller:
     def __init__(
@@ -66,6 +74,7 @@ class Controller:
         launcher: Launcher,
         config: SchedulerConfig,
         max_events: int = 10_000,
+        limits: MoveLimits = DEFAULT_LIMITS,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
@@ -74,7 +83,19 @@ class Controller:
         self.roster = Roster()
         self.statuses: dict[str, StatusPushed] = {}
         """The last one of each instance, be it of a dead incarnation."""
-        self.journal = Journal(secrets.token_hex(4), max_events)
+        epoch = secrets.token_hex(4)
+        self.journal = Journal(epoch, max_events)
+        self.limits = limits
+        self.mover = Mover(
+            self.roster,
+            self.scheduler,
+            config.levels,
+            lambda instance_id, asked: self._send(self.roster.members[instance_id], asked),
+            lambda: self.now_s(),
+            epoch,
+            limits,
+        )
+        self.journal.on_event = self.mover.logged
         self.queries = RequestQueries(
             lambda frontend_id, asked: self._send(self.roster.members[frontend_id], asked)
         )
@@ -123,6 +144,14 @@ class Controller:
         self._to_frontends(DrainFrontend(grace_s))
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
+    def set_limits(self, limits: MoveLimits) -> None:
+        """From now on; what goes on beyond them goes on."""
+        self.limits = limits
+        self.mover.cooling.cooling_s = limits.cooling_s
+        for member in self.roster.instances():
+            if member.serving:
+                self._send_limits(member)
+
     @property
     def stopping(self) -> bool:
         return self._stopping is not None
@@ -154,6 +183,10 @@ class Controller:
                 self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
             case RequestsAnswered() as answer:
                 self.queries.answered(answer)
+            case MoveAnswered() as answer:
+                self.mover.answered(answer)
+            case MoveRefusalsAnswered() as answer:
+                self.mover.calls.answered(answer)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
                 self._handle(
                     DispatchRequested(
@@ -213,6 +246,7 @@ class Controller:
         if member.kind == "instance":
             self._handle(InstanceStarted(member.member_id, member.incarnation))
             self._send_directory(self._directory())
+            self._send_limits(member)
             self._send(member, StatusPull())
         self._note_readiness()
 
@@ -227,7 +261,12 @@ class Controller:
         self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
             self._handle(InstanceDied(member.member_id, incarnation))
-            self._to_frontends(InstanceLost(member.member_id, incarnation))
+            self.mover.instance_died(member.member_id)
+            lost = InstanceLost(member.member_id, incarnation)
+            self._to_frontends(lost)
+            for other in self.roster.instances():  # those that it moves something to or from
+                if other is not member:
+                    self._send(other, lost)
         else:
             self._handle(FrontendDied(member.member_id))
 
@@ -304,6 +343,10 @@ class Controller:
             elif refusal is None and key in self._silent_since_s:
                 silence_s = record.last_report_s - self._silent_since_s.pop(key)
                 self.journal.stalled(member, False, silence_s)
+
+    def _send_limits(self, member: Member) -> None:
+        limits = self.limits
+        self._send(member, MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s))
 
     def _to_frontends(self, message: Message) -> None:
         for frontend in self.roster.frontends():

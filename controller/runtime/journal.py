@@ -36,6 +36,8 @@ class Journal:
         """All events of a kind since this controller started."""
         self._num_told: dict[tuple[str, int], int] = {}
         """By member and incarnation: how many events it told of so far."""
+        self.on_event: Callable[[LoggedEvent], None] = lambda event: None
+        """Gets each event as it is logged."""
         self._wall_clock = wall_clock
         self._appended = asyncio.Event()
 
@@ -46,6 +48,7 @@ class Journal:
     def append(self, event: LoggedEvent) -> None:
         self.log.append(event)
         self.counts[event.kind] += 1
+        self.on_event(event)
         self._appended.set()
         self._appended = asyncio.Event()
 

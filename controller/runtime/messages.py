@@ -9,6 +9,10 @@ from typing import Literal
 import msgspec
 
 from controller.core.event_log import LoggedEvent
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.protocol import Said
+from controller.core.migration.record import MoveInFlight, MovePlan, MoveRecord
+from controller.core.migration.stages import MAX_STAGES
 from controller.core.request_record import RequestRecord, RequestState
 from controller.core.snapshot import InstanceSnapshot
 from controller.ports.engine import Emulation
@@ -85,6 +89,9 @@ class StatusPushed(Message, frozen=True):
     step_time_s: float
     emulation: Emulation | None = None
     ttft_p99_s: float | None = None
+    moves: tuple[MoveInFlight, ...] = ()
+    """Those of which it is the source."""
+    num_moves_in: int = 0
 
 
 class EventsTold(Message, frozen=True):
@@ -155,7 +162,8 @@ class Refused(Message, frozen=True):
 
 
 class InstanceLost(Message, frozen=True):
-    """Controller to frontends: this incarnation is gone and so are its requests."""
+    """Controller to frontends: this incarnation is gone and so are its requests. And to the other
+    instances: what it moves to or from them comes to nothing."""
 
     instance_id: str
     incarnation: int
@@ -210,6 +218,175 @@ class OutputsEmitted(Message, frozen=True):
     items: tuple[OutputItem, ...]
 
 
+class OutputsReceived(Message, frozen=True):
+    """Frontend to instance, now and then: (request id, index of the next token it lacks)."""
+
+    items: tuple[tuple[str, int], ...]
+
+
+class OutputsMissing(Message, frozen=True):
+    """Frontend to the request's instance: these tokens were sent by whoever had it before, and
+    did not come."""
+
+    request_id: str
+    first_index: int
+    end_index: int
+
+
+class MoveAsked(Message, frozen=True):
+    """Controller to the source: move this request, or say what it would take."""
+
+    query_id: str
+    migration_id: str
+    request_id: str
+    destination: InstanceRef
+    reason: str
+    dry_run: bool
+    verify_kv: bool
+    max_stages: int = MAX_STAGES
+
+
+class MoveAnswered(Message, frozen=True):
+    """Source to controller: a plan, the record of a move that is over, or neither: `code` says
+    why it was not begun."""
+
+    query_id: str
+    code: str
+    plan: MovePlan | None = None
+    record: MoveRecord | None = None
+
+
+class MoveRefusalAsked(Message, frozen=True):
+    """Controller to an instance: which of these requests could not move now, and why?"""
+
+    query_id: str
+    request_ids: tuple[str, ...]
+
+
+class MoveRefusalsAnswered(Message, frozen=True):
+    query_id: str
+    refusals: tuple[tuple[str, str], ...]
+    """(request id, code), of those that cannot."""
+
+
+class MoveLimitsSet(Message, frozen=True):
+    """Controller to instances: what each may do at once. None: no limit."""
+
+    max_moves: int
+    max_bytes_per_s: float | None
+
+
+class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
+    """With the first PRE_ALLOC. Payload frames: the frontend's own encoding of the request, then
+    its output tokens so far as 32-bit integers."""
+
+    frontend: str
+    attempt: int
+    hop: int
+    arrival_time_s: float
+    fingerprint: str
+    verify_kv: bool
+
+
+class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that were sent and that the frontend has not confirmed; `num_frames` of payload."""
+
+    first_index: int
+    num_tokens: int
+    num_frames: int
+
+
+class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """With COMMIT. Payload frames: `num_state_frames` for the destination's engine, then those
+    of `kept`. `digest`: of the copied KV blocks, if it is to be compared."""
+
+    num_output_tokens: int
+    num_state_frames: int
+    kept: tuple[KeptOutput, ...]
+    digest: bytes | None
+    record: MoveRecord
+
+
+class MoveSaid(Message, frozen=True):
+    """Source to destination, and back: a message of the protocol in its envelope."""
+
+    migration_id: str
+    request_id: str
+    source: InstanceRef
+    destination: InstanceRef
+    said: Said
+    arriving: ArrivingRequest | None = None
+    committed: CommittedRequest | None = None
+
+
+class MoveAnnounced(Message, frozen=True):
+    """Source to frontend: this instance may own the request soon, in `hop`."""
+
+    request_id: str
+    destination: InstanceRef
+    hop: int
+
+
+class RequestMoved(Message, frozen=True):
+    """Destination to frontend: the request is mine from token `began_index` on."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+    began_index: int
+
+
+class RequestNotMoved(Message, frozen=True):
+    """Destination to the frontend that asked: I do not have it, and never will in `hop`."""
+
+    request_id: str
+    hop: int
+
+
+class RequestLost(Message, frozen=True):
+    """Source to frontend: I gave it to this instance in `hop`, and that one died."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+
+
+class OwnerAsked(Message, frozen=True):
+    """Frontend to the announced destination: the source died; do you have the request?"""
+
+    request_id: str
+    frontend: str
+    hop: int
+
+
+class FenceAsked(Message, frozen=True):
+    """Source to frontend: read nothing below `hop` for this request, unless it has moved."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+
+
+class FenceAnswered(Message, frozen=True):
+    request_id: str
+    hop: int
+    fenced: bool
+
+
+class MoveTimed(Message, frozen=True):
+    """Destination to frontend, ahead of the first token that it sends, which may be the last: the
+    step of that token took `step_time_s`. The frontend knows the downtime by its own clock."""
+
+    record: MoveRecord
+    step_time_s: float
+
+
+class TransferTold(Message, frozen=True):
+    """Between the KV transfers of two instances; the payload is theirs."""
+
+    sender: InstanceRef
+
+
 class RequestRefused(Message, frozen=True):
     """Instance to frontend: this request could not be taken in; `retryable` elsewhere."""
 
@@ -238,7 +415,24 @@ AnyMessage = (
     | DispatchUnused
     | AbortRequests
     | OutputsEmitted
+    | OutputsReceived
+    | OutputsMissing
     | RequestRefused
+    | MoveAsked
+    | MoveAnswered
+    | MoveRefusalAsked
+    | MoveRefusalsAnswered
+    | MoveLimitsSet
+    | MoveSaid
+    | MoveAnnounced
+    | RequestMoved
+    | RequestNotMoved
+    | RequestLost
+    | OwnerAsked
+    | FenceAsked
+    | FenceAnswered
+    | MoveTimed
+    | TransferTold
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,7 +20,7 @@ from controller.core.request_record import (
     found_order,
     match_names,
 )
-from controller.runtime.messages import RequestsAsked
+from controller.runtime.messages import MoveTimed, RequestsAsked
 
 MAX_HISTORY = 64
 """Events kept per request: the first ones say where it came from, the last where it is, so
@@ -49,6 +49,7 @@ class _Entry:
     incarnation: int | None = None
     num_output_tokens: int = 0
     num_evictions: int = 0
+    num_moves: int = 0
     first_token_time_s: float | None = None
     end_time_s: float | None = None
     finish_reason: str | None = None
@@ -141,7 +142,8 @@ class RequestBook:
             self._on_event(event)
 
     def happened(self, event: LoggedEvent) -> None:
-        """An instance says that it admitted or evicted one of these requests."""
+        """An instance says what it did to one of these requests: it admitted or evicted it, or
+        did not move it."""
         entry = self._live.get(event.request_id or "")
         if entry is None or (event.instance_id, event.incarnation) != (
             entry.instance_id,
@@ -151,9 +153,39 @@ class RequestBook:
         if event.kind is EventKind.EVICTED:
             entry.state = RequestState.EVICTED
             entry.num_evictions += 1
-        else:
+        elif event.kind is EventKind.ADMITTED:
             entry.state = RequestState.RUNNING
         entry.remember(event)
+
+    def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
+        """It runs there now."""
+        if entry := self._live.get(request_id):
+            entry.instance_id, entry.incarnation = instance_id, incarnation
+
+    def move_timed(self, timed: MoveTimed, downtime_s: float | None) -> None:
+        """The first token came from there; the client waited so long for it since the one before,
+        if there was one."""
+        record = timed.record
+        entry = self._live.get(record.request_id)
+        if entry is None:
+            return
+        excess_s = None if downtime_s is None else max(0.0, downtime_s - timed.step_time_s)
+        numbers: dict[str, Number] = {
+            "downtime_s": downtime_s,
+            "excess_s": excess_s,
+            "step_time_s": timed.step_time_s,
+            **record.numbers(),
+        }
+        event = self._event(
+            entry,
+            EventKind.MIGRATED,
+            f"from {record.source_id} to {record.destination_id}: {record.reason}",
+            numbers,
+            record.migration_id,
+        )
+        entry.remember(event)
+        entry.num_moves += 1
+        self._on_event(event)
 
     def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
         """The client's stream got so many tokens more."""
@@ -236,6 +268,7 @@ class RequestBook:
             first_token_time_s=entry.first_token_time_s,
             end_time_s=entry.end_time_s,
             finish_reason=entry.finish_reason,
+            num_moves=entry.num_moves,
             history=(*entry.beginning, *entry.recent) if history else (),
         )
 

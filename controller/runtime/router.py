@@ -9,13 +9,16 @@ controller fails no request.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from controller.core.bypass import choose_without_controller
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Loss, Ownership
 from controller.core.request_record import RequestState
-from controller.core.token_order import Delivery, Epoch, TokenOrder
+from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 from controller.ports.mailbox import Mailbox
+from controller.runtime.live_request import RECEIVED_EVERY
 from controller.runtime.member import Membership
 from controller.runtime.messages import (
     AbortRequests,
@@ -26,11 +29,22 @@ from controller.runtime.messages import (
     DispatchUnused,
     DispatchWithdrawn,
     DrainFrontend,
+    FenceAnswered,
+    FenceAsked,
     Happened,
     InstanceEntry,
     InstanceLost,
+    Message,
+    MoveAnnounced,
+    MoveTimed,
     OutputsEmitted,
+    OutputsMissing,
+    OutputsReceived,
+    OwnerAsked,
     Refused,
+    RequestLost,
+    RequestMoved,
+    RequestNotMoved,
     RequestRefused,
     RequestsAnswered,
     RequestsAsked,
@@ -45,6 +59,10 @@ log = logging.getLogger(__name__)
 # A live controller answers in well under 10 ms, or holds the request on purpose and keeps
 # sending directories; so both must be silent for this long before it is bypassed.
 CONTROLLER_SILENCE_S = 1.0
+# Tokens that are missing for so long are asked for, and so is an owner; again and again.
+MISSING_S = 0.05
+# And given up after so long: the client gets an error rather than no end.
+UNCLEAR_S = 5.0
 
 
 class NotDispatchedError(Exception):
@@ -71,12 +89,17 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Route:
-    """The incarnation that runs a request and the order of its tokens."""
+    """Who runs a request, and when its tokens came, by the loop's clock."""
 
-    instance_id: str
-    incarnation: int
-    address: str
-    order: TokenOrder[Any] = field(default_factory=TokenOrder)
+    ownership: Ownership[Any]
+    epoch: Epoch = FIRST_EPOCH
+    """Of the last token."""
+    token_s: float | None = None
+    timed: MoveTimed | None = None
+    """A move whose first token has not come."""
+    unclear_s: float = 0.0
+    asked_s: float = 0.0
+    """Since when tokens are missing or an owner is, and when it was last asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,9 @@ class Router:
         self._asked: dict[str, asyncio.Future[Dispatched]] = {}
         self._instances: dict[str, InstanceEntry] = {}
         self._heard_controller_s = float("-inf")
-        self._hellos: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unclear: set[str] = set()
+        """Requests that lack tokens, or an owner that is known to live."""
 
     @property
     def num_live_reqs(self) -> int:
@@ -116,11 +141,14 @@ class Router:
 
     def start(self) -> None:
         self._mailbox.start(self._on_message, self._on_lost)
-        self._hellos = asyncio.create_task(self._member.keep_saying_hello())
+        self._tasks = [
+            asyncio.create_task(self._member.keep_saying_hello()),
+            asyncio.create_task(self._ask_for_what_is_missing()),
+        ]
 
     async def close(self) -> None:
-        if self._hellos:
-            self._hellos.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._mailbox.close()
 
     async def submit(self, arrival: Arrival, payload: Sequence[Any]) -> None:
@@ -163,7 +191,7 @@ class Router:
         entry = self._instances.get(answer.instance_id)
         if entry is None or entry.incarnation != answer.incarnation:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)  # died in between
-        self._routes[request_id] = _Route(entry.instance_id, entry.incarnation, entry.address)
+        self._routes[request_id] = _Route(Ownership(_ref(entry)))
         self._note_dispatch(answer)
         add = AddRequest(
             request_id,
@@ -182,7 +210,8 @@ class Router:
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason)
             if route := self._routes.pop(request_id, None):
-                by_address.setdefault(route.address, []).append(request_id)
+                for holder in route.ownership.holders:
+                    by_address.setdefault(holder.address, []).append(request_id)
             elif asked := self._asked.pop(request_id, None):
                 self._withdraw(request_id, asked)
                 asked.cancel()
@@ -192,21 +221,49 @@ class Router:
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
         """Of `outputs` (each with a `request_id`), those due now, in order."""
         by_id = {output.request_id: output for output in outputs}
+        address = ""
+        now_s = asyncio.get_running_loop().time()
         due: list[Delivery[Any]] = []
+        received: list[tuple[str, int]] = []
         for item in emitted.items:
-            route = self._routes.get(item.request_id)
-            output = by_id.get(item.request_id)
+            request_id = item.request_id
+            route = self._routes.get(request_id)
+            output = by_id.get(request_id)
             if route is None or output is None:
                 continue
+            ownership = route.ownership
+            sender = self._sender(emitted, ownership)
+            address = sender.address or address
+            before = ownership.next_index
             epoch = Epoch(item.attempt, item.hop)
-            offered = route.order.offer(epoch, item.first_index, item.num_tokens, (item, output))
+            offered = ownership.offer(
+                sender, epoch, item.first_index, item.num_tokens, (item, output)
+            )
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
+                self._time(route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
-                self._book.emitted(item.request_id, num_new, delivered.finish_reason)
+                self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
-                    self._routes.pop(item.request_id, None)
+                    self._routes.pop(request_id, None)
+            if ownership.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
+                received.append((request_id, ownership.next_index))
+            if ownership.gap is not None:
+                self._find_unclear(request_id, route)
+        if received and address:
+            confirmed = OutputsReceived(tuple(received))
+            self._mailbox.send(address, encode(confirmed), droppable=True)
         return due
+
+    def _time(self, route: _Route, epoch: Epoch, now_s: float) -> None:
+        """A token came. The first of a new owner tells how long the client waited for it."""
+        if epoch > route.epoch:
+            route.epoch = epoch
+            timed, route.timed = route.timed, None
+            if timed is not None:
+                downtime_s = None if route.token_s is None else now_s - route.token_s
+                self._book.move_timed(timed, downtime_s)
+        route.token_s = now_s
 
     async def _ask(self, ask: DispatchAsked, asked: asyncio.Future[Dispatched]) -> Dispatched:
         """Asks again and again: a question, or a controller that held it, may get lost."""
@@ -226,7 +283,8 @@ class Router:
         snapshots = [e.snapshot for e in self._instances.values() if e.snapshot is not None]
         load: dict[str, int] = {}
         for route in self._routes.values():
-            load[route.instance_id] = load.get(route.instance_id, 0) + 1
+            owner_id = route.ownership.owner.instance_id
+            load[owner_id] = load.get(owner_id, 0) + 1
         chosen = choose_without_controller(snapshots, load)
         if chosen is None:
             raise NotDispatchedError("unavailable", retry_after_s=1.0)
@@ -293,7 +351,47 @@ class Router:
             case DrainFrontend(grace_s=grace_s):
                 self._events.on_drain(grace_s)
             case other:
-                log.warning("unexpected message %s", type(other).__name__)
+                if not self._on_move_message(other):
+                    log.warning("unexpected message %s", type(other).__name__)
+
+    def _on_move_message(self, message: Message) -> bool:
+        """False for what has nothing to do with moves."""
+        match message:
+            case MoveAnnounced(request_id=request_id, destination=destination, hop=hop):
+                if route := self._routes.get(request_id):
+                    route.ownership.announce(destination, hop)
+            case RequestMoved(request_id=request_id) as moved:
+                self._moved(moved)
+            case RequestNotMoved(request_id=request_id, hop=hop):
+                route = self._routes.get(request_id)
+                if route is not None and route.ownership.disowned(hop):
+                    self._fail(request_id, route)
+            case RequestLost(request_id=request_id, owner=owner, hop=hop):
+                route = self._routes.get(request_id)
+                if route is not None and route.ownership.lost_in(hop):
+                    self._fail(request_id, route, owner)
+            case FenceAsked(request_id=request_id, owner=owner, hop=hop):
+                route = self._routes.get(request_id)
+                # A request that is over here is nobody's: its source may have it back and will
+                # hear that nobody wants it.
+                fenced = route is None or route.ownership.fence(owner, hop)
+                self._send(owner.address, FenceAnswered(request_id, hop, fenced))
+                if route is None:
+                    self._send(owner.address, AbortRequests((request_id,)))
+            case MoveTimed(record=record) as timed:
+                route = self._routes.get(record.request_id)
+                if route is not None and route.ownership.owner.instance_id == record.destination_id:
+                    route.timed = timed
+            case _:
+                return False
+        return True
+
+    def _moved(self, moved: RequestMoved) -> None:
+        route = self._routes.get(moved.request_id)
+        if route is None:  # its client left meanwhile
+            self._send(moved.owner.address, AbortRequests((moved.request_id,)))
+        elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
+            self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
 
     def _answer(self, dispatched: Dispatched) -> None:
         asked = self._asked.get(dispatched.request_id)
@@ -307,34 +405,88 @@ class Router:
         for entry in list(self._instances.values()):
             if entry.address == address:
                 del self._instances[entry.instance_id]
-        self._fail_routes(lambda route: route.address == address)
+        self._lose_where(lambda holder: holder.address == address)
 
     def _lose(self, lost: InstanceLost) -> None:
+        dead = (lost.instance_id, lost.incarnation)
         entry = self._instances.get(lost.instance_id)
         if entry is not None and entry.incarnation == lost.incarnation:
             del self._instances[lost.instance_id]
             self._mailbox.forget(entry.address)
-        self._fail_routes(
-            lambda route: (
-                (route.instance_id, route.incarnation) == (lost.instance_id, lost.incarnation)
-            )
-        )
+        self._lose_where(lambda holder: holder.key == dead)
 
     def _lose_replaced(self) -> None:
         """A directory with another incarnation says so too, where InstanceLost was missed."""
-        known = {i: (entry.incarnation, entry.address) for i, entry in self._instances.items()}
-        self._fail_routes(
-            lambda route: (
-                known.get(route.instance_id, (route.incarnation, route.address))
-                != (route.incarnation, route.address)
-            )
-        )
+        known = {i: _ref(entry).key for i, entry in self._instances.items()}
+        self._lose_where(lambda holder: known.get(holder.instance_id, holder.key) != holder.key)
 
-    def _fail_routes(self, is_lost: Callable[[_Route], bool]) -> None:
+    def _lose_where(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         for request_id, route in list(self._routes.items()):
-            if is_lost(route):
-                del self._routes[request_id]
-                why = f"instance {route.instance_id} died while it ran this request; send it again"
-                cause_id = f"lost-{route.instance_id}-{route.incarnation}"
-                self._book.ended(request_id, RequestState.FAILED, why, cause_id)
-                self._events.on_failed(request_id, why)
+            for holder in route.ownership.holders:
+                if is_lost(holder):
+                    self._lose_holder(request_id, route, holder)
+
+    def _lose_holder(self, request_id: str, route: _Route, holder: InstanceRef) -> None:
+        match route.ownership.lost(holder.instance_id, holder.incarnation):
+            case Loss.REQUEST:
+                self._fail(request_id, route)
+            case Loss.ASK:
+                self._find_unclear(request_id, route)
+                self._ask_about(request_id, route, asyncio.get_running_loop().time())
+
+    def _fail(self, request_id: str, route: _Route, owner: InstanceRef | None = None) -> None:
+        if self._routes.pop(request_id, None) is None:
+            return
+        owner = owner or route.ownership.owner
+        why = f"instance {owner.instance_id} died while it ran this request; send it again"
+        cause_id = f"lost-{owner.instance_id}-{owner.incarnation}"
+        self._book.ended(request_id, RequestState.FAILED, why, cause_id)
+        self._events.on_failed(request_id, why)
+
+    # -- what is missing -----------------------------------------------------------------
+
+    def _find_unclear(self, request_id: str, route: _Route) -> None:
+        if request_id not in self._unclear:
+            self._unclear.add(request_id)
+            route.unclear_s = route.asked_s = asyncio.get_running_loop().time()
+
+    async def _ask_for_what_is_missing(self) -> None:
+        while True:
+            await asyncio.sleep(MISSING_S)
+            now_s = asyncio.get_running_loop().time()
+            for request_id in list(self._unclear):
+                route = self._routes.get(request_id)
+                if route is None or not (route.ownership.to_ask or route.ownership.gap):
+                    self._unclear.discard(request_id)
+                elif now_s - route.unclear_s >= UNCLEAR_S:
+                    self._unclear.discard(request_id)
+                    self._fail(request_id, route)
+                elif now_s - route.asked_s >= MISSING_S:
+                    self._ask_about(request_id, route, now_s)
+
+    def _ask_about(self, request_id: str, route: _Route, now_s: float) -> None:
+        ownership = route.ownership
+        route.asked_s = now_s
+        if ownership.to_ask is not None:
+            destination, hop = ownership.to_ask
+            self._send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
+        elif ownership.gap is not None:
+            missing = OutputsMissing(request_id, *ownership.gap)
+            self._send(ownership.owner.address, missing)
+
+    def _sender(self, emitted: OutputsEmitted, ownership: Ownership[Any]) -> InstanceRef:
+        """A controller that was just restarted may not list it yet, so what is known of the
+        request comes first."""
+        key = (emitted.instance_id, emitted.incarnation)
+        listed = [_ref(entry) for entry in self._instances.values()]
+        for known in (*ownership.holders, *listed):
+            if known.key == key:
+                return known
+        return InstanceRef(*key, address="")
+
+    def _send(self, address: str, message: Message) -> None:
+        self._mailbox.send(address, encode(message))
+
+
+def _ref(entry: InstanceEntry) -> InstanceRef:
+    return InstanceRef(entry.instance_id, entry.incarnation, entry.address)

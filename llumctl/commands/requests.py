@@ -55,7 +55,7 @@ def requests(
         if reference is not None:
             output.emit(_detail(client.request(reference), output_format))
             return
-        found = client.requests(instance, states, limit or DEFAULT_LIMIT)
+        found = client.requests(instance, states, limit or DEFAULT_LIMIT, movable=True)
     if text := _listed(found, output_format):
         output.emit(text)
     _tell_what_is_missing(found)

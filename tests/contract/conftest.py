@@ -1,4 +1,4 @@
-"""One real engine for all contract tests; after each of them it must be as empty as before."""
+"""Real engines for all contract tests; after each of them they must be as empty as before."""
 
 import os
 
@@ -59,9 +59,52 @@ def session_engine(engine_args: dict[str, Any], told: list[str]) -> Iterator[Vll
 @pytest.fixture
 def engine(session_engine: VllmEngine) -> Iterator[VllmEngine]:
     yield session_engine
-    session_engine.abort(list(session_engine._scheduler.requests))
-    while session_engine.has_work():
-        session_engine.step()
-    quiet = session_engine.snapshot("i-0", 1)
-    assert quiet.num_free_blocks == quiet.num_total_blocks == NUM_BLOCKS, "blocks are lost"
+    empty(session_engine)
+
+
+@pytest.fixture(scope="session")
+def session_uncached_engine(
+    session_engine: VllmEngine, engine_args: dict[str, Any]
+) -> Iterator[VllmEngine]:
+    """A second engine in this process, without a prefix cache, and with another number of
+    blocks and of places in the batch. It goes first: an engine that shuts down takes vLLM's
+    process groups with it."""
+    del session_engine  # made before this one
+    blocks = {"kv_cache_memory_bytes": (NUM_BLOCKS + 7) * BLOCK_BYTES, "max_num_seqs": 6}
+    engine = VllmEngine(engine_args | blocks | {"enable_prefix_caching": False}, lambda _: None)
+    yield engine
+    engine._core.model_executor.shutdown()
+
+
+@pytest.fixture
+def uncached_engine(session_uncached_engine: VllmEngine) -> Iterator[VllmEngine]:
+    yield session_uncached_engine
+    empty(session_uncached_engine)
+
+
+def empty(engine: VllmEngine) -> None:
+    """Ends what is left, and looks for what is lost: pins, reservations, blocks, places in the
+    batch, the worker's memory of requests."""
+    scheduler = engine._scheduler
+    engine.abort(list(scheduler.requests))
+    source, destination = engine.moves._source, engine.moves._destination
+    left = [*source._pins, *destination._arrivals]
+    for request_id in left:
+        engine.moves.unpin(request_id)
+        engine.moves.cancel(request_id)
+    assert not left, "pins or reservations are left"
+    assert not source._suspended
+    while engine.has_work():
+        engine.step()
+    quiet = engine.snapshot("i-0", 1)
+    assert quiet.num_free_blocks == quiet.num_total_blocks, "blocks are lost"
     assert (quiet.num_running, quiet.num_queued, quiet.queue_head) == (0, 0, None)
+    assert all(block.ref_cnt == 0 for block in engine._pool.blocks if not block.is_null)
+    assert not scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+    assert scheduler.max_num_active_reqs == engine.max_num_running, "places are lost"
+    assert not scheduler.deferred_waiting
+    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    assert not runner.requests, "the worker remembers requests"
+    assert not runner.input_batch.req_id_to_index
+    assert not runner.input_batch.generators
+    assert scheduler.reset_prefix_cache()  # a test may have left wrong content in it

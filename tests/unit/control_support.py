@@ -2,9 +2,9 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,6 +18,7 @@ from controller.runtime.controller import Controller
 from controller.runtime.messages import (
     EngineInfo,
     Hello,
+    Message,
     RequestsAnswered,
     RequestsAsked,
     StatusPushed,
@@ -25,6 +26,8 @@ from controller.runtime.messages import (
     encode,
 )
 from controller.runtime.request_book import RequestBook
+
+M = TypeVar("M", bound=Message)
 
 TOKEN = "t0ken"
 VIEW_TOKEN = "v1ew"
@@ -40,6 +43,10 @@ class Mailbox:
     def __init__(self) -> None:
         self.books: dict[str, RequestBook] = {}
         """By a frontend's address; one without a book is silent."""
+        self.sent: list[tuple[str, Any]] = []
+        """(address, message), all of them."""
+        self.answers: dict[str, Callable[[Any], Message | None]] = {}
+        """What an instance says to what it gets, by its address."""
 
     def start(self, on_message: Any, on_lost: Any) -> None:
         self.say, self.lose = on_message, on_lost
@@ -51,6 +58,13 @@ class Mailbox:
             frontend_id = address.removeprefix("mem://")
             answer = RequestsAnswered(message.query_id, frontend_id, requests, num)
             asyncio.get_running_loop().call_soon(self.say, encode(answer), [])
+        self.sent.append((address, message))
+        said = self.answers[address](message) if address in self.answers else None
+        if said is not None:
+            asyncio.get_running_loop().call_soon(self.say, encode(said), [])
+
+    def sent_to(self, address: str, kind: type[M]) -> list[M]:
+        return [message for to, message in self.sent if to == address and isinstance(message, kind)]
 
     def forget(self, _address: str) -> None:
         pass
@@ -99,6 +113,7 @@ class Cluster:
         self.mailbox.say(encode(hello), [])
 
     def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
+        pushed = {key: what.pop(key) for key in ("moves", "num_moves_in") if key in what}
         snapshot = InstanceSnapshot(
             **{
                 "instance_id": instance_id,
@@ -109,7 +124,7 @@ class Cluster:
             }
             | what
         )
-        self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345)), [])
+        self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345, **pushed)), [])
 
     def up(self) -> None:
         for member in self.controller.roster.members:
@@ -128,8 +143,8 @@ class Cluster:
 
 
 class Listener:
-    def __init__(self) -> None:
-        self.cluster = Cluster()
+    def __init__(self, num_instances: int = 1) -> None:
+        self.cluster = Cluster(num_instances)
         self.cluster.up()
         self._folder = tempfile.TemporaryDirectory()
         self.audit = AuditLog(self._folder.name)
@@ -146,8 +161,8 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
-    listener, over = Listener(), asyncio.Event()
+async def listening(num_instances: int = 1) -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+    listener, over = Listener(num_instances), asyncio.Event()
 
     async def work() -> None:
         await over.wait()

@@ -55,6 +55,21 @@ def test_times_of_day_are_of_a_zone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024 * 1024 - 1, "1.0 MiB"),
+        (50_331_648, "48.0 MiB"),
+        (3 * 2**40, "3072.0 GiB"),
+    ],
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert words.sized(num_bytes) == text
+
+
+@pytest.mark.parametrize(
     ("text", "harmless"),
     [
         ("plain 模型 é", "plain 模型 é"),
@@ -90,6 +105,8 @@ def test_the_known_kinds_are_those_of_the_log() -> None:
         ("failed", Severity.BAD),
         ("instance_stalled", Severity.BAD),
         ("events_lost", Severity.BAD),
+        ("migrated", Severity.NOTED),
+        ("migration_failed", Severity.WARN),
         ("something_new", Severity.PLAIN),
     ],
 )
@@ -128,6 +145,8 @@ def test_why_something_happened() -> None:
         ("waited_s", 0.3, "waited 300ms"),
         ("e2e_latency_s", 72.5, "e2e latency 1m12s"),
         ("demand_blocks", 118, "demand 118 blocks"),
+        ("num_bytes", 2048, "2.0 KiB"),
+        ("stage_0_bytes", 512, "stage 0 512 B"),
         ("cached_ratio", 0.25, "cached 25%"),
         ("score_of_i-0", -3.25, "score of i-0 -3.2"),
         ("score", float("inf"), "score inf"),

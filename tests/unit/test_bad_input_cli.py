@@ -86,6 +86,17 @@ COMMAND_LINES = {
     "a config file without a name": ("up --config ''", "Is a directory"),
     "a config file of a long name": (f"up --config {'x' * 5000}", "File name too long"),
     "a state that there is not": ("wait --for instance/i-0=actve", "did you mean active?"),
+    "a request without glyphs": ("migrate ''", "REQUEST: '' is no id"),
+    "no request to move": ("migrate", "Missing argument 'REQUEST'"),
+    "a destination without glyphs": ("migrate r-1 --to ''", "--to: '' is no id"),
+    "a move that may take a day": ("migrate r-1 --timeout 86400", "--timeout: must be at most 600"),
+    "a long reason": (f"migrate r-1 -m {'x' * 201}", "--reason: one line of up to 200"),
+    "no setting to set": ("set", "Missing argument 'KEY=VALUE...'"),
+    "a setting without a value": ("set migration.max_moves", "is not of that form"),
+    "a setting of nothing": ("set =3", "'=3' is not of that form"),
+    "a setting to nothing": ("set migration.max_moves=", "is not of that form"),
+    "a setting twice": ("set a.b=1 a.b=2", "KEY=VALUE: a.b is given twice"),
+    "a setting without glyphs": ("get ''", "KEY: '' is no id"),
     "an id without glyphs": ("requests ''", "REQUEST: '' is no id"),
 }
 
@@ -123,7 +134,12 @@ def commands() -> Iterator[tuple[tuple[str, ...], set[str]]]:
     return walk(typer.main.get_command(app), ())
 
 
-NEEDED = {"wait": ["--for=ready"], "record": ["file"]}
+NEEDED = {
+    "wait": ["--for=ready"],
+    "record": ["file"],
+    "migrate": ["r-1"],
+    "set": ["migration.max_moves=1"],
+}
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)
 

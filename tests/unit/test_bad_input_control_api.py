@@ -10,6 +10,8 @@ import pytest
 from control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
 from controller.api.models import ErrorBody
+from controller.core.migration.limits import MoveLimits
+from controller.runtime.messages import MoveAsked
 
 MAX_ERROR_BYTES = 8192
 
@@ -28,6 +30,14 @@ class Case:
 
 def stop(name: str, content: bytes, status: int = 400, code: str = "bad_request") -> Case:
     return Case(name, status, code, "/v1/stop", "POST", content=content)
+
+
+def move(name: str, content: bytes, status: int = 400, code: str = "bad_request") -> Case:
+    return Case(name, status, code, "/v1/requests/r-99/migrate", "POST", content=content)
+
+
+def settings(name: str, content: bytes, code: str = "bad_request") -> Case:
+    return Case(f"settings: {name}", 400, code, "/v1/settings", "PATCH", content=content)
 
 
 def query(name: str, path: str, code: str = "bad_request") -> Case:
@@ -87,6 +97,60 @@ CASES = [
     query("watching never", "/v1/watch?status_every_s=inf"),
     query("watching NaN", "/v1/watch?status_every_s=nan"),
     query("watching perhaps", "/v1/watch?events=perhaps"),
+    move("a move, broken JSON", b'{"to": '),
+    move("a move, an array", b"[]"),
+    move("a move to nowhere", b'{"to": ""}'),
+    move("a move to a number", b'{"to": 7}'),
+    move("a move to a long name", b'{"to": "' + b"i" * 100 + b'"}'),
+    move("a move with an unknown word", b'{"dryrun": true}'),
+    move("a move perhaps", b'{"dry_run": "perhaps"}'),
+    move("a move for a long reason", b'{"reason": "' + b"x" * 300 + b'"}'),
+    move("a move within no time", b'{"timeout_s": 0}'),
+    move("a move within NaN", b'{"timeout_s": NaN}'),
+    move("a move within a day", b'{"timeout_s": 86400}'),
+    move("a move of an unknown request", b"{}", 404, "no_such_request"),
+    move("a move to an unknown instance", b'{"to": "i-99"}', 404, "no_such_instance"),
+    move("a move to a frontend", b'{"to": "f-0"}', 404, "no_such_instance"),
+    Case("a move of nothing", 404, "not_found", "/v1/requests//migrate", "POST"),
+    Case(
+        "the view token moves",
+        403,
+        "view_only",
+        "/v1/requests/r-1/migrate",
+        "POST",
+        {"Authorization": f"Bearer {VIEW_TOKEN}"},
+    ),
+    settings("no body", b""),
+    settings("settings, an array", b"[]"),
+    settings("no changes", b'{"changes": {}}'),
+    settings("changes of nothing", b"{}"),
+    settings("an unknown word", b'{"changes": {"migration.max_moves": 1}, "force": true}'),
+    settings("a setting of none", b'{"changes": {"migration.speed": 1}}', "bad_setting"),
+    settings("a setting of the start", b'{"changes": {"endpoint.port": 1}}', "bad_setting"),
+    settings("a table", b'{"changes": {"migration": {"max_moves": 1}}}'),
+    settings("null", b'{"changes": {"migration.max_moves": null}}'),
+    settings("a word", b'{"changes": {"migration.max_moves": "many"}}', "bad_setting"),
+    settings("true", b'{"changes": {"migration.max_moves": true}}', "bad_setting"),
+    settings("a fraction", b'{"changes": {"migration.max_moves": 1.5}}', "bad_setting"),
+    settings("negative", b'{"changes": {"migration.max_moves": -1}}', "bad_setting"),
+    settings("too many", b'{"changes": {"migration.max_moves": 5000}}', "bad_setting"),
+    settings("NaN", b'{"changes": {"migration.cooling_s": NaN}}', "bad_setting"),
+    settings("infinity", b'{"changes": {"migration.max_bytes_per_s": 1e999}}', "bad_setting"),
+    settings(
+        "one of two",
+        b'{"changes": {"migration.max_moves": 2, "migration.cooling_s": -1}}',
+        "bad_setting",
+    ),
+    Case(
+        "the view token sets",
+        403,
+        "view_only",
+        "/v1/settings",
+        "PATCH",
+        {"Authorization": f"Bearer {VIEW_TOKEN}"},
+        b'{"changes": {"migration.max_moves": 1}}',
+    ),
+    query("movable perhaps", "/v1/requests?movable=perhaps"),
     query("an unknown state", "/v1/requests?state=sleeping"),
     query("a state of two", "/v1/requests?state=running,waiting"),
     query("a long reference", "/v1/requests/" + "r" * 300),
@@ -126,6 +190,8 @@ async def test_a_case(case: Case, both: tuple[Listener, httpx.AsyncClient]) -> N
     assert "Traceback" not in answer.text
     assert TOKEN not in answer.text
     assert not own.cluster.controller.stopping
+    assert own.cluster.controller.limits == MoveLimits()
+    assert not own.cluster.mailbox.sent_to("mem://i-0", MoveAsked)
     assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
 
 

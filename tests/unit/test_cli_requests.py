@@ -106,6 +106,7 @@ def test_a_row_each_in_the_order_of_the_controller(capsys: Captured) -> None:
         "TOK-IN": "120",
         "TOK-OUT": "33",
         "EVICT": "1",
+        "MOVABLE": "-",
     }
     waiting = dict(zip(header.split(), rows[3].split(), strict=True))
     assert (waiting["INSTANCE"], waiting["TTFT"]) == ("-", "-")
@@ -134,7 +135,7 @@ def test_machine_formats(capsys: Captured) -> None:
 
 def test_filters_go_to_the_controller(fake: FakeController, capsys: Captured) -> None:
     told(capsys, "--instance", "i-0", "--state", "running, evicted", "-n", "7")
-    asked = "/v1/requests?limit=7&state=running&state=evicted&instance=i-0"
+    asked = "/v1/requests?limit=7&state=running&state=evicted&movable=true&instance=i-0"
     assert fake.asked[-1] == asked
 
 

@@ -14,8 +14,10 @@ from typer.main import get_command
 from controller.api.models import (
     ClusterStatus,
     EmulationStatus,
+    EndedMoveStatus,
     FrontendStatus,
     InstanceStatus,
+    MoveStatus,
     QueueHeadStatus,
 )
 from llumctl.app import app
@@ -106,6 +108,8 @@ def test_metrics_name_each_field_once() -> None:
         ClusterStatus,
         QueueHeadStatus,
         EmulationStatus,
+        MoveStatus,
+        EndedMoveStatus,
     )
     fields = {field for model in models for field in model.model_fields}
     assert counts == dict.fromkeys(fields, 1)

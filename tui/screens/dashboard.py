@@ -1,17 +1,18 @@
-"""The main screen: instances, queue heads, events."""
+"""The main screen: instances, migrations, queue heads, events."""
 
 from typing import TYPE_CHECKING, Any
 
 from textual.app import ComposeResult
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
-from tui import event_list, instances, queue_heads
+from tui import event_list, instances, migrations, queue_heads
 from tui.event_list import EventRow
 from tui.format import Line, Span, Tone
 from tui.instances import InstanceRow
 from tui.keys import Place, bindings
 from tui.layout import Arrangement, Pane, arrange
+from tui.migrations import MigrationRow
 from tui.queue_heads import HeadRow
 from tui.screens.base import PaintedScreen
 from tui.view import View
@@ -22,8 +23,14 @@ from tui.widgets.table_view import TableView
 if TYPE_CHECKING:
     from tui.app import Dashboard
 
-_TITLES = {Pane.INSTANCES: "Instances", Pane.QUEUE: "Queue heads", Pane.EVENTS: "Events"}
-_TABS = (Pane.QUEUE, Pane.EVENTS)
+_TITLES = {
+    Pane.INSTANCES: "Instances",
+    Pane.MIGRATIONS: "Migrations",
+    Pane.QUEUE: "Queue heads",
+    Pane.EVENTS: "Events",
+}
+_LEFT = (Pane.MIGRATIONS, Pane.QUEUE)
+_TABS = (*_LEFT, Pane.EVENTS)
 
 
 class DashboardScreen(PaintedScreen):
@@ -46,9 +53,13 @@ class DashboardScreen(PaintedScreen):
             empty="no instances yet",
         )
         with Horizontal(id="lower"):
-            yield TableView[HeadRow](
-                queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
-            )
+            with Vertical(id="left"):
+                yield TableView[MigrationRow](
+                    migrations.COLUMNS, glyphs, id=Pane.MIGRATIONS, empty="nothing moves"
+                )
+                yield TableView[HeadRow](
+                    queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
+                )
             yield TableView[EventRow](
                 event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="no events yet"
             )
@@ -95,6 +106,7 @@ class DashboardScreen(PaintedScreen):
                 self.view.sort,
                 descending=self.view.descending,
             ),
+            Pane.MIGRATIONS: migrations.rows(app.shown),
             Pane.QUEUE: queue_heads.rows(app.shown),
             Pane.EVENTS: event_list.rows(app.shown, app.options.zone),
         }
@@ -120,8 +132,12 @@ class DashboardScreen(PaintedScreen):
             table.styles.width, table.styles.height = box.width, box.height
             table.styles.margin = (0, 0, 0, box.gap)
             table.display = True
-        lower = self.query_one("#lower")
+        lower, left = self.query_one("#lower"), self.query_one("#left")
         lower.display = bool(boxes.keys() - {Pane.INSTANCES})
+        on_left = [boxes[pane] for pane in _LEFT if pane in boxes]
+        left.display = bool(on_left)
+        if on_left:
+            left.styles.width = on_left[0].width
         if not self.query_one(Bottom).purpose and not self.table(view.focused).has_focus:
             self.table(view.focused).focus()
         for pane in Pane:
@@ -233,10 +249,13 @@ class DashboardScreen(PaintedScreen):
         self.show()
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
+        row = next((row for row in event.view.items if row.id == event.item_id), None)
+        if isinstance(row, MigrationRow):
+            self.dashboard.open_instance(row.instance_id)
+            return
         if event.view.id != Pane.EVENTS:
             self.dashboard.open_instance(event.item_id)
             return
-        row = next((row for row in event.view.items if row.id == event.item_id), None)
         found = row.entry.event if isinstance(row, EventRow) else None
         if found is not None and found.instance_id:
             self.dashboard.open_instance(found.instance_id)

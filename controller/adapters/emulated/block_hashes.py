@@ -26,7 +26,16 @@ class BlockHashes:
         digests, size = self._digests, self._block_size
         while len(digests) <= index:
             first = len(digests) * size
-            tokens = array("I", map(self._token_at, range(first, first + size)))
             before = digests[-1] if digests else self._salt
-            digests.append(blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest())
+            digests.append(self._digest(before, first, first + size))
         return digests[index]
+
+    def up_to(self, num_tokens: int) -> bytes:
+        """Of the last block that so many tokens touch, filled as far as they go."""
+        index = (num_tokens - 1) // self._block_size
+        before = self(index - 1) if index else self._salt
+        return self._digest(before, index * self._block_size, num_tokens)
+
+    def _digest(self, before: bytes, first: int, end: int) -> bytes:
+        tokens = array("I", map(self._token_at, range(first, end)))
+        return blake2b(before + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()

@@ -7,44 +7,17 @@ Nothing is computed: the tokens are those of `controller.api.token_sequence`.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from controller.adapters.emulated import vllm_wire as wire
-from controller.adapters.emulated.answer import Answer, answer_to
-from controller.adapters.emulated.block_hashes import BlockHashes
+from controller.adapters.emulated.answer import answer_to
+from controller.adapters.emulated.live_request import LiveRequest
+from controller.adapters.emulated.moves import EmulatedMoves, block_hashes, model_request
 from controller.adapters.emulated.pace import Pace
 from controller.core.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile
-from controller.model.request import ModelRequest
 from controller.ports.engine import EmittedTokens, Emulation, EngineEvent, Frames, StepOutputs
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request from `prepare` to its last token. `news` and `prefill_stats` go out with its
-    next token."""
-
-    request: wire.Request
-    prompt: Sequence[int]
-    answer: Answer
-    frontend_index: int
-    num_emitted: int = 0
-    admitted_before: bool = False
-    news: list[wire.RequestEvent] = field(default_factory=list)
-    prefill_stats: wire.PrefillStats | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt) + self.num_emitted
-
-    def token_at(self, index: int) -> int:
-        """Of the prompt, and of the answer behind it."""
-        num_prompt_tokens = len(self.prompt)
-        if index < num_prompt_tokens:
-            return self.prompt[index]
-        return self.answer.token(index - num_prompt_tokens)
 
 
 class EmulatedEngine:
@@ -65,10 +38,10 @@ class EmulatedEngine:
     ) -> None:
         report(f"emulating {profile.name}")
         self._model = EngineModel(config, profile)
-        self._prefix_caching = config.prefix_caching
         self._speed = speed
         self._pace = Pace(clock, sleep)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
         self._events: list[EngineEvent] = []
         self.max_model_len = config.max_model_len
         self.num_gpu_blocks = config.num_total_blocks + 1  # vLLM counts its null block too
@@ -79,36 +52,23 @@ class EmulatedEngine:
     def emulation(self) -> Emulation:
         return self._pace.total
 
-    def prepare(self, frames: Frames, frontend_index: int) -> _Live:
+    def prepare(self, frames: Frames, frontend_index: int) -> LiveRequest:
         request = wire.decode_request(frames)
         answer = answer_to(request, self.max_model_len)
-        return _Live(request, request.prompt_token_ids or (), answer, frontend_index)
+        return LiveRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
-    def add(self, prepared: _Live) -> None:
+    def add(self, prepared: LiveRequest) -> None:
         """Raises ValueError for one that could never run."""
-        request = prepared.request
-        hashes = None
-        if self._prefix_caching:
-            hashes = BlockHashes(prepared.token_at, self.block_size, request.cache_salt)
-        self._model.add(
-            ModelRequest(
-                request_id=request.request_id,
-                num_prompt_tokens=len(prepared.prompt),
-                max_output_tokens=prepared.answer.num_tokens,
-                rank=-request.priority,
-                arrival_time_s=request.arrival_time,
-                block_hash=hashes,
-            )
-        )
-        self._live[request.request_id] = prepared
+        self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
+        self._live[prepared.request_id] = prepared
         prepared.news.append(wire.RequestEvent(wire.QUEUED, time.monotonic()))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._model.abort(request_ids)
         for request_id in request_ids:
             self._live.pop(request_id, None)
-        if not self._model.has_work():
-            self._pace.rest()
+            self.moves.forget_suspended(request_id)
+        self._rest_if_idle()
 
     def has_work(self) -> bool:
         return self._model.has_work()
@@ -120,14 +80,18 @@ class EmulatedEngine:
         self._take_note(result)
         outputs = self._outputs(result)
         self._pace.end(result.duration_s / self._speed)
-        if not self._model.has_work():
-            self._pace.rest()
+        self._rest_if_idle()
         for output in outputs:
             output.body.timestamp = time.monotonic()
         return outputs
 
     def encode(self, body: wire.Outputs) -> Frames:
         return wire.encode_outputs(body)
+
+    def encode_one(self, body: wire.Outputs, request_id: str) -> Frames:
+        outputs = [output for output in body.outputs if output.request_id == request_id]
+        part = wire.Outputs(body.engine_index, outputs, timestamp=body.timestamp)
+        return wire.encode_outputs(part)
 
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []
@@ -138,6 +102,10 @@ class EmulatedEngine:
 
     def shutdown(self) -> None:
         """Nothing is held that outlives it."""
+
+    def _rest_if_idle(self) -> None:
+        if not self._model.has_work():
+            self._pace.rest()
 
     def _take_note(self, result: StepResult) -> None:
         """What happened as the step began."""
@@ -181,11 +149,11 @@ class EmulatedEngine:
             for index, (emitted, outputs) in by_frontend.items()
         ]
 
-    def _next_token(self, live: _Live) -> wire.Output:
-        token_id = live.answer.token(live.num_emitted)
+    def _next_token(self, live: LiveRequest) -> wire.Output:
+        token_id = live.output(live.num_emitted)
         live.num_emitted += 1
         output = wire.Output(
-            live.request.request_id,
+            live.request_id,
             [token_id],
             events=live.news or None,
             prefill_stats=live.prefill_stats,

@@ -27,6 +27,8 @@ from controller.adapters.http.errors import (
     on_invalid_input,
 )
 from controller.adapters.http.guard import BodyTooLargeError, Guard
+from controller.adapters.http.live_settings import change_settings, list_settings, planned_changes
+from controller.adapters.http.migrate import find_migration
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
@@ -35,6 +37,8 @@ from controller.api.errors import LlumctlError
 from controller.api.models import (
     ClusterStatus,
     EventPage,
+    MigrateRequest,
+    SettingsPatch,
     StopProgress,
     StopRequest,
 )
@@ -90,6 +94,9 @@ class ControlServer:
                 Route("/v1/watch", self._watch, methods=["GET"]),
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
+                Route("/v1/requests/{reference}/migrate", self._migrate, methods=["POST"]),
+                Route("/v1/settings", self._settings, methods=["GET"]),
+                Route("/v1/settings", self._change_settings, methods=["PATCH"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),
             ],
@@ -176,7 +183,29 @@ class ControlServer:
     async def _request(self, request: Request) -> Response:
         return _json(await find_request(self._controller, request.path_params["reference"]))
 
+    async def _settings(self, _request: Request) -> Response:
+        return _json(list_settings(self._controller))
+
     # -- acting --------------------------------------------------------------------------
+
+    async def _migrate(self, request: Request) -> Response:
+        wanted = MigrateRequest.model_validate_json(await request.body() or b"{}")
+        reference = request.path_params["reference"]
+        migration = await find_migration(self._controller, reference, wanted)
+        if wanted.dry_run:
+            return _json(await migration.plan())
+        await self._record(request.scope, migration.action, migration.record.request_id, "begun")
+        return _json(await migration.run())
+
+    async def _change_settings(self, request: Request) -> Response:
+        patch = SettingsPatch.model_validate_json(await request.body())
+        planned = planned_changes(self._controller, patch)
+        if not patch.dry_run:
+            for change in planned.changes:
+                action = f"set {change.key} = {change.value}, was {change.previous}"
+                await self._record(request.scope, action, change.key, "done")
+            change_settings(self._controller, planned)
+        return _json(planned)
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""

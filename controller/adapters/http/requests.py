@@ -1,17 +1,19 @@
 """Requests on the control API: listed, and one of them with its history."""
 
 import time
+from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.views import request_detail, request_model
 from controller.api.models import RequestDetail, RequestList, RequestState
-from controller.core.request_record import Match
+from controller.core.request_record import Match, RequestRecord
 from controller.core.request_record import RequestState as CoreState
 from controller.runtime.controller import Controller
 
 _LISTED_MATCHES = 10
+_ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
 
 
 class RequestsQuery(BaseModel):
@@ -20,6 +22,8 @@ class RequestsQuery(BaseModel):
     instance: str | None = Field(None, max_length=64)
     state: tuple[RequestState, ...] = ()
     limit: int = Field(1000, ge=1, le=10_000)
+    movable: bool = False
+    """Whether the instances are asked, between two steps, which requests could move now."""
 
 
 async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
@@ -35,15 +39,26 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
         states=tuple(CoreState(state.value) for state in query.state),
         max_requests=query.limit,
     )
+    refusals = await _refusals(controller, found.requests) if query.movable else {}
     now_s = time.time()
     return RequestList(
-        requests=tuple(request_model(record, now_s) for record in found.requests),
+        requests=tuple(
+            request_model(record, now_s, refusals.get(record.request_id))
+            for record in found.requests
+        ),
         num_matching=found.num_matching,
         silent_frontends=(*found.silent, *_absent_frontends(controller)),
     )
 
 
 async def find_request(controller: Controller, reference: str) -> RequestDetail:
+    """As `find_record`, and whether it could move."""
+    record = await find_record(controller, reference)
+    refusals = await _refusals(controller, (record,))
+    return request_detail(record, time.time(), refusals.get(record.request_id))
+
+
+async def find_record(controller: Controller, reference: str) -> RequestRecord:
     """By id, by the client's id, or by the beginning of an id. Raises ApiError."""
     if not reference or len(reference) > 256:
         raise ApiError(400, "bad_request", "a request is named by an id or the beginning of one")
@@ -54,7 +69,7 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     best = found.requests[0].match(reference) if found.requests else Match.NONE
     matches = [record for record in found.requests if record.match(reference) is best]
     if len(matches) == 1:
-        return request_detail(matches[0], time.time())
+        return matches[0]
     if matches:
         # Of those that begin with it there may be more than were asked for.
         num = found.num_matching if best is Match.BEGINNING else len(matches)
@@ -70,6 +85,21 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     raise ApiError(
         404, "no_such_request", f"there is no request {reference!r}{silent}", "llumctl requests"
     )
+
+
+async def _refusals(controller: Controller, records: Iterable[RequestRecord]) -> Mapping[str, str]:
+    """Why each cannot move, empty if it can; without those of which no instance told."""
+    by_instance: dict[str, list[str]] = {}
+    for record in records:
+        member = controller.roster.members.get(record.instance_id or "")
+        if record.state in _ON_AN_INSTANCE and member is not None and member.serving:
+            by_instance.setdefault(member.member_id, []).append(record.request_id)
+    answers = await controller.mover.calls.refusals(by_instance)
+    return {
+        request_id: answer.get(request_id, "")
+        for instance_id, answer in answers.items()
+        for request_id in by_instance[instance_id]
+    }
 
 
 def _serving_frontends(controller: Controller) -> list[str]:

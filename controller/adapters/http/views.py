@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import dataclass
 
+from controller.adapters.http.move_views import ended_moves, moves_under_way
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
@@ -50,6 +51,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
     )
     frontends = tuple(_frontend(member, now_s) for member in controller.roster.frontends())
     state, detail = _cluster_state(controller, [*instances, *frontends])
+    num_migrated, num_failed = controller.mover.log.last_minute(now_s)
     return ClusterStatus(
         cluster=labels.cluster,
         state=state,
@@ -68,6 +70,10 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
             for level in controller.config.levels
         ),
         last_event=controller.journal.log.last_position,
+        moves=moves_under_way(controller),
+        ended_moves=ended_moves(controller),
+        num_migrated_last_minute=num_migrated,
+        num_failed_moves_last_minute=num_failed,
         instances=instances,
         frontends=frontends,
     )
@@ -143,6 +149,8 @@ def _instance(
         update=load
         | {
             "num_unreported_reqs": record.unreported.num_requests,
+            "num_moves_in": pushed.num_moves_in,
+            "num_moves_out": len(pushed.moves),
             "step_time_s": round(pushed.step_time_s, 6),
             "num_steps": pushed.num_steps,
             "emulation": pushed.emulation
@@ -220,8 +228,9 @@ def event_model(event: LoggedEvent, position: str = "") -> Event:
     )
 
 
-def request_model(record: RequestRecord, now_s: float) -> RequestStatus:
-    """`now_s`: seconds since the epoch."""
+def request_model(record: RequestRecord, now_s: float, refusal: str | None = None) -> RequestStatus:
+    """`now_s`: seconds since the epoch. `refusal`: why it cannot move now, empty if it can, None
+    if nobody told."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(
@@ -238,11 +247,16 @@ def request_model(record: RequestRecord, now_s: float) -> RequestStatus:
         num_prompt_tokens=record.num_prompt_tokens,
         num_output_tokens=record.num_output_tokens,
         num_evictions=record.num_evictions,
+        num_moves=record.num_moves,
+        movable=None if refusal is None else not refusal,
+        why_not_movable=refusal or None,
         finish_reason=record.finish_reason,
     )
 
 
-def request_detail(record: RequestRecord, now_s: float) -> RequestDetail:
-    """`now_s`: seconds since the epoch."""
+def request_detail(
+    record: RequestRecord, now_s: float, refusal: str | None = None
+) -> RequestDetail:
+    """As `request_model`, with its history."""
     history = tuple(event_model(event) for event in record.history)
-    return RequestDetail(**dict(request_model(record, now_s)), history=history)
+    return RequestDetail(**dict(request_model(record, now_s, refusal)), history=history)

@@ -19,6 +19,7 @@ from controller.adapters.prometheus.figures import (
     INSTANCE_GAUGES,
     Figure,
 )
+from controller.adapters.prometheus.moves import move_metrics
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
@@ -28,6 +29,7 @@ from controller.api.models import (
 )
 from controller.api.version import own_version
 from controller.core.event_log import EventKind
+from controller.core.move_log import MoveLog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,20 +37,26 @@ Family = GaugeMetricFamily | CounterMetricFamily
 Members = Sequence[InstanceStatus] | Sequence[FrontendStatus]
 
 
-def render(status: ClusterStatus, event_counts: Mapping[EventKind, int]) -> bytes:
+def render(
+    status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
+) -> bytes:
     """`event_counts`: since the controller started; kinds that never happened may be missing."""
-    return generate_latest(_Families(status, event_counts))
+    return generate_latest(_Families(status, event_counts, move_log))
 
 
 class _Families(Collector):
-    def __init__(self, status: ClusterStatus, event_counts: Mapping[EventKind, int]) -> None:
+    def __init__(
+        self, status: ClusterStatus, event_counts: Mapping[EventKind, int], move_log: MoveLog
+    ) -> None:
         self._status = status
         self._event_counts = event_counts
+        self._move_log = move_log
 
     def collect(self) -> Iterator[Metric]:
         status = self._status
         yield from _of_cluster(status)
         yield _events(self._event_counts)
+        yield from move_metrics(len(status.moves), self._move_log)
         for kind, members, gauges, counters in (
             ("instance", status.instances, INSTANCE_GAUGES, INSTANCE_COUNTERS),
             ("frontend", status.frontends, FRONTEND_GAUGES, FRONTEND_COUNTERS),

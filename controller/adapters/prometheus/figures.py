@@ -36,6 +36,8 @@ INSTANCE_GAUGES = (
     Figure("running_requests", "num_running_reqs", "Requests in the engine's batch"),
     Figure("waiting_requests", "num_waiting_reqs", "Requests in the engine's queue"),
     Figure("unreported_requests", "num_unreported_reqs", "Dispatched, but in no status yet"),
+    Figure("migrations_in_requests", "num_moves_in", "Requests that are being moved to it"),
+    Figure("migrations_out_requests", "num_moves_out", "Requests that are being moved from it"),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
     *_MEMBER_GAUGES,
 )

@@ -21,21 +21,23 @@ class RewindableGenerators(dict[int, torch.Generator]):
 
     def __init__(self, generators: dict[int, torch.Generator]) -> None:
         super().__init__(generators)
-        self._before_step: dict[int, torch.Tensor] = {}
+        self._before_step: dict[torch.Generator, torch.Tensor] = {}
 
     def get(self, index: int, default: Any = None) -> Any:
         generator = super().get(index)
         if generator is None:
             return default
-        return _Rewind(generator, self._before_step.get(id(generator)))
+        return _Rewind(generator, self._before_step.get(generator))
 
     def __setitem__(self, index: int, generator: Any) -> None:
         plain = generator.plain if isinstance(generator, _Rewind) else generator
         super().__setitem__(index, plain)
 
     def remember(self, generators: list[torch.Generator]) -> None:
-        """Before a step: the state of every seeded request (5 KB each)."""
-        self._before_step = {id(generator): generator.get_state() for generator in generators}
+        """Before a step: the state of every seeded request (5 KB each). Keeps hold of the
+        generators too: by its address alone, one that the step makes could be taken for another
+        that the step has thrown away."""
+        self._before_step = {generator: generator.get_state() for generator in generators}
 
 
 class _Rewind:

@@ -5,13 +5,16 @@ Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_reques
 v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`
 (core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`), `_preempt_request`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
-v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py).
+v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py). Those of
+moves: moves.py.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from controller.adapters.vllm import environment, grammar_guard
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
@@ -31,8 +34,9 @@ class VllmEngine:
         from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
-        from vllm.v1.request import RequestStatus
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        from controller.adapters.vllm.moves import VllmMoves
 
         args = EngineArgs(**engine_args)
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -43,7 +47,6 @@ class VllmEngine:
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool
-        self._evicted_status = RequestStatus.PREEMPTED
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
         self._num_evictions = 0
@@ -52,6 +55,7 @@ class VllmEngine:
         self._watch_admissions()
         self._watch_evictions()
         self._remember_generators = self._make_generators_rewindable(config)
+        self.moves = VllmMoves(self._core)
         self.max_model_len: int = config.model_config.max_model_len
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size: int = config.cache_config.block_size
@@ -68,6 +72,7 @@ class VllmEngine:
         self._core.add_request(prepared)
 
     def abort(self, request_ids: Sequence[str]) -> None:
+        self.moves.forget(request_ids)
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
@@ -78,6 +83,7 @@ class VllmEngine:
             self._remember_generators()
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
+        self.moves.forget_finished()
         if not executed and self._scheduler.has_requests():
             time.sleep(0.001)  # waiting for a grammar: leave the GIL to its compiler
         return [
@@ -100,6 +106,11 @@ class VllmEngine:
     def encode(self, body: Any) -> Frames:
         return self._encoder.encode(body)
 
+    def encode_one(self, body: Any, request_id: str) -> Frames:
+        outputs = [out for out in body.outputs if out.request_id == request_id]
+        part = msgspec.structs.replace(body, outputs=outputs, scheduler_stats=None)
+        return type(self._encoder)().encode(part)  # an encoder serves one thread at a time
+
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []
         return events
@@ -107,8 +118,9 @@ class VllmEngine:
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """Counts of this moment; walks the running and the waiting requests once."""
         scheduler, bs = self._scheduler, self.block_size
-        queued = list(_in_any_order(scheduler.waiting))
+        queued = [*_in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
         running = [*scheduler.running, *_in_any_order(scheduler.kv_holding_waiting)]
+        running += self.moves.in_the_batch()
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
@@ -122,8 +134,8 @@ class VllmEngine:
             num_running_by_rank=Counter(-r.priority for r in running),
             num_queued=len(queued),
             queued_demand_blocks=sum(blocks_for(r.num_tokens, bs) for r in queued),
-            queue_head=self._queue_head() if queued else None,
-            num_evicted_queued=sum(r.status == self._evicted_status for r in queued),
+            queue_head=self._queue_head(min(queued)) if queued else None,
+            num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),
             num_evictions=self._num_evictions,
         )
 
@@ -134,14 +146,13 @@ class VllmEngine:
         held = len(self._kv.get_block_ids(request.request_id)[0])
         return max(0, blocks_for(request.num_tokens, self.block_size) - held)
 
-    def _queue_head(self) -> QueueHead:
-        head = self._scheduler.waiting.peek_request()
+    def _queue_head(self, head: Any) -> QueueHead:
         return QueueHead(
             request_id=head.request_id,
             rank=-head.priority,
             demand_blocks=blocks_for(head.num_tokens, self.block_size),
             arrival_time_s=head.arrival_time,
-            evicted=head.status == self._evicted_status,
+            evicted=head.num_preemptions > 0,
         )
 
     def _make_generators_rewindable(self, config: Any) -> Callable[[], None] | None:

@@ -3,6 +3,7 @@
 import time
 from itertools import pairwise
 
+import msgspec
 import pytest
 from emulated_builders import EOS, PROFILE, Clock, decode, finish, frames, make_engine
 
@@ -126,6 +127,18 @@ def test_outputs_are_grouped_by_frontend() -> None:
         assert [e.request_id for e in step.emitted] == [o.request_id for o in sent.outputs]
         seen[step.frontend_index] = [e.request_id for e in step.emitted]
     assert seen == {0: ["r-0", "r-2"], 2: ["r-1"], 1: ["r-3"]}
+
+
+def test_one_request_s_part_of_a_step() -> None:
+    engine = make_engine()
+    for n in range(3):
+        add(engine, f"r-{n}", prompt(n, 20), max_tokens=5)
+    (step,) = engine.step()
+    whole = decode(engine, step)
+    part = msgspec.msgpack.decode(engine.encode_one(step.body, "r-1")[0], type=wire.Outputs)
+    assert part.outputs == whole.outputs[1:2]
+    assert part.timestamp == whole.timestamp
+    assert part.scheduler_stats is None
 
 
 def test_how_a_request_ended() -> None:

@@ -17,6 +17,7 @@ from controller.api.models import (
     QueueHeadStatus,
 )
 from controller.core.event_log import EventKind
+from controller.core.move_log import MoveLog
 from controller.core.request_record import RequestRecord, RequestState
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,8 @@ def busy(id: str = "i-0", **changes: object) -> InstanceStatus:  # noqa: A002 - 
             request_id="req-77", level="high", demand_blocks=30, waited_s=1.25, evicted=True
         ),
         num_evictions=5,
+        num_moves_in=2,
+        num_moves_out=1,
         step_time_s=0.03,
         num_steps=900,
         ttft_p99_s=1.9,
@@ -93,8 +96,12 @@ def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterSta
     )
 
 
-def rendered(status: ClusterStatus, counts: Mapping[EventKind, int] | None = None) -> str:
-    return cluster.render(status, counts or {}).decode()
+def rendered(
+    status: ClusterStatus,
+    counts: Mapping[EventKind, int] | None = None,
+    moves: MoveLog | None = None,
+) -> str:
+    return cluster.render(status, counts or {}, moves or MoveLog()).decode()
 
 
 def samples(text: str) -> Samples:

@@ -11,8 +11,10 @@ from controller.adapters.prometheus.figures import (
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
 )
-from controller.api.models import FrontendStatus, InstanceState, InstanceStatus
+from controller.api.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
 from controller.core.event_log import EventKind
+from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.move_log import OUTCOMES, MoveLog
 
 ABSENT = InstanceStatus(id="i-9", state=InstanceState.RESTARTING, incarnation=3, num_restarts=2)
 
@@ -100,6 +102,41 @@ def test_levels_and_queue_heads_start_at_zero() -> None:
     assert value(text, "llumctl_instance_queue_head_waited_seconds", instance_id="i-1") == 0
 
 
+def test_moves() -> None:
+    log = MoveLog()
+    stages = (StageRecord(6, 6000, 0.01), StageRecord(1, 1000, 0.002))
+    for number, (outcome, code) in enumerate((("migrated", ""), ("migrated", ""), ("kept", "x"))):
+        log.ended(
+            MoveRecord(f"m-{number}", "r", "i-0", "i-1", "", outcome, code, 9, 0, 0.1, stages), 1.0
+        )
+    log.timed("m-0", 0.004, 0.001)
+    log.timed("m-1", 9.0, 8.0)
+    move = MoveStatus(
+        migration_id="m-3",
+        request_id="req-77",
+        from_instance_id="i-0",
+        to_instance_id="i-1",
+        state="copying",
+        stage=0,
+        num_blocks_copied=1,
+        num_blocks=2,
+        age_s=0.1,
+    )
+    status = cluster_of(busy()).model_copy(update={"moves": (move,)})
+    text = rendered(status, moves=log)
+    assert value(text, "llumctl_migrations_in_flight_requests") == 1
+    ended = {o: value(text, "llumctl_migrations_ended_total", outcome=o) for o in OUTCOMES}
+    assert ended == {"migrated": 2, "kept": 1, "resumed": 0, "ended": 0}
+    assert value(text, "llumctl_migrations_copied_bytes_total") == 21_000
+    downtime = "llumctl_migration_downtime_seconds"
+    assert value(text, f"{downtime}_bucket", le="0.005") == 1
+    assert value(text, f"{downtime}_bucket", le="5.0") == 1
+    assert value(text, f"{downtime}_bucket", le="+Inf") == 2
+    assert value(text, f"{downtime}_count") == 2
+    assert value(text, f"{downtime}_sum") == 9.004
+    assert "req-77" not in text
+
+
 def test_every_kind_of_event_is_counted() -> None:
     text = rendered(cluster_of(), {EventKind.EVICTED: 7})
     counted = {
@@ -123,7 +160,7 @@ def test_series_grow_with_members_only() -> None:
     # States, levels of which two are configured, queue head, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
     assert per_instance == len(InstanceState) + 2 + 2 + figures
-    allowed = {"instance_id", "frontend_id", "state", "level", "kind"}
+    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():
         assert name in infos or labels <= allowed, name

@@ -1,9 +1,13 @@
 """One in-memory network per test; nothing may have been refused on it at the end."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from fakes import FakeNetwork
+from moving_cluster import Clock, MovingCluster
+
+from controller.runtime.llumlet import Llumlet
 
 
 @pytest.fixture
@@ -11,3 +15,29 @@ def network() -> Iterator[FakeNetwork]:
     network = FakeNetwork()
     yield network
     assert network.errors == []
+
+
+@pytest.fixture
+async def moving(
+    network: FakeNetwork,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[MovingCluster]:
+    """A parameter is the number of blocks of each instance."""
+    clock = Clock()
+    monkeypatch.setattr(Llumlet, "now_s", lambda self: clock.now_s)
+    monkeypatch.setattr("controller.runtime.llumlet.MOVES_TICK_S", 0.002)
+    monkeypatch.setattr("controller.runtime.llumlet.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.router.MISSING_S", 0.01)
+    in_callbacks: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
+    cluster = MovingCluster(network, clock, getattr(request, "param", 65))
+    await cluster.start()
+    yield cluster
+    await cluster.end()
+    assert in_callbacks == []
+    records = caplog.get_records("call")
+    illegal = [r.getMessage() for r in records if r.name == "controller.runtime.moves.desk"]
+    assert illegal == []

@@ -1,91 +1,17 @@
 """Controller, router and two llumlets together, with real encodings and engine threads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
-from fakes import (
-    FakeEngine,
-    FakeLauncher,
-    FakeNetwork,
-    Scripted,
-    decode_outputs,
-    request_frames,
-    tokens_of,
-)
+from fake_engine import tokens_of
+from fakes import FakeLauncher, FakeNetwork
+from members import CONTROLLER, Frontend, Instance
 
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.controller import Controller
-from controller.runtime.llumlet import Llumlet
-from controller.runtime.member import Membership
-from controller.runtime.messages import OutputsEmitted
-from controller.runtime.request_book import RequestBook
-from controller.runtime.router import Arrival, Router, RouterEvents
 
-CONTROLLER = "mem://controller"
 PATIENCE_S = 10.0
-
-
-class EndedByTestError(Exception):
-    pass
-
-
-class Instance:
-    def __init__(self, network: FakeNetwork, instance_id: str, process: int = 0) -> None:
-        self.address = f"mem://{instance_id}.{process}"
-        self.engine = FakeEngine()
-        mailbox = network.mailbox(self.address)
-        member = Membership(
-            "instance", instance_id, mailbox, CONTROLLER, "n", lambda: self.llumlet.num_live_reqs
-        )
-        self.llumlet = Llumlet(member, mailbox, Scripted(self.engine), status_interval_s=0.001)
-        self.task = asyncio.create_task(self.llumlet.run())
-
-    async def end(self) -> None:
-        self.engine.die(EndedByTestError())
-        await asyncio.gather(self.task, return_exceptions=True)
-
-
-class Frontend:
-    """A client per request, without vLLM's app in between."""
-
-    def __init__(self, network: FakeNetwork) -> None:
-        mailbox = network.mailbox("mem://f-0")
-        member = Membership(
-            "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
-        )
-        self.known: list[str] = []
-        self.ended: dict[str, asyncio.Future[str]] = {}
-        self.tokens: dict[str, list[int]] = {}
-        self.router = Router(
-            member,
-            mailbox,
-            RequestBook("f-0", {0: "normal"}, on_event=member.tell),
-            RouterEvents(
-                on_outputs=self.on_outputs,
-                on_failed=lambda r, why: self.ended[r].set_result("failed"),
-                on_refused=lambda r, why: self.ended[r].set_result("refused"),
-                on_directory=lambda entries: self.known.__setitem__(
-                    slice(None), [e.instance_id for e in entries if e.snapshot]
-                ),
-                on_drain=lambda grace_s: None,
-            ),
-        )
-        self.router.start()
-        member.report("active")
-
-    def on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
-        for output, num_skip in self.router.accept(emitted, decode_outputs(payload)):
-            self.tokens[output.request_id] += output.tokens[num_skip:]
-            if output.finished:
-                self.ended[output.request_id].set_result("finished")
-
-    async def request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> str:
-        self.tokens[request_id] = []
-        self.ended[request_id] = asyncio.get_running_loop().create_future()
-        frames = request_frames(request_id, num_prompt_tokens, max_tokens)
-        await self.router.submit(Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0), frames)
-        return await self.ended[request_id]
 
 
 class Cluster:
@@ -158,7 +84,11 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: 
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
-    doomed = {r for r, route in frontend.router._routes.items() if route.instance_id == "i-0"}
+    doomed = {
+        r
+        for r, route in frontend.router._routes.items()
+        if route.ownership.owner.instance_id == "i-0"
+    }
     cluster.network.lose(dying.address)
     cluster.instances["i-1"].engine.go_on()
     ends = dict(zip(frontend.tokens, await asyncio.gather(*work), strict=True))

@@ -1,92 +1,24 @@
 """The controller with a launcher and members played by the test, on virtual time."""
 
 import asyncio
-from typing import Any
 
-from fakes import (
-    INFO,
-    FakeLauncher,
-    FakeNetwork,
-    FakePeer,
-    hello,
-    idle_snapshot,
-    settle,
-    virtual_time,
-)
+from controller_bed import CONFIG, HERE, Bed
+from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
-from controller.core.scheduler import SchedulerConfig
-from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S, Controller
+from controller.core.migration.limits import MoveLimits
+from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S
 from controller.runtime.messages import (
     Directory,
-    DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
     DrainFrontend,
     InstanceLost,
+    MoveLimitsSet,
     Refused,
     StatusPull,
     StatusPushed,
     Welcome,
 )
-
-HERE = "mem://controller"
-CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
-
-
-class Bed:
-    def __init__(self, network: FakeNetwork, num_instances: int = 2, num_frontends: int = 1):
-        self.network = network
-        self.launcher = FakeLauncher()
-        self.controller = Controller(network.mailbox(HERE), self.launcher, CONFIG)
-        ids = [f"i-{n}" for n in range(num_instances)] + [f"f-{n}" for n in range(num_frontends)]
-        self.peers: dict[str, FakePeer] = {i: network.peer(f"mem://{i}") for i in ids}
-        self.controller.start(num_instances, num_frontends)
-        self.task = asyncio.create_task(self.controller.run())
-
-    @property
-    def f0(self) -> FakePeer:
-        return self.peers["f-0"]
-
-    def says(self, member_id: str, message: Any) -> None:
-        self.peers[member_id].send(HERE, message)
-
-    async def joins(self, member_id: str, **what: Any) -> None:
-        self.says(member_id, hello(member_id, **what))
-        await settle()
-
-    async def reports(
-        self, member_id: str, *, incarnation: int = 1, seen: int = 0, num_steps: int = 0, **what
-    ) -> None:
-        snapshot = idle_snapshot(member_id, incarnation, **what)
-        self.says(member_id, StatusPushed(snapshot, seen, num_steps, 0.01))
-        await settle()
-
-    async def serve(self) -> None:
-        for member_id in self.peers:
-            await self.joins(member_id)
-        for member_id in self.peers:
-            await self.joins(member_id, incarnation=1)
-            if member_id.startswith("i"):
-                await self.reports(member_id)
-        for peer in self.peers.values():
-            peer.inbox.clear()
-
-    def asks(self, request_id: str = "r", frontend_id: str = "f-0", tokens: int = 160) -> None:
-        self.says("f-0", DispatchAsked(request_id, frontend_id, tokens, 0, 1.0))
-
-    async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatched:
-        self.asks(request_id, tokens=tokens)
-        return await self.f0.receive(Dispatched, lambda d: d.request_id == request_id)
-
-    def restart_controller(self) -> None:
-        """A new process at the same address."""
-        self.task.cancel()
-        self.network.lose(HERE)
-        self.controller = Controller(self.network.mailbox(HERE), FakeLauncher(), CONFIG)
-        instances = [i for i in self.peers if i.startswith("i")]
-        self.controller.start(len(instances), len(self.peers) - len(instances))
-        self.task = asyncio.create_task(self.controller.run())
-
 
 # -- coming up ----------------------------------------------------------------------------
 
@@ -235,6 +167,37 @@ async def test_a_death_is_announced_to_every_frontend_once(network: FakeNetwork)
     await bed.joins("i-0", nonce="b", address="mem://i-0b")
     assert bed.f0.received(InstanceLost) == []
     assert (await bed.peers["i-0"].receive(Welcome)) == Welcome("b", 2)
+
+
+@virtual_time
+async def test_a_death_is_announced_to_the_other_instances(network: FakeNetwork) -> None:
+    """They wait no longer for what they move to or from it."""
+    bed = Bed(network, num_instances=3)
+    await bed.serve()
+    network.lose("mem://i-0")
+    for instance_id in ("i-1", "i-2"):
+        assert await bed.peers[instance_id].receive(InstanceLost) == InstanceLost("i-0", 1)
+    bed.peers["i-1"].inbox.clear()
+    await bed.joins("i-1", nonce="b")  # another process in its place, nothing noticed the end
+    assert await bed.peers["i-2"].receive(InstanceLost) == InstanceLost("i-1", 1)
+    assert bed.peers["i-1"].received(InstanceLost) == []
+
+
+@virtual_time
+async def test_an_instance_that_begins_to_serve_is_told_what_moves_may_take(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.joins("i-0")
+    assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(4, None)
+    await bed.joins("i-0", incarnation=1)
+    await settle()
+    assert bed.peers["i-0"].received(MoveLimitsSet) == []
+    bed.controller.set_limits(MoveLimits(2, 5e6, 7.0))
+    assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
+    assert bed.controller.mover.cooling.cooling_s == 7.0
+    await bed.joins("i-1")
+    assert await bed.peers["i-1"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
 
 
 @virtual_time

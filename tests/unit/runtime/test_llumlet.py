@@ -6,16 +6,13 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
+from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames, tokens_of
+from fake_transfer import FakeTransfer
 from fakes import (
     INFO,
     FakeClock,
-    FakeEngine,
     FakeNetwork,
     FakePeer,
-    Scripted,
-    decode_outputs,
-    request_frames,
-    tokens_of,
 )
 
 from controller.runtime import llumlet as module
@@ -55,7 +52,7 @@ class Bed:
         self.member = Membership(
             "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
         )
-        self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s)
+        self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s, FakeTransfer())
         self.task: asyncio.Task[None]
 
     def run(self) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.request_record import RequestRecord, RequestState
-from controller.runtime.messages import RequestsAsked
+from controller.runtime.messages import MoveTimed, RequestsAsked
 from controller.runtime.request_book import MAX_HISTORY, RequestBook
 
 
@@ -145,6 +146,58 @@ def test_only_where_it_runs_can_say_what_happened_to_it() -> None:
     bed.happened("other", EventKind.EVICTED)
     assert bed.one("r").state is RequestState.WAITING
     assert [event.kind for event in bed.one("r").history] == [EventKind.DISPATCHED]
+
+
+def timed(request_id: str, migration_id: str = "m-1") -> MoveTimed:
+    stages = (StageRecord(6, 6000, 0.01), StageRecord(1, 1000, 0.002))
+    ids = (migration_id, request_id, "i-0", "i-1", "by hand")
+    return MoveTimed(MoveRecord(*ids, "migrated", "", 100, 2, 0.05, stages), 0.02)
+
+
+def test_a_request_that_moved_is_where_it_went_and_tells_of_it() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.send("r")
+    bed.happened("r", EventKind.ADMITTED)
+    bed.book.moved("r", "i-1", 4)
+    assert (bed.one("r").instance_id, bed.one("r").incarnation) == ("i-1", 4)
+    assert bed.one("r").num_moves == 0, "it has no token from there yet"
+    bed.book.move_timed(timed("r"), 0.024)
+    found = bed.one("r")
+    assert (found.num_moves, found.state) == (1, RequestState.RUNNING)
+    event = found.history[-1]
+    assert bed.events == [event], "the cluster hears of it"
+    assert (event.kind, event.cause_id) == (EventKind.MIGRATED, "m-1")
+    assert event.reason == "from i-0 to i-1: by hand"
+    assert (event.instance_id, event.incarnation) == ("i-1", 4)
+    assert event.numbers["downtime_s"] == 0.024
+    assert event.numbers["excess_s"] == pytest.approx(0.004)
+    assert (event.numbers["num_bytes"], event.numbers["stage_1_blocks"]) == (7000, 1)
+    bed.happened("r", EventKind.EVICTED)
+    assert bed.one("r").num_evictions == 0, "i-0 has it no more"
+
+
+def test_a_request_that_moved_before_its_first_token_was_not_down() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.send("r")
+    bed.book.moved("r", "i-1", 1)
+    bed.book.move_timed(timed("r"), None)
+    numbers = bed.one("r").history[-1].numbers
+    assert (numbers["downtime_s"], numbers["excess_s"]) == (None, None)
+    bed.book.moved("gone", "i-1", 1)
+    bed.book.move_timed(timed("gone"), 0.1)
+    assert len(bed.events) == 1
+
+
+def test_a_move_that_came_to_nothing_leaves_the_request_as_it_was() -> None:
+    bed = Bed()
+    bed.arrive("r")
+    bed.send("r")
+    bed.happened("r", EventKind.MIGRATION_FAILED)
+    found = bed.one("r")
+    assert (found.state, found.num_moves) == (RequestState.WAITING, 0)
+    assert found.history[-1].kind is EventKind.MIGRATION_FAILED
 
 
 def test_a_decision_that_the_controller_does_not_know_of_is_told() -> None:

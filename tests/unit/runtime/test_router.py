@@ -1,25 +1,19 @@
 """A frontend's router: controller and instances are played by the test, on virtual time."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
+from fake_engine import FakeOutput, tokens_of
 from fakes import (
     FakeNetwork,
-    FakeOutput,
-    FakePeer,
     directory,
     idle_snapshot,
     settle,
-    tokens_of,
     virtual_time,
 )
+from router_bed import BOTH, HERE, Bed, new_tokens
 
 from controller.core.request_record import RequestState
-from controller.core.token_order import Delivery
-from controller.runtime.member import Membership
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
@@ -38,79 +32,10 @@ from controller.runtime.messages import (
     StatusPull,
     Welcome,
 )
-from controller.runtime.request_book import RequestBook
 from controller.runtime.router import (
     CONTROLLER_SILENCE_S,
-    Arrival,
     NotDispatchedError,
-    Router,
-    RouterEvents,
 )
-
-HERE = "mem://f-0"
-BOTH = directory(idle_snapshot("i-0"), idle_snapshot("i-1"))
-
-
-@dataclass
-class Told:
-    """What the OpenAI app heard."""
-
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    drains: list[float] = field(default_factory=list)
-    outputs: list[OutputsEmitted] = field(default_factory=list)
-
-
-class Bed:
-    def __init__(self, network: FakeNetwork) -> None:
-        self.network = network
-        self.controller = network.peer("mem://controller")
-        self.instances = {i: network.peer(f"mem://{i}") for i in ("i-0", "i-1")}
-        self.mailbox = network.mailbox(HERE)
-        self.told = Told()
-        member = Membership("frontend", "f-0", self.mailbox, "mem://controller", "n", lambda: 0)
-        events = RouterEvents(
-            on_outputs=lambda emitted, payload: self.told.outputs.append(emitted),
-            on_failed=lambda *what: self.told.failed.append(what),
-            on_refused=lambda *what: self.told.refused.append(what),
-            on_directory=lambda instances: None,
-            on_drain=self.told.drains.append,
-        )
-        self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
-        self.router = Router(member, self.mailbox, self.book, events)
-        self.router.start()
-
-    def say(self, message: Any, of: FakePeer | None = None) -> None:
-        (of or self.controller).send(HERE, message)
-
-    def submit(self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)) -> asyncio.Task:
-        arrival = Arrival(request_id, f"client-{request_id}", 10, 0, 5.0)
-        return asyncio.create_task(self.router.submit(arrival, payload))
-
-    async def know(self, known: Directory = BOTH) -> None:
-        self.say(known)
-        await settle()
-
-    async def runs_on(self, instance_id: str, request_id: str = "r", seq: int = 1) -> AddRequest:
-        """Dispatch there and see it arrive."""
-        submitted = self.submit(request_id)
-        await self.controller.receive(DispatchAsked, lambda a: a.request_id == request_id)
-        self.say(Dispatched(request_id, instance_id, 1, seq))
-        await submitted
-        return await self.instances[instance_id].receive(AddRequest)
-
-    def accept(
-        self, first_index: int, tokens: list[int], *, last: bool = False, epoch=(0, 0), r="r"
-    ) -> list[Delivery[FakeOutput]]:
-        finish_reason = "length" if last else None
-        item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)
-        output = FakeOutput(r, tokens, last)
-        return self.router.accept(OutputsEmitted("i-0", 1, (item,)), [output])
-
-
-def new_tokens(deliveries: list[Delivery[FakeOutput]]) -> list[int]:
-    return [token for item, num_skip in deliveries for token in item.tokens[num_skip:]]
-
 
 # -- dispatch -----------------------------------------------------------------------------
 

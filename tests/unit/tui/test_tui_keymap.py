@@ -139,7 +139,7 @@ async def test_the_screens_name_the_keys_in_force() -> None:
     async with dashboard(source, (100, 60), keymap=wanted) as (app, pilot):
         source.feed(synthetic.frames(60))
         await settle(app, pilot)
-        await pilot.press("2", "k")
+        await pilot.press("3", "k")
         text = await drawn(pilot)
         bottom = text.splitlines()[-1]
         assert " o sort " in bottom

@@ -164,7 +164,7 @@ async def test_open(source: FakeSource, key: str) -> None:
 async def test_back(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
-        await pilot.press("2", "z", key)
+        await pilot.press("3", "z", key)
         assert main(app).view.zoomed is None
         assert main(app).view.focused is Pane.EVENTS
         await pilot.press(key)
@@ -208,7 +208,7 @@ async def test_filter(source: FakeSource, key: str) -> None:
 async def test_each_pane_has_its_own_filter(source: FakeSource) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source, seconds=30)
-        await pilot.press("2", "slash", *"evicted", "enter")
+        await pilot.press("3", "slash", *"evicted", "enter")
         events = main(app).table(Pane.EVENTS)
         assert events.has_focus
         assert {item.entry.event.kind for item in events.items} == {"evicted"}
@@ -309,7 +309,7 @@ async def test_follow(source: FakeSource, key: str) -> None:
         frames = list(synthetic.frames(60))
         source.feed(frames[:200])
         await settle(app, pilot)
-        await pilot.press("2", "k")
+        await pilot.press("3", "k")
         held = cursor(app, Pane.EVENTS)
         assert "[F]ollow" in await drawn(pilot)
         source.feed(frames[200:])
@@ -341,7 +341,7 @@ async def test_expand(source: FakeSource, key: str) -> None:
 async def test_zoom(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
-        await pilot.press("1", key)
+        await pilot.press("2", key)
         text = await drawn(pilot)
         assert "Queue heads" in text
         assert "Instances (" not in text
@@ -353,18 +353,34 @@ async def test_zoom(source: FakeSource, key: str) -> None:
 @presses("pane_instances")
 async def test_to_the_instances(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
-        await pilot.press("1", key)
+        await pilot.press("2", key)
         assert main(app).table(Pane.INSTANCES).has_focus
+
+
+@presses("pane_migrations")
+async def test_to_the_migrations(source: FakeSource, key: str) -> None:
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press(key)
+        assert "[1 Migrations]" in await drawn(pilot)
+        assert main(app).table(Pane.MIGRATIONS).has_focus
+        assert cursor(app, Pane.MIGRATIONS) == "m-a1-9"
+        await pilot.press("enter")
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == "i-3", "where the request still is"
+        await pilot.press("escape", "end", "enter")
+        assert isinstance(app.screen, InstanceScreen)
+        assert app.screen.instance_id == "i-1", "where it went"
 
 
 @presses("pane_queue")
 async def test_to_the_queue(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source)
-        await pilot.press("2")
-        assert "[2 Events]" in await drawn(pilot)
+        await pilot.press("3")
+        assert "[3 Events]" in await drawn(pilot)
         await pilot.press(key)
-        assert "[1 Queue heads]" in await drawn(pilot)
+        assert "[2 Queue heads]" in await drawn(pilot)
         assert main(app).table(Pane.QUEUE).has_focus
         head = cursor(app, Pane.QUEUE)
         await pilot.press("enter")
@@ -376,9 +392,9 @@ async def test_to_the_queue(source: FakeSource, key: str) -> None:
 async def test_to_the_events(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
         await fed(app, pilot, source)
-        assert "[1 Queue heads]" in await drawn(pilot)
+        assert "[2 Queue heads]" in await drawn(pilot)
         await pilot.press(key)
-        assert "[2 Events]" in await drawn(pilot)
+        assert "[3 Events]" in await drawn(pilot)
         events = main(app).table(Pane.EVENTS)
         assert events.has_focus
         about = events.items[-1].entry.event.instance_id
@@ -390,7 +406,7 @@ async def test_to_the_events(source: FakeSource, key: str) -> None:
 @presses("pane_next")
 async def test_next_pane(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
-        for pane in (Pane.QUEUE, Pane.EVENTS, Pane.INSTANCES):
+        for pane in (Pane.MIGRATIONS, Pane.QUEUE, Pane.EVENTS, Pane.INSTANCES):
             await pilot.press(key)
             assert main(app).table(pane).has_focus
 
@@ -398,7 +414,7 @@ async def test_next_pane(source: FakeSource, key: str) -> None:
 @presses("pane_previous")
 async def test_previous_pane(source: FakeSource, key: str) -> None:
     async with dashboard(source, NARROW) as (app, pilot):
-        for pane in (Pane.EVENTS, Pane.QUEUE, Pane.INSTANCES):
+        for pane in (Pane.EVENTS, Pane.QUEUE, Pane.MIGRATIONS, Pane.INSTANCES):
             await pilot.press(key)
             assert main(app).table(pane).has_focus
 

@@ -94,7 +94,7 @@ def test_it_follows_the_size_of_the_terminal() -> None:
         with terminal("top", size=(120, 36)) as screen:
             place = screen.until("HEADROOM", "Events (0)")
             screen.resize(80, 24)
-            place = screen.until("[1 Queue heads]", after=place)
+            place = screen.until("[2 Queue heads]", after=place)
             screen.resize(10, 3)
             screen.resize(1, 1)
             screen.resize(120, 36)

@@ -8,7 +8,16 @@ import tui_synthetic as synthetic
 
 from controller.api.errors import LlumctlError
 from controller.api.models import Event, InstanceState, QueueHeadStatus, StatusFrame
-from tui import commands, event_list, header, instances, keys, queue_heads, table
+from tui import (
+    commands,
+    event_list,
+    header,
+    instances,
+    keys,
+    migrations,
+    queue_heads,
+    table,
+)
 from tui.facts import facts
 from tui.format import ASCII, UNICODE, Line, width_of
 from tui.header import Liveness
@@ -49,6 +58,7 @@ def test_an_instance_in_full() -> None:
         num_waiting_reqs=6,
         num_running_by_level={"normal": 38, "high": 3},
         headroom_blocks=751,
+        num_moves_out=2,
         ttft_p99_s=4.1,
     )
     found = cells(busy)
@@ -61,6 +71,7 @@ def test_an_instance_in_full() -> None:
         "run": "41",
         "wait": "6",
         "levels": "3/38",
+        "moves": "0/2",
         "headroom": "751 blk",
         "ttft": "4.1s",
         "up": "2h00m",
@@ -232,6 +243,8 @@ def test_an_event_short_and_expanded() -> None:
         ("frontend_started", "started", "f-0"),
         ("controller_started", "started", "controller"),
         ("something_new", "something new", "i-3"),
+        ("migrated", "migrated", "i-3"),
+        ("migration_failed", "not moved", "i-3"),
     ],
 )
 def test_events_of_members(kind: str, word: str, who: str) -> None:
@@ -249,6 +262,49 @@ def test_gaps_say_how_many() -> None:
     assert event_cells(Entry(3, synthetic.START_S))[3] == "events were missed"
 
 
+def moving() -> DashboardState:
+    status = synthetic.moving(synthetic.cluster((synthetic.instance("i-0"),)))
+    frame = StatusFrame(time_s=synthetic.START_S, status=status)
+    return reduce(DashboardState(), [Arrived(frame, synthetic.START_S)])
+
+
+def move_cells(row: migrations.MigrationRow, width: int = 120) -> list[str]:
+    placed = table.place(migrations.COLUMNS, width)
+    return [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+
+
+def test_moves_under_way_come_first_then_those_that_ended() -> None:
+    found = migrations.rows(moving())
+    assert [move_cells(row) for row in found] == [
+        ["r77c0", "i-3>i-1", "commit", "64/64", "-", "0.9s", "by hand"],
+        ["r77c1", "i-3>i-2", "copying 1", "88/118", "-", "0.7s", "by hand"],
+        ["r77c2", "i-0>i-2", "last copy", "9/9", "-", "0.5s", "by hand"],
+        ["r66c0", "i-3>i-1", "migrated", "40", "24ms", "2.0s", "by hand"],
+        [
+            "r66c1",
+            "i-3>i-1",
+            "kept",
+            "41",
+            "-",
+            "3.0s",
+            "the destination has not enough free blocks",
+        ],
+        ["r66c2", "i-3>i-1", "migrated", "42", "31ms", "4.0s", "by hand"],
+    ]
+    assert [row.instance_id for row in found] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
+    assert migrations.rows(DashboardState()) == []
+
+
+def test_half_a_wide_screen_has_room_for_a_move_and_its_reason() -> None:
+    kept = [p.column.name for p in table.place(migrations.COLUMNS, 62)]
+    assert kept == [column.name for column in migrations.COLUMNS]
+
+
+def test_the_header_counts_the_moves() -> None:
+    assert "  mig 3 (41/min, 1 fail)  " in headed(moving(), 150, 2)[1]
+    assert "  mig 3" in headed(moving(), 120, 1)[0]
+
+
 def liveness(state: DashboardState, now_s: float, *badges: str) -> Liveness:
     return Liveness(state, now_s, 1.0, "prod-a", ("READ", *badges), UTC)
 
@@ -264,16 +320,16 @@ def headed(
 def test_the_header_in_two_lines() -> None:
     trouble = synthetic.instance("i-1", InstanceState.STALLED, num_waiting_reqs=9)
     first, second = headed(
-        state_of(synthetic.instance("i-0"), trouble), 140, 2, synthetic.START_S + 0.4
+        state_of(synthetic.instance("i-0"), trouble), 150, 2, synthetic.START_S + 0.4
     )
     assert first.startswith(
         "llumctl  prod-a  degraded  http://10.0.0.5:8000  ● live 0.4s ago  [READ]"
     )
     assert first.endswith("12:00:00")
-    assert len(first) == 140
+    assert len(first) == 150
     assert second == (
-        "inst 1+1 (1 stalled)  req run 24 wait 9 held 0  freeness avg 521  kv 55%  evict 0"
-        "  p99 TTFT 1.9s  i-1 is stalled"
+        "inst 1+1 (1 stalled)  req run 24 wait 9 held 0  freeness avg 521  mig 0 (0/min, 0 fail)"
+        "  kv 55%  evict 0  p99 TTFT 1.9s  i-1 is stalled"
     )
 
 
@@ -312,7 +368,7 @@ def test_facts_of_an_instance() -> None:
     assert "550 of 1000 (16 tokens)" in lines[3]
     assert lines[-1] == (" queue head  r8  high  waited 3.2s  needs 118 blk of 440  memory")
     assert all(len(line) <= 120 for line in lines)
-    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 19
+    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 20
     assert "no longer" in text(facts(state_of(), "i-0", 80, ASCII)[0])
 
 
@@ -335,16 +391,18 @@ def test_panes_fit_any_terminal(
         assert found.boxes
         assert all(box.width >= 1 and box.height >= 1 for box in found.boxes.values())
         upper = found.boxes.get(Pane.INSTANCES)
-        lower = [box for pane, box in found.boxes.items() if pane is not Pane.INSTANCES]
-        tallest = (upper.height if upper else 0) + max((box.height for box in lower), default=0)
-        assert found.header_lines + tallest + 1 <= max(height, 2)
-        assert sum(box.width + box.gap for box in lower) <= width
+        left = [found.boxes[p] for p in (Pane.MIGRATIONS, Pane.QUEUE) if p in found.boxes]
+        right = [found.boxes[Pane.EVENTS]] if Pane.EVENTS in found.boxes else []
+        lower = max(sum(box.height for box in column) for column in (left, right))
+        assert found.header_lines + (upper.height if upper else 0) + lower + 1 <= max(height, 2)
+        assert len({box.width for box in left}) <= 1
+        assert sum(box.width + box.gap for box in (*left[:1], *right)) <= width
 
 
 def test_layouts_of_the_two_sizes() -> None:
     wide = arrange(120, 36, num_instances=64, tab=Pane.QUEUE)
     assert (wide.header_lines, wide.tabs, list(wide.boxes)) == (2, False, list(Pane))
-    assert [box.height for box in wide.boxes.values()] == [24, 9, 9]
+    assert [box.height for box in wide.boxes.values()] == [24, 4, 5, 9]
     narrow = arrange(80, 24, num_instances=64, tab=Pane.EVENTS)
     assert (narrow.header_lines, narrow.tabs) == (1, True)
     assert list(narrow.boxes) == [Pane.INSTANCES, Pane.EVENTS]

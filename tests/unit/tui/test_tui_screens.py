@@ -46,7 +46,7 @@ async def test_resizing_keeps_cursor_and_focus(source: FakeSource) -> None:
         source.feed(synthetic.frames(10))
         await settle(app, pilot)
         assert isinstance(app.screen, DashboardScreen)
-        await pilot.press("j", "j", "2", "k")
+        await pilot.press("j", "j", "3", "k")
         chosen = [app.screen.table(pane).cursor_id for pane in Pane]
         for size in (NARROW, (30, 6), WIDE):
             await pilot.resize_terminal(*size)
@@ -131,7 +131,7 @@ async def test_an_event_about_no_instance_opens_none(source: FakeSource) -> None
         about = Event(kind="controller_started", time_s=source.clock_s, cause_id="x")
         source.feed([EventFrame(time_s=source.clock_s, event=about)])
         await settle(app, pilot)
-        await pilot.press("2", "enter")
+        await pilot.press("3", "enter")
         assert isinstance(app.screen, DashboardScreen)
         assert "about no instance" in (await drawn(pilot)).splitlines()[-1]
 

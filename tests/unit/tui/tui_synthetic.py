@@ -7,6 +7,7 @@ from typing import Any
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
+    EndedMoveStatus,
     Event,
     EventFrame,
     Frame,
@@ -15,6 +16,7 @@ from controller.api.models import (
     InstanceState,
     InstanceStatus,
     LevelStatus,
+    MoveStatus,
     PingFrame,
     QueueHeadStatus,
     RequestList,
@@ -48,7 +50,8 @@ def frames(
             yield GapFrame(time_s=now_s - 0.01, missed=17)
             yield PingFrame(time_s=now_s - 0.005)
         instances = tuple(_instance(index, used[index], second) for index in range(num_instances))
-        yield StatusFrame(time_s=now_s, status=cluster(instances, now_s, second, seq))
+        status = cluster(instances, now_s, second, seq)
+        yield StatusFrame(time_s=now_s, status=moving(status) if num_instances > 3 else status)
 
 
 def cluster(
@@ -84,6 +87,59 @@ def cluster(
     )
 
 
+def moving(status: ClusterStatus) -> ClusterStatus:
+    """Three moves under way, and three that ended a while ago."""
+    wanted = (
+        ("i-3", "i-1", "committing", 64),
+        ("i-3", "i-2", "copying", 118),
+        ("i-0", "i-2", "suspended", 9),
+    )
+    moves = tuple(
+        MoveStatus(
+            migration_id=f"m-a1-{place + 9}",
+            request_id=f"r77c{place}",
+            from_instance_id=source,
+            to_instance_id=destination,
+            state=state,
+            stage=place,
+            num_blocks_copied=blocks - 30 * (place == 1),
+            num_blocks=blocks,
+            reason="by hand",
+            age_s=0.9 - 0.2 * place,
+        )
+        for place, (source, destination, state, blocks) in enumerate(wanted)
+    )
+    ended = tuple(
+        EndedMoveStatus(
+            migration_id=f"m-a1-{8 - place}",
+            request_id=f"r66c{place}",
+            from_instance_id="i-3",
+            to_instance_id="i-1",
+            outcome=outcome,
+            why=why,
+            reason="by hand",
+            ended_s=status.time_s - 2 - place,
+            num_blocks=40 + place,
+            num_bytes=40_000_000,
+            downtime_s=downtime_s,
+        )
+        for place, (outcome, why, downtime_s) in enumerate(
+            (
+                ("migrated", "", 0.024),
+                ("kept", "the destination has not enough free blocks", None),
+                ("migrated", "", 0.031),
+            )
+        )
+    )
+    found = {
+        "moves": moves,
+        "ended_moves": ended,
+        "num_migrated_last_minute": 41,
+        "num_failed_moves_last_minute": 1,
+    }
+    return status.model_copy(update=found)
+
+
 def instance(id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fields: Any) -> Any:
     """One that has reported; `fields` say what is different about it."""
     known: dict[str, Any] = {
@@ -104,6 +160,8 @@ def instance(id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fi
         "num_waiting_reqs": 0,
         "kv_cache_usage": 0.55,
         "num_evictions": 0,
+        "num_moves_in": 0,
+        "num_moves_out": 0,
         "step_time_s": 0.021,
         "num_steps": 1000,
         "ttft_p99_s": 0.8,
@@ -162,6 +220,8 @@ def _instance(index: int, used: int, second: int) -> InstanceStatus:
         kv_cache_usage=used / NUM_BLOCKS,
         queue_head=head if queued else None,
         num_evictions=used // 300,
+        num_moves_in={1: 1, 2: 2}.get(index, 0),
+        num_moves_out={0: 1, 3: 2}.get(index, 0),
         num_steps=1000 + 40 * second,
         ttft_p99_s=0.2 + used / 400,
         age_s=12.0 + second if index == 14 else 0.2,
@@ -216,6 +276,7 @@ def requests(instance_id: str, count: int = 4) -> RequestList:
             num_prompt_tokens=512,
             num_output_tokens=0 if state is RequestState.WAITING else 40 + place,
             num_evictions=int(state is RequestState.EVICTED),
+            num_moves=place % 3,
         )
         for place, state in enumerate(states)
     )

@@ -1,0 +1,324 @@
+"""Live migration beside stop-and-copy and recompute, on real engines, in one run.
+
+A streaming request of a given length moves to and fro between two instances. Downtime is what
+its frontend saw between the last token of one instance and the first of the other; excess is the
+downtime less the step that computed that first token. Stop-and-copy is the same move with one
+stage only. Recompute is what a request of that length waits for its first token: what a move by
+abort and resend would cost. The others' steps are the gaps in streams that do not move.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import httpx
+from rich import box
+from rich.table import Table
+
+from benchmarks import results
+from benchmarks.engine_plan import make_plan
+from benchmarks.process_groups import signals_interrupt
+from benchmarks.servers import LlumctlServer, ServerError, running
+from benchmarks.token_stream import TokenStream
+from controller.api import run_state
+from controller.api.client import ControlClient
+from controller.api.models import MigrateRequest, MoveReport
+
+LENGTHS = (256, 1024, 3500, 7500)
+OTHER_LENGTH = 128
+NUM_WARM_UP = 2
+FIRST_WORD_ID = 300
+# 7,500 tokens are 30 MB in the embedded model; the slowest limit takes them 2 s.
+LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15_000_000)
+ENGINE_ARGS = {
+    "kv_cache_memory_bytes": 256 << 20,
+    # A block that is found in the destination's prefix cache is not copied: nothing to measure.
+    "enable_prefix_caching": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`num_others` streams on each instance; `prefill`: one of 7,500 tokens is computed on the
+    destination while the request moves there."""
+
+    num_tokens: int
+    num_others: int
+    prefill: bool = False
+
+
+@dataclass(slots=True)
+class Sample:
+    downtime_s: float
+    excess_s: float
+    step_time_s: float
+    duration_s: float
+    num_stages: int
+
+
+class Bench:
+    def __init__(self, plan: Any, http: httpx.AsyncClient, control: ControlClient) -> None:
+        self._model = plan.served_model_name
+        self._vocab_size = plan.vocab_size
+        self._http = http
+        self._control = control
+        self._dice = random.Random(1)
+
+    def stream(self, num_tokens: int, num_output_tokens: int) -> TokenStream:
+        words = range(FIRST_WORD_ID, self._vocab_size)
+        prompt = self._dice.choices(words, k=num_tokens)
+        return TokenStream(self._http, self._model, prompt, num_output_tokens)
+
+    async def where(self, stream: TokenStream) -> str:
+        found = await asyncio.to_thread(self._control.request, stream.reference)
+        assert found.instance_id is not None
+        return str(found.instance_id)
+
+    async def move(self, stream: TokenStream, to: str, max_stages: int | None = None) -> MoveReport:
+        wanted = MigrateRequest(to=to, max_stages=max_stages, reason="benchmark")
+        report = await asyncio.to_thread(self._control.migrate, stream.reference, wanted)
+        if report.outcome != "migrated":
+            raise RuntimeError(f"the move ended as {report.outcome}: {report.code}")
+        return report
+
+    async def place(self, streams: Sequence[TokenStream], to: str) -> None:
+        for stream in streams:
+            await stream.wait_tokens(2)
+            if await self.where(stream) != to:
+                await self.move(stream, to)
+
+    async def limit(self, max_bytes_per_s: float | None) -> None:
+        change = {"migration.max_bytes_per_s": max_bytes_per_s or 0}
+        await asyncio.to_thread(self._control.change_settings, change)
+
+    async def measure(self, case: Case, repeats: int) -> dict[str, list[Sample]]:
+        """Live moves and stop-and-copy in turn, so that both see the same machine."""
+        others = [self.stream(OTHER_LENGTH, 6000) for _ in range(2 * case.num_others)]
+        await self.place(others[: case.num_others], "i-0")
+        await self.place(others[case.num_others :], "i-1")
+        moving = self.stream(case.num_tokens, 8192 - case.num_tokens - 32)
+        await moving.wait_tokens(2)
+        samples: dict[str, list[Sample]] = {"live": [], "stop-and-copy": []}
+        try:
+            for index in range(repeats + NUM_WARM_UP):
+                for kind, max_stages in (("live", None), ("stop-and-copy", 1)):
+                    sample = await self._one_move(moving, case, max_stages)
+                    if index >= NUM_WARM_UP and sample is not None:
+                        samples[kind].append(sample)
+        finally:
+            for stream in (moving, *others):
+                await stream.stop()
+        return samples
+
+    async def _one_move(
+        self, moving: TokenStream, case: Case, max_stages: int | None
+    ) -> Sample | None:
+        here = await self.where(moving)
+        there = "i-1" if here == "i-0" else "i-0"
+        prefill = None
+        if case.prefill:
+            prefill = await self._prefill_on(there)
+        report = await self.move(moving, there, max_stages)
+        if prefill is not None:
+            await prefill.stop()
+        if report.downtime_s is None or report.step_time_s is None:
+            return None
+        await moving.wait_tokens(len(moving.token_times_s) + 3)
+        return Sample(
+            report.downtime_s,
+            report.downtime_s - report.step_time_s,
+            report.step_time_s,
+            report.duration_s,
+            len(report.stages),
+        )
+
+    async def _prefill_on(self, instance_id: str) -> TokenStream:
+        """A long prompt whose prefill runs there: dispatch chooses, so ask until it is so."""
+        while True:
+            stream = self.stream(7500, 1)
+            began_s = time.perf_counter()
+            while time.perf_counter() - began_s < 0.25:
+                await asyncio.sleep(0.01)
+                found = await asyncio.to_thread(self._control.request, stream.reference)
+                if found.instance_id == instance_id and found.state == "running":
+                    return stream
+            await stream.stop()
+
+    async def recompute(self, num_tokens: int, num_others: int, repeats: int) -> list[float]:
+        others = [self.stream(OTHER_LENGTH, 6000) for _ in range(2 * num_others)]
+        for stream in others:
+            await stream.wait_tokens(2)
+        taken_s = []
+        try:
+            for _ in range(repeats):
+                began_s = time.perf_counter()
+                stream = self.stream(num_tokens, 1)
+                await stream.wait_tokens(1)
+                taken_s.append(stream.token_times_s[0] - began_s)
+                await stream.stop()
+        finally:
+            for stream in others:
+                await stream.stop()
+        return taken_s
+
+    async def slowdown(self, limit: float | None, repeats: int) -> dict[str, Any]:
+        """Steps of three others on each side while 7,500 tokens move and while nothing does."""
+        await self.limit(limit)
+        others = [self.stream(OTHER_LENGTH, 7000) for _ in range(6)]
+        await self.place(others[:3], "i-0")
+        await self.place(others[3:], "i-1")
+        moving = self.stream(7500, 600)
+        await moving.wait_tokens(2)
+        during: dict[str, list[float]] = {"source": [], "destination": []}
+        without: dict[str, list[float]] = {"source": [], "destination": []}
+        durations_s: list[float] = []
+        try:
+            for _ in range(repeats):
+                here = await self.where(moving)
+                there = "i-1" if here == "i-0" else "i-0"
+                sides = {"source": others[:3], "destination": others[3:]}
+                if here == "i-1":
+                    sides = {"source": others[3:], "destination": others[:3]}
+                began_s = time.perf_counter()
+                await asyncio.sleep(max(0.5, statistics.mean(durations_s or [0.5])))
+                quiet_s = time.perf_counter()
+                report = await self.move(moving, there)
+                ended_s = time.perf_counter()
+                durations_s.append(report.duration_s)
+                for side, streams in sides.items():
+                    for stream in streams:
+                        without[side] += stream.steps_between(began_s, quiet_s)
+                        during[side] += stream.steps_between(quiet_s, ended_s)
+        finally:
+            for stream in (moving, *others):
+                await stream.stop()
+            await self.limit(None)
+        return {
+            "max_bytes_per_s": limit,
+            "duration_s": statistics.median(durations_s),
+            "num_moves": len(durations_s),
+            "steps_without_s": {k: statistics.mean(v) for k, v in without.items()},
+            "steps_during_s": {k: statistics.mean(v) for k, v in during.items()},
+            "slowdown": {
+                side: statistics.mean(during[side]) / statistics.mean(without[side]) - 1
+                for side in during
+            },
+        }
+
+
+async def measure(plan: Any, control: ControlClient, options: argparse.Namespace) -> dict[str, Any]:
+    cases = [Case(n, others) for others in (0, 3) for n in options.lengths]
+    cases += [Case(n, 0, prefill=True) for n in options.lengths]
+    figures: dict[str, Any] = {"cases": [], "slowdown": []}
+    timeout = httpx.Timeout(None, connect=10.0)
+    url = f"http://127.0.0.1:{plan.port}"
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
+        bench = Bench(plan, http, control)
+        for case in cases:
+            samples = await bench.measure(case, options.repeats)
+            recompute_s: list[float] = []
+            if not case.prefill:
+                recompute_s = await bench.recompute(case.num_tokens, case.num_others, 3)
+            figures["cases"].append(
+                asdict(case)
+                | {kind: [asdict(s) for s in found] for kind, found in samples.items()}
+                | {"recompute_s": recompute_s}
+            )
+            print(f"  {case}: done", flush=True)
+        for limit in LIMITS_BYTES_PER_S:
+            figures["slowdown"].append(await bench.slowdown(limit, options.repeats))
+            print(f"  limit {limit}: done", flush=True)
+    return figures
+
+
+def main() -> int:
+    options = _options()
+    console = results.make_console()
+    plan = make_plan(2)
+    plan = replace(plan, engine_args=plan.engine_args | ENGINE_ARGS)
+    cluster = LlumctlServer(plan)
+    try:
+        with signals_interrupt(), running(cluster):
+            state = run_state.load(plan.cluster)
+            assert state is not None
+            with ControlClient(state.control_url, state.control_token) as control:
+                figures = asyncio.run(measure(plan, control, options))
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing runs any more")
+        return 130
+    except ServerError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    console.print(_case_table(figures["cases"]))
+    console.print(_slowdown_table(figures["slowdown"]))
+    console.print(f"written to {results.write('migration', figures)}")
+    return 0
+
+
+def _case_table(cases: list[dict[str, Any]]) -> Table:
+    table = Table(title="downtime, ms (median)", box=box.SIMPLE)
+    for column in (
+        *("tokens", "others", "prefill", "live", "excess", "its step", "stop-and-copy"),
+        *("recompute", "recompute / live", "stages"),
+    ):
+        table.add_column(column, justify="right")
+    for case in cases:
+        live, stop = case["live"], case["stop-and-copy"]
+        downtime_s = _median(live, "downtime_s")
+        recompute_s = statistics.median(case["recompute_s"]) if case["recompute_s"] else None
+        table.add_row(
+            str(case["num_tokens"]),
+            str(case["num_others"]),
+            "yes" if case["prefill"] else "",
+            _ms(downtime_s),
+            _ms(_median(live, "excess_s")),
+            _ms(_median(live, "step_time_s")),
+            _ms(_median(stop, "downtime_s")),
+            _ms(recompute_s),
+            f"{recompute_s / downtime_s:.0f}x" if recompute_s and downtime_s else "",
+            f"{_median(live, 'num_stages') or 0:.0f}",
+        )
+    return table
+
+
+def _slowdown_table(curve: list[dict[str, Any]]) -> Table:
+    table = Table(title="the others' steps while 7,500 tokens move", box=box.SIMPLE)
+    for column in ("limit MB/s", "move s", "source", "destination"):
+        table.add_column(column, justify="right")
+    for point in curve:
+        limit = point["max_bytes_per_s"]
+        table.add_row(
+            "none" if limit is None else f"{limit / 1e6:.0f}",
+            f"{point['duration_s']:.2f}",
+            *(f"{point['slowdown'][side]:+.1%}" for side in ("source", "destination")),
+        )
+    return table
+
+
+def _median(samples: list[dict[str, Any]], name: str) -> float | None:
+    return statistics.median(sample[name] for sample in samples) if samples else None
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.migration",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

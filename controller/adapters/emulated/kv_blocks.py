@@ -1,0 +1,57 @@
+"""The KV blocks of an emulated engine, as far as moves look at them.
+
+A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so one that is swapped,
+stale, half written or of another request shows. Copying them takes the time of the profile's
+blocks all the same: `block_bytes` is the size of those.
+"""
+
+from collections.abc import Sequence
+
+from controller.adapters.emulated.block_hashes import DIGEST_BYTES
+
+NOTHING = bytes(DIGEST_BYTES)
+"""What a block holds that was reserved and not yet filled."""
+
+
+class EmulatedBlocks:
+    """Blocks get a number only for a move, a new one each time. The engine's thread makes and
+    drops them, any thread reads and fills them: single operations of a dict."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._contents: dict[int, bytes] = {}
+        self._num_made = 0
+
+    def buffer(self, num_blocks: int) -> bytearray:
+        return bytearray(num_blocks * DIGEST_BYTES)
+
+    def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
+        """Raises KeyError: a block is not pinned, suspended or reserved any more."""
+        filled = self.writable(into, len(block_ids))
+        filled[:] = b"".join([self._contents[block_id] for block_id in block_ids])
+        return filled
+
+    def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
+        """Raises KeyError: a block is not reserved any more."""
+        for position, block_id in enumerate(block_ids):
+            if block_id not in self._contents:
+                raise KeyError(block_id)
+            start = position * DIGEST_BYTES
+            self._contents[block_id] = bytes(buffer[start : start + DIGEST_BYTES])
+
+    def writable(self, buffer: bytearray, num_blocks: int) -> memoryview:
+        return memoryview(buffer)[: num_blocks * DIGEST_BYTES]
+
+    def make(self, contents: Sequence[bytes]) -> tuple[int, ...]:
+        first = self._num_made
+        self._num_made += len(contents)
+        made = range(first, self._num_made)
+        self._contents.update(zip(made, contents, strict=True))
+        return tuple(made)
+
+    def contents(self, block_ids: Sequence[int]) -> list[bytes]:
+        return [self._contents[block_id] for block_id in block_ids]
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            del self._contents[block_id]

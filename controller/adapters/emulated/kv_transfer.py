@@ -1,0 +1,183 @@
+"""Copies of emulated KV blocks (`controller.ports.kv_transfer`): the profile's time, few bytes.
+
+A stage takes as long as its blocks would at the profile's copy rate, or at the limit if that is
+lower; then their digests go to the peer in one message, and the stage is over when the peer has
+said that it took them. So a peer that hangs holds up the link, as a real one would. No threads:
+what there is to copy is 16 bytes a block.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from controller.adapters.emulated.block_hashes import DIGEST_BYTES
+from controller.model.profile import LatencyProfile
+from controller.ports.frames import Frames
+from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from controller.ports.moves import KvBlocks
+
+_Link = tuple[str, int]
+Tell = Callable[[Peer, Frames], None]
+
+STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
+SLICE_S = 0.02
+"""So soon a new limit is heeded."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One side of a stage under way. `began_s`: when it was expected here, or had its turn.
+    `answered`: of a send, whether the peer took it."""
+
+    link: _Link
+    block_ids: Sequence[int]
+    future: asyncio.Future[StageCopy]
+    began_s: float
+    answered: asyncio.Future[bool]
+    task: asyncio.Task[None] | None = None
+
+
+class EmulatedKvTransfer:
+    """`speed` as the engine's: how many times faster than the profile all this goes, the limit
+    too."""
+
+    def __init__(self, profile: LatencyProfile, speed: float) -> None:
+        self.max_bytes_per_s: float | None = None
+        self._copy_bytes_per_s = profile.copy_bytes_per_s
+        self._speed = speed
+        self._sends: dict[str, _Copy] = {}
+        self._receives: dict[str, _Copy] = {}
+        self._turns: dict[_Link, asyncio.Lock] = {}
+
+    def start(self, blocks: KvBlocks, tell: Tell) -> None:
+        self._blocks = blocks
+        self._tell = tell
+
+    def told(self, peer: Peer, frames: Frames) -> None:
+        kind, stage, *contents = (bytes(frame) for frame in frames)
+        if kind == STAGE:
+            self._take(peer, stage, contents[0])
+            return
+        copy = self._sends.get(stage.decode())
+        if copy is not None and copy.link == peer.key and not copy.answered.done():
+            copy.answered.set_result(kind == TAKEN)
+
+    def warm_up(self, peer: Peer) -> None:
+        """There is no link to open."""
+
+    def send(
+        self, peer: Peer, stage_id: str, block_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        copy = self._begin(self._sends, peer, stage_id, block_ids)
+        copy.task = asyncio.get_running_loop().create_task(self._run(peer, stage_id, copy))
+        return copy.future
+
+    def receive(
+        self, peer: Peer, stage_id: str, block_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        return self._begin(self._receives, peer, stage_id, block_ids).future
+
+    def cancel(self, stage_id: str) -> None:
+        for copies in (self._sends, self._receives):
+            self._fail(copies, stage_id, "the copy was cancelled")
+
+    def forget(self, peer: Peer) -> None:
+        for copies in (self._sends, self._receives):
+            for stage_id in [s for s, copy in copies.items() if copy.link == peer.key]:
+                self._fail(copies, stage_id, f"{peer.instance_id} is gone")
+        self._turns.pop(peer.key, None)
+
+    async def close(self) -> None:
+        tasks = [copy.task for copy in self._sends.values() if copy.task is not None]
+        for copies in (self._sends, self._receives):
+            for stage_id in list(copies):
+                self._fail(copies, stage_id, "the transfer is closed")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------
+
+    def _begin(
+        self, copies: dict[str, _Copy], peer: Peer, stage_id: str, block_ids: Sequence[int]
+    ) -> _Copy:
+        """Raises ValueError: the stage is under way already."""
+        if stage_id in copies:
+            raise ValueError(f"stage {stage_id} is under way already")
+        loop = asyncio.get_running_loop()
+        copy = _Copy(
+            peer.key, tuple(block_ids), loop.create_future(), loop.time(), loop.create_future()
+        )
+        copies[stage_id] = copy
+        return copy
+
+    async def _run(self, peer: Peer, stage_id: str, copy: _Copy) -> None:
+        """A send, when it is its turn on the link."""
+        async with self._turns.setdefault(copy.link, asyncio.Lock()):
+            copy.began_s = asyncio.get_running_loop().time()
+            await self._wait_for_the_copy(len(copy.block_ids) * self._blocks.block_bytes)
+            buffer = self._blocks.buffer(len(copy.block_ids))
+            try:
+                contents = bytes(self._blocks.gather(copy.block_ids, buffer))
+            except KeyError as error:
+                self._fail(self._sends, stage_id, f"block {error} was let go before its copy")
+                return
+            self._tell(peer, [STAGE, stage_id.encode(), contents])
+            taken = await copy.answered
+        if taken:
+            self._succeed(self._sends, stage_id)
+        else:
+            self._fail(self._sends, stage_id, f"{peer.instance_id} does not expect the stage")
+
+    async def _wait_for_the_copy(self, num_bytes: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while num_bytes > 0:
+            bytes_per_s = self._copy_bytes_per_s
+            if self.max_bytes_per_s is not None:
+                bytes_per_s = min(bytes_per_s, self.max_bytes_per_s)
+            slice_bytes = min(num_bytes, bytes_per_s * self._speed * SLICE_S)
+            num_bytes -= slice_bytes
+            # By the clock, so that slices which end late do not add up.
+            due_s += slice_bytes / (bytes_per_s * self._speed)
+            await asyncio.sleep(due_s - loop.time())
+
+    def _take(self, peer: Peer, stage: bytes, contents: bytes) -> None:
+        """A stage's contents are there: into their blocks, if it is still expected."""
+        stage_id = stage.decode()
+        copy = self._receives.get(stage_id)
+        if copy is None or copy.link != peer.key:
+            self._tell(peer, [REFUSED, stage])
+            return
+        buffer = self._blocks.buffer(len(copy.block_ids))
+        place = self._blocks.writable(buffer, len(copy.block_ids))
+        if len(contents) > len(place):
+            self._tell(peer, [REFUSED, stage])
+            self._fail(self._receives, stage_id, "the stage has more blocks than expected")
+            return
+        place[: len(contents)] = contents
+        copy.block_ids = copy.block_ids[: len(contents) // DIGEST_BYTES]
+        try:
+            self._blocks.scatter(copy.block_ids, buffer)
+        except KeyError as error:
+            self._tell(peer, [REFUSED, stage])
+            self._fail(self._receives, stage_id, f"block {error} was let go before its copy")
+            return
+        self._tell(peer, [TAKEN, stage])
+        self._succeed(self._receives, stage_id)
+
+    def _succeed(self, copies: dict[str, _Copy], stage_id: str) -> None:
+        copy = copies.pop(stage_id)
+        took_s = asyncio.get_running_loop().time() - copy.began_s
+        num_blocks = len(copy.block_ids)
+        if not copy.future.done():
+            copy.future.set_result(
+                StageCopy(num_blocks, num_blocks * self._blocks.block_bytes, took_s)
+            )
+
+    def _fail(self, copies: dict[str, _Copy], stage_id: str, why: str) -> None:
+        copy = copies.pop(stage_id, None)
+        if copy is None:
+            return
+        if copy.task is not None:
+            copy.task.cancel()
+        if not copy.future.done():
+            copy.future.set_exception(TransferError(why))

@@ -1,0 +1,262 @@
+"""Live moves of an emulated engine's requests (`controller.ports.moves`).
+
+The model keeps the books; here are the blocks' contents and what else of a request travels. Its
+answer needs no copy, being a function of the prompt, but it is right only where the KV blocks
+are: a request that arrives with a wrong one answers wrongly from there on, without any other
+sign, like on a real engine.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from controller.adapters.emulated import vllm_wire as wire
+from controller.adapters.emulated.block_hashes import BlockHashes
+from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
+from controller.adapters.emulated.live_request import LiveRequest
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import blocks_for
+from controller.model.engine_model import EngineModel
+from controller.model.moves import MovingState
+from controller.model.request import ModelRequest
+from controller.ports.frames import Frames
+from controller.ports.moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
+
+
+class _Travelling(msgspec.Struct, array_like=True, frozen=True):
+    """A suspended request's state. Monotonic clocks differ between hosts, so an event travels
+    with its age in place of its time."""
+
+    num_outputs: int
+    rank: int
+    queued: bool
+    evicted: bool
+    admitted_before: bool
+    wrong_from: int | None
+    news: list[wire.RequestEvent]
+    prefill_stats: wire.PrefillStats | None
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """Block numbers of a request on its source."""
+
+    live: LiveRequest
+    hashes: BlockHashes
+    pinned: tuple[int, ...] = ()
+    suspended: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Arriving:
+    live: LiveRequest
+    hashes: BlockHashes
+    block_ids: tuple[int, ...]
+    num_cached: int
+
+
+class EmulatedMoves:
+    """`live` is the engine's, by id. `on_gone` is called when a request has left the batch."""
+
+    def __init__(
+        self, model: EngineModel, live: dict[str, LiveRequest], on_gone: Callable[[], None]
+    ) -> None:
+        profile, block_size = model.profile, model.config.block_size
+        self._blocks = EmulatedBlocks(block_size * profile.kv_bytes_per_token)
+        self.blocks: KvBlocks = self._blocks
+        self.fingerprint = f"emulated {profile.name} {block_size} {profile.kv_bytes_per_token}"
+        self._model = model
+        self._live = live
+        self._on_gone = on_gone
+        self._block_size = block_size
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._arriving: dict[str, _Arriving] = {}
+        self._decoder = msgspec.msgpack.Decoder(_Travelling)
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        self._model.moves.set_rank(request_id, rank)
+
+    # -- source --------------------------------------------------------------------------
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        return self._model.moves.refusal(request_id)
+
+    def is_queued(self, request_id: str) -> bool:
+        """Raises KeyError: it is not there."""
+        return self._model.moves.is_queued(request_id)
+
+    def outputs(self, request_id: str) -> Sequence[int]:
+        """Raises KeyError: it is not there."""
+        live = self._live[request_id]
+        return [live.output(position) for position in range(live.num_emitted)]
+
+    def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
+        num_full = self._model.moves.pin(request_id, first_block)
+        if num_full is None:
+            return None
+        live, out = self._live[request_id], self._outgoing_of(request_id)
+        block_ids = self._blocks.make([out.hashes(i) for i in range(first_block, num_full)])
+        out.pinned += block_ids
+        return PinnedBlocks(block_ids, live.num_tokens)
+
+    def unpin(self, request_id: str) -> None:
+        self._model.moves.unpin(request_id)
+        out = self._outgoing.get(request_id)
+        if out is not None:
+            self._blocks.drop(out.pinned)
+            out.pinned = ()
+            self._forget_if_done(request_id, out)
+
+    def suspend(self, request_id: str) -> SuspendedRequest | None:
+        moved = self._model.moves.suspend(request_id)
+        if moved is None:
+            return None
+        live, out = self._live[request_id], self._outgoing_of(request_id)
+        if not moved.queued:
+            out.suspended = self._blocks.make(self._contents(out.hashes, moved.num_tokens - 1))
+        now_s = time.monotonic()
+        state = _Travelling(
+            live.num_emitted,
+            moved.rank,
+            moved.queued,
+            moved.evicted,
+            live.admitted_before,
+            live.wrong_from,
+            [wire.RequestEvent(event.type, now_s - event.timestamp) for event in live.news],
+            live.prefill_stats,
+        )
+        self._on_gone()
+        return SuspendedRequest(out.suspended, [msgspec.msgpack.encode(state)], live.num_tokens)
+
+    def resume(self, request_id: str) -> None:
+        """Nothing if it is not suspended: it was aborted meanwhile."""
+        self._model.moves.resume(request_id)
+        self.forget_suspended(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Nothing if it is not suspended: it was aborted meanwhile."""
+        if self._model.moves.release(request_id):
+            self.forget_suspended(request_id)
+            del self._live[request_id]
+            self._on_gone()
+
+    def forget_suspended(self, request_id: str) -> None:
+        """It is not suspended any more, or aborted."""
+        out = self._outgoing.get(request_id)
+        if out is not None:
+            self._blocks.drop(out.suspended)
+            out.suspended = ()
+            self._forget_if_done(request_id, out)
+
+    # -- destination ---------------------------------------------------------------------
+
+    def reserve(
+        self, prepared: LiveRequest, output_token_ids: Sequence[int], num_blocks: int
+    ) -> ReservedBlocks | MoveRefusal:
+        live, request = prepared, prepared.request
+        hashes = block_hashes(live, self._block_size)
+        live.num_emitted = len(output_token_ids)
+        live.wrong_from = next(
+            (i for i, token in enumerate(output_token_ids) if token != live.answer.token(i)), None
+        )
+        num_cached = self._model.moves.reserve(
+            model_request(live, hashes), live.num_emitted, num_blocks
+        )
+        if isinstance(num_cached, MoveRefusal):
+            return num_cached
+        cached = [hashes(index) for index in range(num_cached)]
+        block_ids = self._blocks.make(cached + [NOTHING] * (num_blocks - num_cached))
+        self._arriving[request.request_id] = _Arriving(live, hashes, block_ids, num_cached)
+        return ReservedBlocks(block_ids, num_cached)
+
+    def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
+        """Raises KeyError: nothing is reserved for it."""
+        arriving = self._arriving[request_id]
+        if not self._model.moves.extend(request_id, num_blocks):
+            return None
+        num_missing = max(0, num_blocks - len(arriving.block_ids))
+        arriving.block_ids += self._blocks.make([NOTHING] * num_missing)
+        return ReservedBlocks(arriving.block_ids, arriving.num_cached)
+
+    def cancel(self, request_id: str) -> None:
+        self._model.moves.cancel(request_id)
+        arriving = self._arriving.pop(request_id, None)
+        if arriving is not None:
+            self._blocks.drop(arriving.block_ids)
+
+    def commit(self, request_id: str, state: Frames) -> None:
+        """Raises KeyError: nothing is reserved for it."""
+        arriving = self._arriving[request_id]
+        live = arriving.live
+        moved = self._decoded(state)
+        num_tokens = len(live.prompt) + moved.num_outputs
+        live.wrong_from = moved.wrong_from  # before the model asks for hashes
+        self._model.moves.commit(
+            request_id, MovingState(num_tokens, moved.rank, moved.queued, moved.evicted)
+        )
+        del self._arriving[request_id]
+        live.num_emitted = moved.num_outputs
+        live.admitted_before = moved.admitted_before
+        now_s = time.monotonic()
+        live.news = [wire.RequestEvent(event.type, now_s - event.timestamp) for event in moved.news]
+        live.prefill_stats = moved.prefill_stats
+        if not moved.queued:
+            expected = self._contents(arriving.hashes, num_tokens - 1)
+            found = self._blocks.contents(arriving.block_ids[: len(expected)])
+            if found != expected and live.wrong_from is None:
+                live.wrong_from = live.num_emitted
+        self._blocks.drop(arriving.block_ids)
+        self._live[request_id] = live
+
+    def drop(self, request_id: str) -> None:
+        self._model.abort([request_id])
+        self.forget_suspended(request_id)
+        self._live.pop(request_id, None)
+        self._on_gone()
+
+    # ------------------------------------------------------------------------------------
+
+    def _decoded(self, state: Frames) -> _Travelling:
+        try:
+            (frame,) = state
+            return self._decoder.decode(frame)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not the state of an emulated request: {error}") from error
+
+    def _contents(self, hashes: BlockHashes, num_computed: int) -> list[bytes]:
+        """Of the blocks that hold so many tokens; the last one may be partly filled."""
+        num_full = num_computed // self._block_size
+        contents = [hashes(index) for index in range(num_full)]
+        if blocks_for(num_computed, self._block_size) > num_full:
+            contents.append(hashes.up_to(num_computed))
+        return contents
+
+    def _outgoing_of(self, request_id: str) -> _Outgoing:
+        live = self._live[request_id]
+        out = self._outgoing.get(request_id)
+        if out is None:
+            out = self._outgoing[request_id] = _Outgoing(live, block_hashes(live, self._block_size))
+        elif out.live is not live:  # it was away and is back, and its old pins are still there
+            out.live, out.hashes = live, block_hashes(live, self._block_size)
+        return out
+
+    def _forget_if_done(self, request_id: str, out: _Outgoing) -> None:
+        if not out.pinned and not out.suspended:
+            del self._outgoing[request_id]
+
+
+def block_hashes(live: LiveRequest, block_size: int) -> BlockHashes:
+    return BlockHashes(live.token_at, block_size, live.request.cache_salt)
+
+
+def model_request(live: LiveRequest, hashes: BlockHashes) -> ModelRequest:
+    return ModelRequest(
+        request_id=live.request.request_id,
+        num_prompt_tokens=len(live.prompt),
+        max_output_tokens=live.answer.num_tokens,
+        rank=-live.request.priority,
+        arrival_time_s=live.request.arrival_time,
+        block_hash=hashes,
+    )

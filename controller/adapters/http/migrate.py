@@ -1,0 +1,229 @@
+"""A move by hand on the control API: what is wanted is checked, planned or done."""
+
+from dataclasses import dataclass
+
+from controller.adapters.http.errors import ApiError
+from controller.adapters.http.move_views import attempt_model
+from controller.adapters.http.requests import find_record
+from controller.api.models import MigrateRequest, MigrationReport, MovePlanned
+from controller.api.words import duration
+from controller.core.choose_destination import lacks
+from controller.core.migration.words import why
+from controller.core.request_record import ENDED, RequestRecord, RequestState
+from controller.core.snapshot import blocks_for
+from controller.runtime.controller import Controller
+from controller.runtime.messages import MoveAnswered
+from controller.runtime.move_calls import SourceDiedError
+from controller.runtime.mover import Order
+
+BY_HAND = "by hand"
+NO_DESTINATION = "no_destination"
+
+_UNSCHEDULABLE = {
+    "dead": "its process is gone",
+    "no-status": "it has not reported yet",
+    "draining": "it is draining",
+    "stalled": "it is stalled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Of a request that is on an instance, to one that may take requests or to any."""
+
+    controller: Controller
+    record: RequestRecord
+    source_id: str
+    wanted: MigrateRequest
+    migration_id: str
+
+    @property
+    def action(self) -> str:
+        """For the audit log."""
+        target = self.wanted.to or "the freest"
+        return f"migrate {self.record.request_id} to {target} ({self.migration_id})"
+
+    async def run(self) -> MigrationReport:
+        """Raises ApiError if it is not over in time."""
+        wanted, mover = self.wanted, self.controller.mover
+        note = self._note(wanted.to)
+        attempts = await mover.move(self._order(), wanted.to, self.migration_id, wanted.timeout_s)
+        if not attempts:
+            return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
+        last = attempts[-1]
+        if last.code == "timed_out":
+            raise ApiError(
+                504,
+                "timed_out",
+                f"the move {last.migration_id} of {self.record.request_id} to"
+                f" {last.destination_id} is not over after {wanted.timeout_s:g} s; it goes on",
+                f"llumctl requests {self.record.request_id}",
+            )
+        record = last.record
+        return self._report(
+            last.destination_id,
+            outcome=last.outcome,
+            code=last.code,
+            note=note,
+            num_blocks=record.num_blocks if record else 0,
+            num_bytes=record.num_bytes if record else 0,
+            copy_time_s=round(record.copy_time_s, 6) if record else 0.0,
+            downtime_s=_rounded(last.downtime_s),
+            excess_s=_rounded(last.excess_s),
+            attempts=tuple(attempt_model(attempt) for attempt in attempts),
+        )
+
+    async def plan(self) -> MigrationReport:
+        """What the source says that it takes, and whether the destination has room."""
+        order = self._order()
+        target = self.wanted.to or self.controller.mover.choose(order)
+        if target is None:
+            return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
+        answer = await self._ask_plan(order, target)
+        if answer.plan is None:
+            return self._report(target, outcome="refused", code=answer.code)
+        plan = answer.plan
+        snapshot = self.controller.statuses[target].snapshot
+        refusal = lacks(snapshot, plan.num_blocks)
+        found = MovePlanned(
+            num_tokens=plan.num_tokens,
+            num_blocks=plan.num_blocks,
+            num_bytes=plan.num_bytes,
+            copy_time_s=_rounded(plan.expected_copy_time_s),
+            downtime_s=_rounded(self._expected_downtime_s(target)),
+        )
+        return self._report(
+            target,
+            outcome="refused" if refusal else "would_move",
+            code=refusal or "",
+            note=self._note(target),
+            plan=found,
+        )
+
+    async def _ask_plan(self, order: Order, target: str) -> MoveAnswered:
+        mover = self.controller.mover
+        try:
+            return await mover.calls.plan(
+                order.source_id, order.request_id, mover.destination(target)
+            )
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                "no_answer",
+                f"instance {order.source_id}, which runs the request, did not answer in time",
+                "llumctl status",
+            ) from error
+        except SourceDiedError as error:
+            raise ApiError(
+                409,
+                "not_serving",
+                f"instance {order.source_id}, which ran the request, died",
+                f"llumctl requests {order.request_id}",
+            ) from error
+
+    def _order(self) -> Order:
+        """A request that waits holds no blocks."""
+        record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
+        num_tokens = record.num_prompt_tokens + record.num_output_tokens
+        runs = record.state is RequestState.RUNNING
+        return Order(
+            record.request_id,
+            self.source_id,
+            blocks_for(num_tokens, snapshot.block_size) if runs else 0,
+            self.wanted.reason or BY_HAND,
+            self.wanted.verify_kv,
+        )
+
+    def _expected_downtime_s(self, target: str) -> float | None:
+        """A step of the destination, which makes the next token, and what the last moves took
+        beyond that; None while the destination has made no step."""
+        step_time_s = self.controller.statuses[target].step_time_s
+        if step_time_s <= 0:
+            return None
+        return step_time_s + (self.controller.mover.log.typical_excess_s() or 0.0)
+
+    def _note(self, target: str | None) -> str:
+        """Only one that was named may cool."""
+        controller = self.controller
+        if target is None:
+            return ""
+        left_s = controller.mover.cooling.remaining_s(target, controller.now_s())
+        return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
+
+    def _nobody(self) -> str:
+        """Why, instance by instance."""
+        controller, order = self.controller, self._order()
+        told = []
+        for member in controller.roster.instances():
+            if member.member_id == self.source_id:
+                continue
+            refusal = unschedulable(controller, member.member_id)
+            if refusal is None:
+                snapshot = controller.statuses[member.member_id].snapshot
+                lacking = lacks(snapshot, order.num_blocks)
+                refusal = why(lacking) if lacking else "it failed lately and cools"
+            told.append(f"{member.member_id}: {refusal}")
+        return "; ".join(told) or "there is no other instance"
+
+    def _report(self, target: str | None, **what: object) -> MigrationReport:
+        record = self.record
+        return MigrationReport(
+            request_id=record.request_id,
+            client_id=record.client_request_id,
+            from_instance_id=self.source_id,
+            to_instance_id=target,
+            dry_run=self.wanted.dry_run,
+            why=why(str(what.get("code", ""))),
+            **what,
+        )
+
+
+async def find_migration(
+    controller: Controller, reference: str, wanted: MigrateRequest
+) -> Migration:
+    """Raises ApiError for a request that is on no instance, and for an instance that is none, is
+    where the request is, or may take nothing."""
+    members = controller.roster.members
+    if wanted.to is not None and (
+        wanted.to not in members or members[wanted.to].kind != "instance"
+    ):
+        raise ApiError(
+            404, "no_such_instance", f"there is no instance {wanted.to!r}", "llumctl status"
+        )
+    record = await find_record(controller, reference)
+    request_id, source_id = record.request_id, record.instance_id
+    if record.state in ENDED:
+        raise ApiError(409, "ended", f"request {request_id} has {record.state}", "llumctl requests")
+    if record.state is RequestState.DISPATCHING or source_id is None:
+        raise ApiError(
+            409,
+            "not_dispatched",
+            f"no instance has request {request_id} yet",
+            f"llumctl requests {request_id}",
+        )
+    if wanted.to == source_id:
+        raise ApiError(
+            400,
+            "same_instance",
+            f"request {request_id} is on {source_id} already",
+            f"llumctl migrate {request_id}",
+        )
+    for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
+        refusal = None if instance_id is None else unschedulable(controller, instance_id)
+        # A draining source is left by moves.
+        if refusal is not None and (not role or refusal != _UNSCHEDULABLE["draining"]):
+            code = "not_serving" if role else "unschedulable"
+            where = f"instance {instance_id}, which {role}," if role else f"instance {instance_id}"
+            raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
+    return Migration(controller, record, source_id, wanted, controller.mover.next_migration_id())
+
+
+def unschedulable(controller: Controller, instance_id: str) -> str | None:
+    """Why it may take no requests, in words."""
+    record = controller.scheduler.instances.get(instance_id)
+    refusal = "dead" if record is None else record.refusal(controller.now_s())
+    return None if refusal is None else _UNSCHEDULABLE[refusal]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -1,0 +1,85 @@
+"""Moves, from the controller's state to the wire models."""
+
+import time
+
+from controller.api.models import (
+    EndedMoveStatus,
+    MoveAttempt,
+    MoveStage,
+    MoveStatus,
+)
+from controller.core.migration.words import why
+from controller.core.move_log import EndedMove
+from controller.runtime.controller import Controller
+from controller.runtime.mover import Attempt
+
+
+def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
+    """As the sources last said, the oldest first."""
+    found = [
+        MoveStatus(
+            migration_id=move.migration_id,
+            request_id=move.request_id,
+            from_instance_id=member.member_id,
+            to_instance_id=move.destination_id,
+            state=move.state,
+            stage=move.stage,
+            num_blocks_copied=move.num_blocks_copied,
+            num_blocks=move.num_blocks,
+            reason=move.reason,
+            age_s=round(move.age_s, 3),
+        )
+        for member in controller.roster.instances()
+        if member.serving and member.member_id in controller.statuses
+        for move in controller.statuses[member.member_id].moves
+        if controller.statuses[member.member_id].snapshot.incarnation == member.incarnation
+    ]
+    return tuple(sorted(found, key=lambda move: (-move.age_s, move.migration_id)))
+
+
+def ended_moves(controller: Controller) -> tuple[EndedMoveStatus, ...]:
+    """The newest first."""
+    since_s = time.time() - controller.now_s()
+    return tuple(
+        _ended(move, since_s + move.ended_s) for move in reversed(controller.mover.log.recent)
+    )
+
+
+def _ended(move: EndedMove, ended_s: float) -> EndedMoveStatus:
+    record = move.record
+    return EndedMoveStatus(
+        migration_id=record.migration_id,
+        request_id=record.request_id,
+        from_instance_id=record.source_id,
+        to_instance_id=record.destination_id,
+        outcome=record.outcome,
+        why=why(record.code),
+        reason=record.reason,
+        ended_s=round(ended_s, 3),
+        num_blocks=record.num_blocks,
+        num_bytes=record.num_bytes,
+        downtime_s=None if move.downtime_s is None else round(move.downtime_s, 6),
+    )
+
+
+def attempt_model(attempt: Attempt) -> MoveAttempt:
+    record = attempt.record
+    told = {"migration_id": attempt.migration_id, "to_instance_id": attempt.destination_id}
+    words = {"outcome": attempt.outcome, "code": attempt.code, "why": why(attempt.code)}
+    if record is None:
+        return MoveAttempt(**told, **words)
+    return MoveAttempt(
+        **told,
+        **words,
+        duration_s=round(record.duration_s, 6),
+        num_tokens=record.num_tokens,
+        num_cached_blocks=record.num_cached_blocks,
+        stages=tuple(
+            MoveStage(
+                num_blocks=stage.num_blocks,
+                num_bytes=stage.num_bytes,
+                copy_time_s=round(stage.copy_time_s, 6),
+            )
+            for stage in record.stages
+        ),
+    )

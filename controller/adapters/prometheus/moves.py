@@ -1,0 +1,42 @@
+"""Moves of live requests, as metrics: those under way, and what came of the others."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
+
+from controller.core.move_log import DOWNTIME_BOUNDS_S, MoveLog
+
+
+def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:
+    """Each outcome from the start on: a rate needs the 0 before the first one."""
+    yield GaugeMetricFamily(
+        "llumctl_migrations_in_flight_requests", "Requests that are being moved", num_moves
+    )
+    ended = CounterMetricFamily(
+        "llumctl_migrations_ended",
+        "Moves that ended since this controller began",
+        labels=["outcome"],
+    )
+    for outcome, num in log.num_by_outcome.items():
+        ended.add_metric([outcome], num)
+    yield ended
+    yield CounterMetricFamily(
+        "llumctl_migrations_copied_bytes",
+        "KV blocks copied between instances since this controller began",
+        log.num_bytes,
+    )
+    downtimes = HistogramMetricFamily(
+        "llumctl_migration_downtime_seconds",
+        "From the last token of one instance to the first of the other",
+    )
+    bounds = [*(floatToGoString(bound) for bound in DOWNTIME_BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(log.num_downtimes), strict=True))
+    downtimes.add_metric([], buckets, log.sum_downtimes_s)
+    yield downtimes

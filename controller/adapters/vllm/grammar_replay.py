@@ -1,0 +1,62 @@
+"""Guided decoding of a request that arrives with outputs: its grammar takes them in again.
+
+The grammar compiles in vLLM's own threads from `Engine.prepare` on. What is known of the outputs
+is fed before the cut, so that at COMMIT a few tokens are left (a compiled grammar takes 3 to 9 us
+for each of the embedded model's). Token by token, as after a step: where reasoning ends is then
+found where the source found it.
+
+Touch points (vllm 0.32): v1/structured_output/__init__.py `accept_tokens`, which reads of a
+request what `_Decoded` has; v1/structured_output/request.py `grammar`, `_grammar`.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """A request as it was after so many tokens."""
+
+    request_id: str
+    structured_output_request: Any
+    prompt_token_ids: list[int]
+    all_token_ids: list[int]
+    use_structured_output: bool = True
+
+
+class GrammarReplay:
+    def __init__(self, manager: Any, request: Any) -> None:
+        self._manager = manager
+        self._decoded = _Decoded(
+            request.request_id,
+            request.structured_output_request,
+            request.prompt_token_ids,
+            list(request.prompt_token_ids),
+        )
+        self._num_fed = 0
+
+    def feed(self, output_token_ids: Sequence[int]) -> None:
+        """All outputs so far; those that are new to the grammar go in if it is compiled.
+
+        Raises ValueError if it does not compile or does not accept them.
+        """
+        structured = self._decoded.structured_output_request
+        grammar = structured.grammar
+        if grammar is None:
+            return
+        if isinstance(grammar, Exception):
+            raise ValueError(f"its grammar does not compile here: {grammar}")
+        for token in output_token_ids[self._num_fed :]:
+            self._decoded.all_token_ids.append(token)
+            if not self._manager.accept_tokens(self._decoded, [token]):
+                raise ValueError("its grammar does not accept its outputs")
+            self._num_fed += 1
+
+    def finish(self, output_token_ids: Sequence[int]) -> None:
+        """As `feed`, but waits for the grammar."""
+        compiling = self._decoded.structured_output_request._grammar
+        if isinstance(compiling, Future):
+            compiling.exception()
+        self.feed(output_token_ids)

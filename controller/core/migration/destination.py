@@ -1,0 +1,493 @@
+"""The destination of a move: reserves, receives, applies COMMIT, remembers how it ended.
+
+    RESERVING   the engine is asked for blocks
+    RECEIVING   they are there, and the bytes of the stage are expected
+    HOLDING     all that was sent has come: the next stage, or COMMIT, may
+    APPLYING    COMMIT came: the engine takes the request in at its next step boundary
+    FREEING     called off while bytes may still come: nothing is freed under the receiver's hands
+
+    COMMITTED   the request lives here
+    ABORTED     nothing of it is held here, and never will be
+
+Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may be here
+before the last bytes are: it is `pending` until then.
+
+Who hears nothing of its source for a lease frees what it holds. A COMMIT that comes later is
+refused, for which the source resumes the request; that answer is final, as every one of a move
+that is over. The frontend may ask who owns the request when its source died: a move whose COMMIT
+did not come is then called off for good, so that the answer stays true.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from controller.core.migration.machine import Rule, follow
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
+
+
+class DestinationState(StrEnum):
+    RESERVING = "reserving"
+    RECEIVING = "receiving"
+    HOLDING = "holding"
+    APPLYING = "applying"
+    FREEING = "freeing"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+_D = DestinationState
+OVER = (_D.COMMITTED, _D.ABORTED)
+LEASED = (_D.RESERVING, _D.RECEIVING, _D.HOLDING)
+
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NotReserved:
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageReceived:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageLost:
+    """Its bytes will not come, or the receiver has let go of its blocks as it was told to."""
+
+    stage: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitApplied:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNotApplied:
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDied:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """The frontend says so itself; the engine has ended the request if it had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerAsked:
+    """By the frontend, whose source died."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """By the machine's own clockwork (`tick`)."""
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    stage: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceive:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """All that is reserved; comes after a `Reserve` under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    hop: int
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the request without an output, if it runs here in this hop: another one owns it.
+    In a later one it came by another move."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """Its client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRank:
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    said: Said
+
+
+@dataclass(frozen=True, slots=True)
+class TellFrontend:
+    """Whether the request lives here. False is final."""
+
+    moved: bool
+    hop: int
+
+
+Instruction = (
+    Reserve
+    | Receive
+    | CancelReceive
+    | Free
+    | Apply
+    | Drop
+    | EndRequest
+    | SetRank
+    | Answer
+    | TellFrontend
+)
+Instructions = list[Instruction]
+
+
+class DestinationMove:
+    def __init__(self, now_s: float, timing: MoveTiming = DEFAULT_TIMING) -> None:
+        self.state = DestinationState.RESERVING
+        self.stage = 0
+        self.hop = 0
+        """In which the request runs here, once COMMIT came."""
+        self.code = ""
+        """Why nothing came of it."""
+        self._timing = timing
+        self._since_s = now_s
+        self._heard_s = now_s
+        self._said_s = now_s
+        self._num_blocks = 0
+        self._num_cached = 0
+        self._pending: Said | None = None
+        self._asked = False
+        self._ended = False
+        self._dropped = False
+        self._noted = False
+        self._last_change = 0
+        """Of the rank: the newest that was heard of."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def settled(self) -> bool:
+        """The source may not have the request back any more. Until then the request must not
+        move on: the hop after ours is the source's, if it fences ours."""
+        return self.state is _D.ABORTED or (self.state is _D.COMMITTED and self._noted)
+
+    def forgettable(self, now_s: float) -> bool:
+        """The source knows how it ended, or is dead, or will ask for it no more."""
+        past = now_s >= self._since_s + self._timing.memory_s
+        return past and self.settled
+
+    def start(self, said: Said) -> Instructions:
+        """With the first PRE_ALLOC. Mutates."""
+        self._num_blocks = said.num_blocks
+        return [Reserve(0, said.num_blocks)]
+
+    def handle(self, event: object, now_s: float) -> Instructions:
+        """Takes one event in; returns what to do now, in order. Mutates.
+
+        Raises IllegalMoveError for one that cannot come now; nothing has changed then.
+        """
+        before = self.state
+        self.state, instructions = follow(TABLE, self.state, self, event)
+        if self.state is not before:
+            self._since_s = now_s
+        if isinstance(event, Said) or self.state is not before:
+            self._heard_s = now_s
+        if any(isinstance(each, Answer) for each in instructions):
+            self._said_s = now_s
+        return list(instructions)
+
+    def tick(self, now_s: float) -> Instructions:
+        """Repeats COMMITTED, or lets the lease expire, when it is due. Mutates."""
+        if self.state in LEASED and now_s - self._heard_s >= self._timing.lease_s:
+            return self.handle(LeaseExpired(), now_s)
+        unnoted = self.state is _D.COMMITTED and not self._noted
+        if unnoted and now_s - self._said_s >= self._timing.retry_s:
+            self._said_s = now_s
+            return [self._committed()]
+        return []
+
+    def _committed(self) -> Answer:
+        return Answer(Said(Verb.COMMITTED, self.stage, hop=self.hop))
+
+    # -- stages --------------------------------------------------------------------------
+
+    def _reserved(self, event: Reserved) -> Instructions:
+        self._num_cached = event.num_cached
+        return [Receive(self.stage), self._allocated()]
+
+    def _allocated(self) -> Answer:
+        return Answer(Said(Verb.PRE_ALLOCATED, self.stage, self._num_cached))
+
+    def _not_reserved(self, event: NotReserved) -> Instructions:
+        self.code = event.code
+        return [Free(), self._refused()]
+
+    def _refused(self) -> Answer:
+        return Answer(Said(Verb.REFUSED, self.stage, code=self.code))
+
+    def _next_stage(self, said: Said) -> tuple[DestinationState, Instructions]:
+        if said.stage > self.stage:
+            return _D.RESERVING, self._reserve(said)
+        return _D.HOLDING, self._same_stage(said)
+
+    def _stage_to_come(self, said: Said) -> Instructions:
+        if said.stage > self.stage:
+            self._pending = self._pending if self._has_commit() else said
+            return []
+        return self._same_stage(said)
+
+    def _same_stage(self, said: Said) -> Instructions:
+        return [self._allocated()] if said.stage == self.stage else []
+
+    def _reserve(self, said: Said) -> Instructions:
+        self.stage, self._num_blocks = said.stage, said.num_blocks
+        return [Reserve(said.stage, said.num_blocks)]
+
+    def _received(self, _event: StageReceived) -> tuple[DestinationState, Instructions]:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return _D.HOLDING, []
+        if pending.verb is Verb.COMMIT:
+            return _D.APPLYING, self._apply(pending)
+        return _D.RESERVING, self._reserve(pending)
+
+    def _lost(self, event: StageLost) -> Instructions:
+        self.code, self._pending = event.code, None
+        return [Free(), self._refused(), *self._tell_asker(False)]
+
+    # -- COMMIT --------------------------------------------------------------------------
+
+    def _hold_commit(self, said: Said) -> Instructions:
+        self._pending = said
+        return []
+
+    def _apply(self, said: Said) -> Instructions:
+        self.hop = said.hop
+        return [Apply(said.hop, said.rank)]
+
+    def _applied(self, _event: object) -> tuple[DestinationState, Instructions]:
+        if self._dropped:
+            told = self._tell_asker(False)
+            return _D.ABORTED, [Drop(self.hop), Answer(Said(Verb.ABORTED, self.stage)), *told]
+        self._asked = False
+        end: Instructions = [EndRequest()] if self._ended else []
+        return _D.COMMITTED, [self._committed(), TellFrontend(True, self.hop), *end]
+
+    def _not_applied(self, event: CommitNotApplied) -> Instructions:
+        self.code = event.code
+        return [Free(), self._refused(), *self._tell_asker(False)]
+
+    def _committed_again(self, _said: Said) -> Instructions:
+        return [self._committed()]
+
+    def _note(self, _said: Said) -> Instructions:
+        self._noted = True
+        return []
+
+    def _source_died_after(self, _event: object) -> Instructions:
+        self._noted = True
+        return []
+
+    # -- calling it off ------------------------------------------------------------------
+
+    def _abort(self, event: Any) -> Instructions:
+        self.code = self.code or _code_of(event)
+        self._pending = None
+        first: Instructions = [CancelReceive()] if self.state is _D.RECEIVING else [Free()]
+        return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
+
+    def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
+        """With COMMIT here what it sent before may still be on its way: its link's end decides."""
+        if self._has_commit():
+            self._noted = True
+            return _D.RECEIVING, []
+        return _D.FREEING, self._abort(event)
+
+    def _has_commit(self) -> bool:
+        return self._pending is not None and self._pending.verb is Verb.COMMIT
+
+    def _owner_asked(self, event: OwnerAsked) -> tuple[DestinationState, Instructions]:
+        if self._has_commit():
+            self._asked = True
+            return _D.RECEIVING, []
+        return _D.FREEING, self._abort(event)
+
+    def _freed(self, _event: object) -> Instructions:
+        return [Free()]
+
+    def _reply(self, event: Any) -> Instructions:
+        """To what comes for a move that is called off: always the same."""
+        match event:
+            case Said(verb=Verb.ABORT):
+                return [Answer(Said(Verb.ABORTED, self.stage))]
+            case Said(verb=Verb.END):
+                return [Answer(Said(Verb.ENDED, self.stage))]
+            case Said(verb=Verb.PRIORITY):
+                return [self._priority_set(event)]
+            case Said(verb=Verb.PRE_ALLOC | Verb.COMMIT):
+                return [self._refused()]
+        return []
+
+    def _tell_asker(self, asked_now: bool) -> Instructions:
+        asked, self._asked = self._asked or asked_now, False
+        return [TellFrontend(False, self.hop)] if asked else []
+
+    def _not_moved(self, _event: OwnerAsked) -> Instructions:
+        return [TellFrontend(False, self.hop)]
+
+    def _moved(self, _event: OwnerAsked) -> Instructions:
+        return [TellFrontend(True, self.hop)]
+
+    # -- while it is applied, and after --------------------------------------------------
+
+    def _ask_later(self, _event: OwnerAsked) -> Instructions:
+        self._asked = True
+        return []
+
+    def _end_later(self, event: object) -> Instructions:
+        self._ended = True
+        return [Answer(Said(Verb.ENDED, self.stage))] if isinstance(event, Said) else []
+
+    def _drop_later(self, said: Said) -> Instructions:
+        self._dropped = True
+        self.code = said.code
+        return []
+
+    def _drop(self, said: Said) -> Instructions:
+        self.code = said.code
+        return [Drop(self.hop), Answer(Said(Verb.ABORTED, self.stage))]
+
+    def _end(self, _said: Said) -> Instructions:
+        return [EndRequest(), Answer(Said(Verb.ENDED, self.stage))]
+
+    def _set_rank(self, said: Said) -> Instructions:
+        assert said.rank is not None
+        if said.change <= self._last_change:
+            return [self._priority_set(said)]
+        self._last_change = said.change
+        return [SetRank(said.rank), self._priority_set(said)]
+
+    def _priority_set(self, said: Said) -> Answer:
+        return Answer(Said(Verb.PRIORITY_SET, self.stage, change=said.change))
+
+    def _working(self, _said: Said) -> Instructions:
+        return [Answer(Said(Verb.WORKING, self.stage))]
+
+    def _ignore(self, _event: object) -> Instructions:
+        return []
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self._pending is None or self.state is _D.RECEIVING
+        assert self.hop > 0 or self.state not in (_D.APPLYING, _D.COMMITTED)
+        assert not self._asked or self.state in (_D.RECEIVING, _D.APPLYING)
+
+
+def _code_of(event: Any) -> str:
+    match event:
+        case Said(code=code) if code:
+            return code
+        case SourceDied():
+            return "source_died"
+        case LeaseExpired():
+            return "lease_expired"
+        case ClientLeft() | Said(verb=Verb.END):
+            return "client_left"
+        case OwnerAsked():
+            return "owner_asked"
+    return "aborted"
+
+
+def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
+    def rule(act: Any, *to: DestinationState) -> Rule[DestinationState]:
+        return Rule(to, act)
+
+    move = DestinationMove
+    table = {
+        (_D.RESERVING, Reserved): rule(move._reserved, _D.RECEIVING),
+        (_D.RESERVING, NotReserved): rule(move._not_reserved, _D.ABORTED),
+        (_D.RESERVING, Verb.PRE_ALLOC): rule(move._working, _D.RESERVING),
+        (_D.RECEIVING, StageReceived): rule(move._received, _D.HOLDING, _D.RESERVING, _D.APPLYING),
+        (_D.RECEIVING, StageLost): rule(move._lost, _D.ABORTED),
+        (_D.RECEIVING, Verb.PRE_ALLOC): rule(move._stage_to_come, _D.RECEIVING),
+        (_D.RECEIVING, Verb.COMMIT): rule(move._hold_commit, _D.RECEIVING),
+        (_D.RECEIVING, SourceDied): rule(move._source_died, _D.RECEIVING, _D.FREEING),
+        (_D.RECEIVING, OwnerAsked): rule(move._owner_asked, _D.RECEIVING, _D.FREEING),
+        (_D.HOLDING, Verb.PRE_ALLOC): rule(move._next_stage, _D.HOLDING, _D.RESERVING),
+        (_D.HOLDING, Verb.COMMIT): rule(move._apply, _D.APPLYING),
+        (_D.APPLYING, Verb.COMMIT): rule(move._working, _D.APPLYING),
+        (_D.APPLYING, CommitApplied): rule(move._applied, _D.COMMITTED, _D.ABORTED),
+        (_D.APPLYING, CommitNotApplied): rule(move._not_applied, _D.ABORTED),
+        (_D.APPLYING, OwnerAsked): rule(move._ask_later, _D.APPLYING),
+        (_D.APPLYING, Verb.END): rule(move._end_later, _D.APPLYING),
+        (_D.APPLYING, ClientLeft): rule(move._end_later, _D.APPLYING),
+        (_D.APPLYING, Verb.ABORT): rule(move._drop_later, _D.APPLYING),
+        (_D.APPLYING, SourceDied): rule(move._source_died_after, _D.APPLYING),
+        (_D.FREEING, StageReceived): rule(move._freed, _D.ABORTED),
+        (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
+        (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
+        (_D.COMMITTED, Verb.NOTED): rule(move._note, _D.COMMITTED),
+        (_D.COMMITTED, Verb.ABORT): rule(move._drop, _D.ABORTED),
+        (_D.COMMITTED, Verb.END): rule(move._end, _D.COMMITTED),
+        (_D.COMMITTED, Verb.PRIORITY): rule(move._set_rank, _D.COMMITTED),
+        (_D.COMMITTED, OwnerAsked): rule(move._moved, _D.COMMITTED),
+        (_D.COMMITTED, SourceDied): rule(move._source_died_after, _D.COMMITTED),
+    }
+    for state in LEASED:
+        called_off = _D.FREEING if state is _D.RECEIVING else _D.ABORTED
+        for off in (Verb.ABORT, Verb.END, SourceDied, ClientLeft, OwnerAsked, LeaseExpired):
+            table.setdefault((state, off), rule(move._abort, called_off))
+    for state in (_D.FREEING, _D.ABORTED):
+        for asked in (Verb.PRE_ALLOC, Verb.COMMIT, Verb.ABORT, Verb.END, Verb.PRIORITY):
+            table[state, asked] = rule(move._reply, state)
+        table[state, OwnerAsked] = rule(move._not_moved, state)
+        for past in (SourceDied, ClientLeft, Verb.NOTED):
+            table[state, past] = rule(move._ignore, state)
+    for state in (_D.APPLYING, _D.COMMITTED):
+        for late in (Verb.PRE_ALLOC, Verb.COMMIT, ClientLeft):
+            table.setdefault((state, late), rule(move._ignore, state))
+    for answer in _ANSWERS:
+        table[_D.ABORTED, answer] = rule(move._ignore, _D.ABORTED)
+    return table
+
+
+_ANSWERS = (Reserved, NotReserved, StageReceived, StageLost, CommitApplied, CommitNotApplied)
+"""To what was asked before the move was called off."""
+
+
+TABLE = _table()

@@ -1,0 +1,49 @@
+"""What the two machines share: a table of rules, and nothing outside it.
+
+A rule says for a state and what happened there which states may follow and what is done. An
+event without a rule raises and changes nothing; `late` lists what a network may bring after its
+time, which is ignored.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from controller.core.migration.protocol import IllegalMoveError, Said, Verb
+
+State = TypeVar("State", bound=StrEnum)
+Trigger = Verb | type
+"""A message by its verb, anything else by its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[State]):
+    """`act(machine, event)` returns the instructions, and the next state where `to` has several."""
+
+    to: tuple[State, ...]
+    act: Callable[[Any, Any], Any]
+
+
+Table = Mapping[tuple[State, Trigger], Rule[State]]
+
+
+def trigger_of(event: object) -> Trigger:
+    return event.verb if isinstance(event, Said) else type(event)
+
+
+def follow(table: Table[State], state: State, machine: object, event: object) -> Any:
+    """(next state, instructions). Raises IllegalMoveError."""
+    rule = table.get((state, trigger_of(event)))
+    if rule is None:
+        raise IllegalMoveError(f"{event} in state {state}")
+    if len(rule.to) == 1:
+        return rule.to[0], rule.act(machine, event)
+    state, instructions = rule.act(machine, event)
+    if state not in rule.to:
+        raise AssertionError(f"{event} led to {state}, which its rule does not name")
+    return state, instructions
+
+
+def triggers(table: Table[State], state: State) -> Sequence[Trigger]:
+    return [trigger for known, trigger in table if known is state]

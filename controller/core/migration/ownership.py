@@ -1,0 +1,153 @@
+"""Who runs one request, as its frontend knows it: whose tokens count, and who is asked what.
+
+    announced   a source says that the destination may own it soon, in hop + 1
+    moved       the destination says that it does; its tokens in that hop say the same
+    fence       the source, which gets no answer, wants it back in hop + 2: granted unless the
+                frontend has heard of hop + 1, and from then on hop + 1 counts for nothing
+    lost        an instance died. If it owned the request and a move was announced, the
+                destination is asked whether COMMIT reached it; else the request is lost, as it
+                is when a source says that it gave it to a destination that died. What a
+                dead one said before counts if it is late, but gives the request to nobody
+
+So whatever two instances believe, the client reads one of them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.token_order import Delivery, Epoch, TokenOrder
+
+T = TypeVar("T")
+
+
+class Loss(Enum):
+    NONE = "none"
+    """It did not run there."""
+    ASK = "ask"
+    """The announced destination knows."""
+    REQUEST = "request"
+    """Nobody has it any more."""
+
+
+@dataclass(slots=True)
+class _Announced:
+    destination: InstanceRef
+    hop: int
+
+
+class Ownership(Generic[T]):
+    """Of one request from its dispatch on. `owner` is the last one known."""
+
+    __slots__ = ("_announced", "_asking", "_dead", "_order", "owner")
+
+    def __init__(self, owner: InstanceRef) -> None:
+        self.owner = owner
+        self._order: TokenOrder[T] = TokenOrder()
+        self._announced: _Announced | None = None
+        self._asking = False
+        self._dead: set[tuple[str, int]] = set()
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._order.epoch
+
+    @property
+    def next_index(self) -> int:
+        return self._order.next_index
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """Tokens that were sent, by the owner or the one before, and did not come."""
+        return self._order.gap
+
+    @property
+    def to_ask(self) -> tuple[InstanceRef, int] | None:
+        """The owner died, and this destination has not said yet whether the request is there, in
+        this hop."""
+        if not self._asking or self._announced is None:
+            return None
+        return self._announced.destination, self._announced.hop
+
+    @property
+    def holders(self) -> list[InstanceRef]:
+        """All that may hold something of it: who must hear that its client left."""
+        if self._announced is None or self._announced.destination == self.owner:
+            return [self.owner]
+        return [self.owner, self._announced.destination]
+
+    def announce(self, destination: InstanceRef, hop: int) -> None:
+        """Mutates. An announcement of a hop that is over changes nothing, nor does a late one."""
+        if hop > self.epoch.hop and not self._asking and destination.key not in self._dead:
+            self._announced = _Announced(destination, hop)
+
+    def moved(self, owner: InstanceRef, hop: int, began_index: int) -> bool:
+        """True if this is news: the request runs there now, from that token on. Mutates."""
+        epoch = Epoch(self.epoch.attempt, hop)
+        if epoch <= self.epoch or owner.key in self._dead:
+            return False
+        self._order.raise_epoch(epoch, began_index)
+        self._take_over(owner)
+        return True
+
+    def offer(
+        self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int, item: T
+    ) -> list[Delivery[T]]:
+        """Tokens came; returns what to deliver now, in order. Mutates."""
+        if epoch <= self.epoch:
+            return self._order.offer(epoch, first_index, num_tokens, item)
+        if sender.key in self._dead:
+            return []
+        delivered = self._order.offer(epoch, first_index, num_tokens, item)
+        self._take_over(sender)
+        return delivered
+
+    def fence(self, owner: InstanceRef, hop: int) -> bool:
+        """The source wants it back in `hop`: granted, or it is the destination's. Mutates."""
+        fenced = Epoch(self.epoch.attempt, hop)
+        if self.epoch >= fenced:
+            return True
+        if self.epoch.hop == hop - 1 or owner.key in self._dead:
+            return False
+        self._order.raise_epoch(fenced)
+        self._take_over(owner)
+        return True
+
+    def lost(self, instance_id: str, incarnation: int) -> Loss:
+        """That incarnation died. Mutates."""
+        dead = (instance_id, incarnation)
+        self._dead.add(dead)
+        announced = self._announced
+        if announced and announced.destination.key == dead:
+            self._announced = None
+            if self._asking:
+                self._asking = False
+                return Loss.REQUEST
+        if self.owner.key != dead:
+            return Loss.NONE
+        if self._announced is None:
+            return Loss.REQUEST
+        self._asking = True
+        return Loss.ASK
+
+    def lost_in(self, hop: int) -> bool:
+        """Its source gave it away in `hop` to one that died: True if that is how it stands."""
+        return self.epoch.hop < hop
+
+    def disowned(self, hop: int) -> bool:
+        """The destination that was asked does not have it and never will: True if it is lost."""
+        return self._asking and self._announced is not None and self._announced.hop == hop
+
+    def _take_over(self, owner: InstanceRef) -> None:
+        """In the epoch of now. The next move may be announced before its first token."""
+        self.owner = owner
+        self._asking = False
+        if self._announced and self._announced.hop <= self.epoch.hop:
+            self._announced = None
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self._order.check()
+        assert not self._asking or self._announced is not None
+        assert self._announced is None or self._announced.hop > self.epoch.hop

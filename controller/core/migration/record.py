@@ -1,0 +1,94 @@
+"""What is remembered of a move: its plan while it runs, its figures when it is over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.core.event_log import Number
+
+DESTINATION_FAILED = frozenset(
+    {"no_answer", "destination_died", "transfer", "lease_expired", "kv_mismatch"}
+)
+"""Codes for which a destination is avoided for a while; a full one is not at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage's copy as the source saw it; waits for the bandwidth limit are part of the time."""
+
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """Of one move that is over. `outcome` is the source's last state, `code` why it is not
+    `migrated`. `num_cached_blocks` were at the destination already."""
+
+    migration_id: str
+    request_id: str
+    source_id: str
+    destination_id: str
+    reason: str
+    outcome: str
+    code: str
+    num_tokens: int
+    num_cached_blocks: int
+    duration_s: float
+    stages: tuple[StageRecord, ...] = ()
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(stage.num_blocks for stage in self.stages)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stage.num_bytes for stage in self.stages)
+
+    @property
+    def copy_time_s(self) -> float:
+        return sum(stage.copy_time_s for stage in self.stages)
+
+    def numbers(self) -> Mapping[str, Number]:
+        """For its event: totals, then stage by stage."""
+        figures: dict[str, Number] = {
+            "num_stages": len(self.stages),
+            "num_tokens": self.num_tokens,
+            "num_blocks": self.num_blocks,
+            "num_cached_blocks": self.num_cached_blocks,
+            "num_bytes": self.num_bytes,
+            "copy_time_s": self.copy_time_s,
+            "duration_s": self.duration_s,
+        }
+        for index, stage in enumerate(self.stages):
+            figures[f"stage_{index}_blocks"] = stage.num_blocks
+            figures[f"stage_{index}_bytes"] = stage.num_bytes
+            figures[f"stage_{index}_copy_time_s"] = stage.copy_time_s
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class MoveInFlight:
+    """One move under way, as its source sees it."""
+
+    migration_id: str
+    request_id: str
+    destination_id: str
+    state: str
+    stage: int
+    num_blocks_copied: int
+    num_blocks: int
+    """Of the request at the moment: full ones, and the one that is being filled."""
+    reason: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """What a move would take, without moving: an estimate by the source."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    expected_copy_time_s: float | None
+    """None: nothing was copied yet from which to tell."""

@@ -1,0 +1,570 @@
+"""The source of a move: sees it through, and owns the request until COMMIT was applied.
+
+    PLANNING        the engine is asked which blocks became full, and pins them
+    PRE_ALLOCATING  the destination is asked for room for them
+    COPYING         they are sent, while the request decodes on; then PLANNING again
+    SUSPENDING      little is left and there is room for it: out of the batch at the next boundary
+    SUSPENDED       the last blocks are sent
+    COMMITTING      COMMIT was sent: who owns the request is in doubt until the answer comes
+    FENCING         no answer: the frontend is asked to read nothing of the destination's hop
+
+    MIGRATED        the destination owns it; what still comes here for it is forwarded
+    KEPT            it never stopped here
+    RESUMED         it was stopped and runs here again, in a newer hop
+    ENDED           it finished, or its client left
+
+Before COMMIT is sent the source may call the move off alone: nothing at the destination emits.
+After it only two may decide otherwise: the destination, which refuses COMMIT and then never
+applies it; or the request's frontend, which reads hop + 2 or later from then on, so that it
+does not matter any more what the destination does.
+
+A copy that is called off is not waited for: what the source's copier still reads, nobody uses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from controller.core.migration.machine import Rule, follow
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
+
+
+class SourceState(StrEnum):
+    PLANNING = "planning"
+    PRE_ALLOCATING = "pre_allocating"
+    COPYING = "copying"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    COMMITTING = "committing"
+    FENCING = "fencing"
+    MIGRATED = "migrated"
+    KEPT = "kept"
+    RESUMED = "resumed"
+    ENDED = "ended"
+
+
+_S = SourceState
+BEFORE_SUSPENSION = (_S.PLANNING, _S.PRE_ALLOCATING, _S.COPYING, _S.SUSPENDING)
+IN_DOUBT = (_S.COMMITTING, _S.FENCING)
+OVER = (_S.MIGRATED, _S.KEPT, _S.RESUMED, _S.ENDED)
+
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlanned:
+    """`num_blocks`: what the destination must hold in all before this stage."""
+
+    num_blocks: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CannotMove:
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageSent:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageNotSent:
+    stage: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSuspended:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutgrew:
+    """It has more blocks than are reserved by now, so it was left in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """It finished, or was aborted: the engine has freed it."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvicted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChanged:
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationDied:
+    """That incarnation will never say anything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCancelled:
+    """Whoever wanted the move wants it no more."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFenced:
+    """The frontend reads nothing below hop + 2 for this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyMoved:
+    """The frontend has heard of the destination in hop + 1: that one owns the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """By the machine's own clockwork (`tick`)."""
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStage:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    said: Said
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceMove:
+    """Tell the request's frontend who may own it soon, in which hop."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStage:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCopy:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Back into the batch or the queue, emitting in `hop`; calls off a `Suspend` under way."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget the suspended request and free its blocks, without an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AskFence:
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    """Tell the request's frontend that it is not here, and that the destination died with it:
+    it may have died before its own word that it owns the request was through."""
+
+    hop: int
+    """The destination's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRank:
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The move is over: leave its record. Comes once."""
+
+    outcome: SourceState
+    code: str
+
+
+Instruction = (
+    PlanStage
+    | Send
+    | AnnounceMove
+    | CopyStage
+    | CancelCopy
+    | Suspend
+    | Resume
+    | Release
+    | Unpin
+    | AskFence
+    | TellLost
+    | SetRank
+    | Close
+)
+Instructions = list[Instruction]
+
+
+class SourceMove:
+    """`hop`: in which the request runs now. The first instruction is `start`'s."""
+
+    def __init__(self, hop: int, now_s: float, timing: MoveTiming = DEFAULT_TIMING) -> None:
+        self.state = SourceState.PLANNING
+        self.hop = hop
+        self.stage = 0
+        self.code = ""
+        """Why it ended as it did."""
+        self._timing = timing
+        self._since_s = now_s
+        self._said_s = now_s
+        self._working_s = float("-inf")
+        self._last = False
+        self._asked: Said | None = None
+        """The last PRE_ALLOC: repeated as a sign of life too."""
+        self._rank: int | None = None
+        self._num_changes = 0
+        """Of the rank, that the destination was told."""
+        self._destination_dead = False
+        self._unanswered: dict[Verb, Said] = {}
+        """What the destination must still confirm although the move is over."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    def forgettable(self, now_s: float) -> bool:
+        """Nothing more is to be said, and whatever may come late has come."""
+        past = now_s >= self._since_s + self._timing.memory_s
+        return self.over and not self._unanswered and past
+
+    def start(self) -> Instructions:
+        return [PlanStage(0)]
+
+    def handle(self, event: object, now_s: float) -> Instructions:
+        """Takes one event in; returns what to do now, in order. Mutates.
+
+        Raises IllegalMoveError for one that cannot come now; nothing has changed then.
+        """
+        before = self.state
+        if isinstance(event, DestinationDied):
+            self._destination_dead = True
+        state, instructions = follow(TABLE, self.state, self, event)
+        self.state = state
+        if isinstance(event, Said) and event.verb is Verb.WORKING:
+            self._working_s = now_s
+        if state is not before:
+            self._since_s = now_s
+            if self.over:
+                instructions = [*instructions, Close(state, self.code)]
+        if any(isinstance(each, Send | AskFence) for each in instructions):
+            self._said_s = now_s
+        return list(instructions)
+
+    def tick(self, now_s: float) -> Instructions:
+        """Repeats and gives up what is due. Mutates."""
+        timing, silence_s = self._timing, now_s - self._said_s
+        if now_s - self._since_s >= self._patience_s and not self._is_worked_on(now_s):
+            return self.handle(TimedOut(), now_s)
+        if silence_s >= timing.retry_s and (repeated := self._repeat()):
+            self._said_s = now_s
+            return repeated
+        if silence_s >= timing.lease_s / 4 and self._asked and not self.over:
+            self._said_s = now_s
+            return [Send(self._asked)]
+        return []
+
+    def _is_worked_on(self, now_s: float) -> bool:
+        """The destination says that its engine is in a long step; for so long and no longer."""
+        if self.state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
+            return False
+        heard_lately = now_s - self._working_s < self._timing.answer_timeout_s
+        return heard_lately and now_s - self._since_s < self._timing.stage_timeout_s
+
+    @property
+    def _patience_s(self) -> float:
+        timing = self._timing
+        if Verb.END in self._unanswered:  # it may run there for good: no lease ends that
+            return float("inf")
+        return {
+            _S.PRE_ALLOCATING: timing.answer_timeout_s,
+            _S.COPYING: timing.stage_timeout_s,
+            _S.SUSPENDING: timing.stage_timeout_s,
+            _S.SUSPENDED: timing.suspended_timeout_s,
+            _S.COMMITTING: timing.answer_timeout_s,
+            _S.KEPT: timing.lease_s,
+            _S.ENDED: timing.lease_s,
+        }.get(self.state, float("inf"))
+
+    def _repeat(self) -> Instructions:
+        if self.state is _S.PRE_ALLOCATING and self._asked:
+            return [Send(self._asked)]
+        if self.state is _S.COMMITTING:
+            return [Send(self._commit())]
+        if self.state is _S.FENCING:
+            return [AskFence(self.hop + 2)]
+        return [Send(said) for said in self._unanswered.values()]
+
+    def _commit(self) -> Said:
+        return Said(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
+
+    def _tell(self, said: Said) -> Instructions:
+        """To be repeated until the destination confirms it. A dead one is told nothing."""
+        if self._destination_dead:
+            return []
+        self._unanswered[said.verb] = said
+        return [Send(said)]
+
+    # -- before the request stops --------------------------------------------------------
+
+    def _planned(self, event: StagePlanned) -> Instructions:
+        self._last = event.last
+        self._asked = Said(Verb.PRE_ALLOC, self.stage, event.num_blocks)
+        announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
+        return [*announce, Send(self._asked)]
+
+    def _allocated(self, said: Said) -> tuple[SourceState, Instructions]:
+        if said.stage < self.stage:
+            return _S.PRE_ALLOCATING, []
+        if self._last:
+            return _S.SUSPENDING, [Suspend()]
+        return _S.COPYING, [CopyStage(self.stage)]
+
+    def _sent(self, _event: StageSent) -> Instructions:
+        self.stage += 1
+        return [PlanStage(self.stage)]
+
+    def _outgrew(self, _event: object) -> Instructions:
+        self._last = False
+        return [CopyStage(self.stage)]
+
+    def _suspended(self, _event: object) -> Instructions:
+        return [CopyStage(self.stage)]
+
+    # -- calling it off ------------------------------------------------------------------
+
+    def _keep(self, event: Any) -> Instructions:
+        self.code = _code_of(event)
+        off: Instructions = []
+        if self.state is _S.COPYING:
+            off.append(CancelCopy())
+        if self.state is _S.SUSPENDING:
+            off.append(Resume(self.hop))
+        return [*off, Unpin(), *self._abort()]
+
+    def _abort(self) -> Instructions:
+        return self._tell(Said(Verb.ABORT, self.stage, code=self.code)) if self._asked else []
+
+    def _resume(self, event: Any) -> Instructions:
+        """`hop` goes on from the destination's, whether that one was used or not."""
+        self.code = self.code or _code_of(event)
+        cancel: Instructions = [CancelCopy()] if self.state is _S.SUSPENDED else []
+        in_doubt = self.state in IN_DOUBT
+        self.hop += 2
+        back: Instructions = [*cancel, Resume(self.hop), Unpin()]
+        if self._rank is not None:
+            back.append(SetRank(self._rank))
+        if self._destination_refused(event):
+            return back
+        hop = self.hop if in_doubt else 0
+        return [*back, *self._tell(Said(Verb.ABORT, self.stage, hop=hop, code=self.code))]
+
+    @staticmethod
+    def _destination_refused(event: Any) -> bool:
+        return isinstance(event, Said) and event.verb is Verb.REFUSED
+
+    def _end(self, event: RequestEnded) -> Instructions:
+        self.code = event.code
+        if self.state in IN_DOUBT:
+            return [Unpin(), *self._forward_end(event)]
+        off: Instructions = [CancelCopy()] if self.state in (_S.COPYING, _S.SUSPENDED) else []
+        return [*off, Unpin(), *self._abort()]
+
+    # -- handing over --------------------------------------------------------------------
+
+    def _send_commit(self, _event: StageSent) -> Instructions:
+        return [Send(self._commit())]
+
+    def _fence(self, event: object) -> Instructions:
+        self.code = _code_of(event)
+        return [AskFence(self.hop + 2)]
+
+    def _hand_over(self, _event: object) -> Instructions:
+        self.code = ""
+        over: Instructions = [Release(), Unpin(), *self._note(_event)]
+        return over if self._rank is None else [*over, *self._tell_rank(self._rank)]
+
+    def _note(self, _event: object) -> Instructions:
+        return [Send(Said(Verb.NOTED, self.stage))]
+
+    def _forward_end(self, _event: RequestEnded) -> Instructions:
+        return self._tell(Said(Verb.END, self.stage, hop=self.hop + 1))
+
+    # -- at any time ---------------------------------------------------------------------
+
+    def _set_rank(self, event: PriorityChanged) -> Instructions:
+        self._rank = event.rank
+        return [SetRank(event.rank)]
+
+    def _queue_rank(self, event: PriorityChanged) -> Instructions:
+        self._rank = event.rank
+        return []
+
+    def _forward_rank(self, event: PriorityChanged) -> Instructions:
+        return self._tell_rank(event.rank)
+
+    def _tell_rank(self, rank: int) -> Instructions:
+        self._num_changes += 1
+        return self._tell(Said(Verb.PRIORITY, self.stage, rank=rank, change=self._num_changes))
+
+    def _confirmed(self, said: Said) -> Instructions:
+        answers = {
+            Verb.ABORTED: Verb.ABORT,
+            Verb.ENDED: Verb.END,
+            Verb.PRIORITY_SET: Verb.PRIORITY,
+            Verb.REFUSED: Verb.ABORT,
+        }
+        asked = self._unanswered.get(answers[said.verb])
+        if asked is not None and asked.change == said.change:
+            del self._unanswered[asked.verb]
+        return []
+
+    def _no_answer_needed(self, _event: object) -> Instructions:
+        """The destination is dead, or its lease is long over."""
+        self._unanswered.clear()
+        return []
+
+    def _lost_there(self, event: object) -> Instructions:
+        return [*self._no_answer_needed(event), TellLost(self.hop + 1)]
+
+    def _ignore(self, _event: object) -> Instructions:
+        return []
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert self.over or not self._unanswered
+        assert self._asked is not None or self.state in (_S.PLANNING, *OVER)
+        assert self.state not in (*IN_DOUBT, _S.SUSPENDED) or self._last
+
+
+def _code_of(event: Any) -> str:
+    match event:
+        case DestinationDied():
+            return "destination_died"
+        case TimedOut():
+            return "no_answer"
+        case RequestEvicted():
+            return "evicted"
+        case Said(verb=Verb.REFUSED, code=code) | StageNotSent(code=code):
+            return code
+        case CannotMove(code=code) | MoveCancelled(code=code):
+            return code
+    return ""
+
+
+def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
+    def rule(act: Any, *to: SourceState) -> Rule[SourceState]:
+        return Rule(to, act)
+
+    table = {
+        (_S.PLANNING, StagePlanned): rule(SourceMove._planned, _S.PRE_ALLOCATING),
+        (_S.PLANNING, CannotMove): rule(SourceMove._keep, _S.KEPT),
+        (_S.PRE_ALLOCATING, Verb.PRE_ALLOCATED): rule(
+            SourceMove._allocated, _S.COPYING, _S.SUSPENDING, _S.PRE_ALLOCATING
+        ),
+        (_S.PRE_ALLOCATING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.COPYING, StageSent): rule(SourceMove._sent, _S.PLANNING),
+        (_S.COPYING, StageNotSent): rule(SourceMove._keep, _S.KEPT),
+        (_S.COPYING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.SUSPENDING, RequestSuspended): rule(SourceMove._suspended, _S.SUSPENDED),
+        (_S.SUSPENDING, RequestOutgrew): rule(SourceMove._outgrew, _S.COPYING),
+        (_S.SUSPENDING, CannotMove): rule(SourceMove._keep, _S.KEPT),
+        (_S.SUSPENDING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.SUSPENDED, StageSent): rule(SourceMove._send_commit, _S.COMMITTING),
+        (_S.SUSPENDED, StageNotSent): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, TimedOut): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, Verb.REFUSED): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, DestinationDied): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, RequestEnded): rule(SourceMove._end, _S.ENDED),
+        (_S.SUSPENDED, PriorityChanged): rule(SourceMove._queue_rank, _S.SUSPENDED),
+        (_S.SUSPENDED, MoveCancelled): rule(SourceMove._ignore, _S.SUSPENDED),
+        (_S.SUSPENDED, Verb.PRE_ALLOCATED): rule(SourceMove._ignore, _S.SUSPENDED),
+        (_S.COMMITTING, Verb.COMMITTED): rule(SourceMove._hand_over, _S.MIGRATED),
+        (_S.COMMITTING, TimedOut): rule(SourceMove._fence, _S.FENCING),
+        (_S.COMMITTING, DestinationDied): rule(SourceMove._fence, _S.FENCING),
+        (_S.FENCING, EpochFenced): rule(SourceMove._resume, _S.RESUMED),
+        (_S.FENCING, AlreadyMoved): rule(SourceMove._hand_over, _S.MIGRATED),
+        (_S.FENCING, Verb.COMMITTED): rule(SourceMove._ignore, _S.FENCING),
+        (_S.FENCING, DestinationDied): rule(SourceMove._ignore, _S.FENCING),
+        (_S.MIGRATED, Verb.COMMITTED): rule(SourceMove._note, _S.MIGRATED),
+        (_S.MIGRATED, DestinationDied): rule(SourceMove._lost_there, _S.MIGRATED),
+        (_S.MIGRATED, RequestEnded): rule(SourceMove._forward_end, _S.MIGRATED),
+        (_S.MIGRATED, PriorityChanged): rule(SourceMove._forward_rank, _S.MIGRATED),
+        (_S.ENDED, Verb.COMMITTED): rule(SourceMove._note, _S.ENDED),
+        (_S.RESUMED, Verb.COMMITTED): rule(SourceMove._ignore, _S.RESUMED),
+        (_S.KEPT, TimedOut): rule(SourceMove._no_answer_needed, _S.KEPT),
+        (_S.ENDED, TimedOut): rule(SourceMove._no_answer_needed, _S.ENDED),
+    }
+    for state in BEFORE_SUSPENSION:
+        for off in (Verb.REFUSED, DestinationDied, RequestEvicted, MoveCancelled):
+            table[state, off] = rule(SourceMove._keep, _S.KEPT)
+        table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
+        table[state, PriorityChanged] = rule(SourceMove._set_rank, state)
+        table.setdefault((state, Verb.PRE_ALLOCATED), rule(SourceMove._ignore, state))
+    for state in IN_DOUBT:
+        table[state, Verb.REFUSED] = rule(SourceMove._resume, _S.RESUMED)
+        table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
+        table[state, PriorityChanged] = rule(SourceMove._queue_rank, state)
+        table[state, MoveCancelled] = rule(SourceMove._ignore, state)
+        table[state, Verb.PRE_ALLOCATED] = rule(SourceMove._ignore, state)
+    for state in SourceState:
+        table[state, Verb.WORKING] = rule(SourceMove._ignore, state)
+    for state in OVER:
+        for confirmation in (Verb.ABORTED, Verb.ENDED, Verb.PRIORITY_SET, Verb.REFUSED):
+            table[state, confirmation] = rule(SourceMove._confirmed, state)
+        table.setdefault((state, DestinationDied), rule(SourceMove._no_answer_needed, state))
+        for late in _LATE:
+            table.setdefault((state, late), rule(SourceMove._ignore, state))
+    return table
+
+
+_LATE = (
+    StagePlanned,
+    CannotMove,
+    StageSent,
+    StageNotSent,
+    RequestSuspended,
+    RequestOutgrew,
+    RequestEnded,
+    RequestEvicted,
+    PriorityChanged,
+    MoveCancelled,
+    EpochFenced,
+    AlreadyMoved,
+    Verb.PRE_ALLOCATED,
+)
+"""What may still come when a move is over: answers to what was asked before."""
+
+TABLE = _table()

@@ -1,0 +1,26 @@
+"""Why a move was refused or came to nothing, in a sentence."""
+
+from controller.core.migration.refusals import SENTENCES, MoveRefusal
+
+_FAILURES = {
+    "no_answer": "the destination did not answer in time",
+    "destination_died": "the destination died",
+    "transfer": "the copy did not get through",
+    "lease_expired": "the destination heard nothing of the source for too long",
+    "kv_mismatch": "the KV blocks of the two sides differ",
+    "forgotten": "the destination does not know this move any more",
+    "evicted": "it lost its blocks to memory pressure",
+    "admitted": "it entered the batch meanwhile",
+    "finished": "it finished meanwhile",
+    "client_left": "its client left",
+    "source_died": "the source died",
+    "timed_out": "it is not over yet",
+    "no_destination": "no instance can take it",
+}
+
+
+def why(code: str) -> str:
+    """Empty for no code; one that is not known is said as it is."""
+    if code in SENTENCES:
+        return SENTENCES[MoveRefusal(code)]
+    return _FAILURES.get(code, code.replace("_", " "))

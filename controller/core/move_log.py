@@ -1,0 +1,74 @@
+"""The moves that are over, as the cluster counts them. Pure: times are the caller's."""
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from statistics import median
+
+from controller.core.migration.record import MoveRecord
+
+MAX_RECENT = 16
+MINUTE_S = 60.0
+DOWNTIME_BOUNDS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+OUTCOMES = ("migrated", "kept", "resumed", "ended")
+
+
+@dataclass(slots=True)
+class EndedMove:
+    """`downtime_s` and `excess_s` are known when the client got its next token."""
+
+    record: MoveRecord
+    ended_s: float
+    downtime_s: float | None = None
+    excess_s: float | None = None
+
+
+class MoveLog:
+    def __init__(self) -> None:
+        self.recent: deque[EndedMove] = deque(maxlen=MAX_RECENT)
+        """The last that ended, the newest last."""
+        self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.num_bytes = 0
+        """Copied by all moves, those that came to nothing too."""
+        self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
+        """By the first bound that a downtime does not exceed; the last is for all above."""
+        self.sum_downtimes_s = 0.0
+        self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """(downtime, excess) by move, where that was told before the move's end: the last few."""
+        self._ends: deque[tuple[float, str]] = deque()
+        """(when, outcome) of the last minute."""
+
+    def ended(self, record: MoveRecord, now_s: float) -> None:
+        downtime_s, excess_s = self._timed.pop(record.migration_id, (None, None))
+        self.recent.append(EndedMove(record, now_s, downtime_s, excess_s))
+        self.num_by_outcome[record.outcome] += 1
+        self.num_bytes += record.num_bytes
+        self._ends.append((now_s, record.outcome))
+        self._forget(now_s)
+
+    def timed(self, migration_id: str, downtime_s: float, excess_s: float) -> None:
+        """Its frontend says how long the client waited."""
+        self.num_downtimes[bisect_left(DOWNTIME_BOUNDS_S, downtime_s)] += 1
+        self.sum_downtimes_s += downtime_s
+        for move in self.recent:
+            if move.record.migration_id == migration_id:
+                move.downtime_s, move.excess_s = downtime_s, excess_s
+                return
+        self._timed[migration_id] = (downtime_s, excess_s)
+        if len(self._timed) > MAX_RECENT:
+            self._timed.popitem(last=False)
+
+    def last_minute(self, now_s: float) -> tuple[int, int]:
+        """(migrated, failed): of a request that is over there was nothing to move."""
+        self._forget(now_s)
+        outcomes = Counter(outcome for _, outcome in self._ends)
+        return outcomes["migrated"], outcomes["kept"] + outcomes["resumed"]
+
+    def typical_excess_s(self) -> float | None:
+        """Of the last moves; None if none was timed."""
+        found = [move.excess_s for move in self.recent if move.excess_s is not None]
+        return median(found) if found else None
+
+    def _forget(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s - MINUTE_S:
+            self._ends.popleft()

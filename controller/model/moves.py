@@ -1,0 +1,225 @@
+"""What one engine model does when a request moves to another one, between two steps.
+
+The rules are those of `controller.ports.moves`, in numbers: contents are the adapter's business.
+Moves change no decision about other requests but by what they hold: blocks, and places in the
+batch. That a real engine's steps get a little slower while it copies (the paper: 1.5 to 3.1%)
+is not modelled.
+"""
+
+from dataclasses import dataclass
+
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import blocks_for
+from controller.model.books import Books, Pin
+from controller.model.request import ModelRequest, RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class MovingState:
+    """What a destination has to know of a suspended request. `num_tokens`: prompt and outputs.
+    `evicted` only of a queued one."""
+
+    num_tokens: int
+    rank: int
+    queued: bool
+    evicted: bool
+
+
+class ModelMoves:
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        """Of a request in any place but those that arrive; nothing if it is not there."""
+        books = self._books
+        request = books.requests.get(request_id)
+        if request is None:
+            return
+        if request.queued:
+            books.waiting.set_rank(request, rank)
+        else:
+            books.change_rank(request, rank)
+
+    # -- source --------------------------------------------------------------------------
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        request = self._books.requests.get(request_id)
+        if request is None:
+            return MoveRefusal.UNKNOWN
+        if self._is_suspended(request) or request_id in self._books.pins:
+            return MoveRefusal.MOVING
+        if request.in_prefill and not request.queued:
+            return MoveRefusal.IN_PREFILL
+        return None
+
+    def is_queued(self, request_id: str) -> bool:
+        """Raises KeyError: it is not there."""
+        return self._books.requests[request_id].queued
+
+    def pin(self, request_id: str, first_block: int) -> int | None:
+        """Its full blocks from `first_block` on stay used until `unpin`.
+
+        Returns how many full blocks it has in all. None: it does not run, or is in prefill
+        again; what was pinned stays so.
+        """
+        books = self._books
+        request = books.requests.get(request_id)
+        if request is None or request.in_prefill or request_id in books.suspended:
+            return None
+        num_full = request.num_computed // books.config.block_size
+        pin = books.pins.setdefault(request_id, Pin())
+        if request.block_hash is None:
+            pin.indices.update(range(first_block, num_full))
+        else:
+            found = request.cached[first_block:num_full]
+            books.pool.hold(found)
+            pin.cached.extend(found)
+        return num_full
+
+    def unpin(self, request_id: str) -> None:
+        """Nothing if nothing is pinned for it."""
+        pin = self._books.pins.pop(request_id, None)
+        if pin is not None:
+            self._books.pool.give_back(pin.num_left, pin.cached)
+
+    def suspend(self, request_id: str) -> MovingState | None:
+        """Out of the batch, or out of the queue; its blocks and its place there are kept.
+
+        Returns None while it is in prefill. Raises KeyError: it is not there; ValueError: it is
+        suspended already.
+        """
+        books = self._books
+        request = books.requests[request_id]
+        if self._is_suspended(request):
+            raise ValueError(f"request {request_id} is suspended already")
+        if request.queued:
+            books.waiting.set_aside(request)
+        elif request.in_prefill:
+            return None
+        else:
+            books.running.remove(request)
+            books.suspended[request_id] = request
+        return MovingState(request.num_tokens, request.rank, request.queued, request.evicted)
+
+    def resume(self, request_id: str) -> None:
+        """Back into its place in the queue, or into the batch, where the next step serves it.
+        Nothing if it is not suspended."""
+        request = self._suspended(request_id)
+        if request is None:
+            return
+        if request.queued:
+            self._books.waiting.put_back(request)
+        else:
+            del self._books.suspended[request_id]
+            self._books.put_in_front(request)
+
+    def release(self, request_id: str) -> bool:
+        """It lives elsewhere. False, and nothing happens, if it is not suspended."""
+        if self._suspended(request_id) is None:
+            return False
+        self._books.forget(request_id)
+        return True
+
+    # -- destination ---------------------------------------------------------------------
+
+    def reserve(
+        self, request: ModelRequest, num_outputs: int, num_blocks: int
+    ) -> int | MoveRefusal:
+        """Keeps a place in the batch and `num_blocks` blocks for a request with that many
+        outputs; neither for 0 blocks.
+
+        Returns how many of the blocks, from the first on, the prefix cache had. The watermark
+        is left free like for an admission: unless it is alone.
+        """
+        books = self._books
+        try:
+            state = books.new_state(request)
+        except ValueError:
+            return MoveRefusal.NOT_TAKEN
+        state.num_tokens += num_outputs
+        if state.num_tokens >= state.end_tokens:
+            return MoveRefusal.NOT_TAKEN
+        if num_blocks:
+            if len(books.running) + books.num_kept_places >= books.config.max_num_running:
+                return MoveRefusal.NO_SLOT
+            found = books.find_cached(state)[:num_blocks]
+            if num_blocks - sum(b.num_refs > 0 for b in found) > self._num_free_for(state):
+                return MoveRefusal.NO_BLOCKS
+            books.hold(state, found)
+            books.take(state, num_blocks)
+            books.enter(state)
+        books.arriving[request.request_id] = state
+        return len(state.cached)
+
+    def extend(self, request_id: str, num_blocks: int) -> bool:
+        """Up to `num_blocks` in all, the watermark left free as before; False: not so many are
+        free, or it is to be queued. Raises KeyError: it is not arriving."""
+        books = self._books
+        state = books.arriving[request_id]
+        num_missing = num_blocks - state.num_blocks
+        if num_missing <= 0:
+            return True
+        if not state.num_blocks or num_missing > self._num_free_for(state):
+            return False
+        books.take(state, num_blocks)
+        return True
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing if nothing is kept for it."""
+        state = self._books.arriving.pop(request_id, None)
+        if state is not None and state.num_blocks:
+            self._books.leave(state)
+
+    def commit(self, request_id: str, moved: MovingState) -> None:
+        """It is here now. A queued one goes to its place in the queue; any other is in the next
+        step, with nothing to compute but its next token. Blocks beyond that token's are freed.
+
+        Raises KeyError: it is not arriving; ValueError: `moved` does not fit what is kept, and
+        nothing has changed.
+        """
+        books, bs = self._books, self._books.config.block_size
+        state = books.arriving[request_id]
+        if not state.num_tokens <= moved.num_tokens < state.end_tokens:
+            raise ValueError(f"request {request_id} cannot have {moved.num_tokens} tokens")
+        if moved.queued != (state.num_blocks == 0):
+            raise ValueError(f"request {request_id} is queued on one side only")
+        if not moved.queued and blocks_for(moved.num_tokens - 1, bs) > state.num_blocks:
+            raise ValueError(
+                f"request {request_id} has {moved.num_tokens} tokens, but {state.num_blocks} "
+                "blocks are kept for it"
+            )
+        del books.arriving[request_id]
+        books.requests[request_id] = state
+        state.num_tokens = moved.num_tokens
+        if moved.queued:
+            state.rank, state.evicted = moved.rank, moved.evicted
+            books.waiting.push(state)
+            return
+        books.change_rank(state, moved.rank)
+        num_excess = state.num_blocks - blocks_for(moved.num_tokens, bs)
+        if num_excess > 0:
+            books.pool.give_back(num_excess, ())
+            state.num_blocks -= num_excess
+        state.num_slots = state.num_blocks * bs
+        state.in_prefill = False
+        state.num_computed = moved.num_tokens - 1
+        state.num_new = 1
+        if state.block_hash is not None:
+            books.remember_full(state, state.num_computed)
+        books.put_in_front(state)
+
+    # ------------------------------------------------------------------------------------
+
+    def _num_free_for(self, arriving: RequestState) -> int:
+        books = self._books
+        num_others = len(books.running) + books.num_kept_places - (arriving.num_blocks > 0)
+        return books.pool.num_free - (books.config.watermark_blocks if num_others else 0)
+
+    def _is_suspended(self, request: RequestState) -> bool:
+        if request.queued:
+            return self._books.waiting.is_aside(request)
+        return request.request_id in self._books.suspended
+
+    def _suspended(self, request_id: str) -> RequestState | None:
+        request = self._books.requests.get(request_id)
+        return request if request is not None and self._is_suspended(request) else None

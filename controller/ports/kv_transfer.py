@@ -1,0 +1,65 @@
+"""How the bytes of KV blocks get from one instance to another, off the engine's thread."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.core.instance_ref import InstanceRef
+from controller.ports.frames import Frames
+from controller.ports.moves import KvBlocks
+
+Peer = InstanceRef
+
+
+@dataclass(frozen=True, slots=True)
+class StageCopy:
+    """One stage's copy, as this side saw it. The time includes waits for the bandwidth limit."""
+
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+class TransferError(Exception):
+    """The bytes did not get through, or the copy was cancelled."""
+
+
+class KvTransfer(Protocol):
+    """Used from the event loop's thread only; the work is done elsewhere, in slices.
+
+    A stage is named by the same `stage_id` on both sides and its blocks come in the same order.
+    The future of a copy is done only when nothing touches its blocks any more; it fails with
+    TransferError, never with anything else. One direction of a pair is one link: what is sent
+    there goes one stage after the other, in the order of the calls.
+    """
+
+    max_bytes_per_s: float | None
+    """Of each link; None: no limit. May be set at any time."""
+
+    def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
+        """`tell` carries small messages to the transfer of a peer, where `told` gets them."""
+
+    def told(self, peer: Peer, frames: Frames) -> None: ...
+
+    def warm_up(self, peer: Peer) -> None:
+        """Open the link to a destination if it is not open yet; returns at once."""
+
+    def send(
+        self, peer: Peer, stage_id: str, block_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]: ...
+
+    def receive(
+        self, peer: Peer, stage_id: str, block_ids: Sequence[int]
+    ) -> asyncio.Future[StageCopy]:
+        """Expect a stage; when this returns the peer may begin to send. It sends at most so many
+        blocks, those for the first of these places (a last stage does not know how many)."""
+
+    def cancel(self, stage_id: str) -> None:
+        """Of a send or receive under way: its future fails as soon as its blocks are let go.
+        Nothing if there is none."""
+
+    def forget(self, peer: Peer) -> None:
+        """It is dead: what it sends or gets fails."""
+
+    async def close(self) -> None: ...

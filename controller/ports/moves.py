@@ -1,0 +1,126 @@
+"""What an engine offers so that its requests can move, live, to another instance's engine.
+
+All methods are called between two steps on the thread that built the engine, except those of
+`KvBlocks`, which any thread may call for blocks that are pinned or reserved for it.
+
+On the source a move pins blocks stage by stage while the request decodes on, suspends it at a
+step boundary, and then either releases it (the destination has it) or resumes it. On the
+destination a move reserves blocks stage by stage, and commits or cancels the reservation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from controller.core.migration.refusals import MoveRefusal
+from controller.ports.frames import Frames
+
+
+class KvBlocks(Protocol):
+    """The KV cache as numbered blocks of opaque bytes."""
+
+    block_bytes: int
+    """Of one block over all layers, and over all ranks of the engine."""
+
+    def buffer(self, num_blocks: int) -> Any:
+        """Contiguous memory for so many blocks, to be used again and again."""
+
+    def gather(self, block_ids: Sequence[int], into: Any) -> memoryview:
+        """Copies the blocks, one after the other, into a buffer; returns the bytes that are
+        filled. The view is valid until the buffer is used again."""
+
+    def scatter(self, block_ids: Sequence[int], buffer: Any) -> None:
+        """Copies the first blocks of a buffer to these places."""
+
+    def writable(self, buffer: Any, num_blocks: int) -> memoryview:
+        """The bytes of the first blocks of a buffer, for a receiver to fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedBlocks:
+    """Of a running request: its full blocks from the asked index on, which stay as they are
+    until `unpin`, whatever becomes of the request."""
+
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    """Prompt and outputs at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedRequest:
+    """Out of the batch, no token lost: its blocks stay as they are until release or resume."""
+
+    block_ids: tuple[int, ...]
+    """All that hold computed tokens, from the request's first on; empty for a queued one."""
+    state: Frames
+    """What the destination needs beyond the original request: outputs, generator, rank."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedBlocks:
+    """`block_ids` are all of the arriving request's so far. The first `num_cached` of them hold
+    the right content already, by the prefix cache."""
+
+    block_ids: tuple[int, ...]
+    num_cached: int
+
+
+class EngineMoves(Protocol):
+    blocks: KvBlocks
+    fingerprint: str
+    """Equal for two engines if, and only if, a block of one means the same in the other: model,
+    weights' identity, dtype, block size, layout, tensor-parallel size."""
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        """Changes the scheduling priority of one that runs, waits or is suspended; nothing if it
+        is not here."""
+
+    # -- source --------------------------------------------------------------------------
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        """Why this request cannot move now; None if it can."""
+
+    def is_queued(self, request_id: str) -> bool:
+        """Waits and holds no blocks: it moves without a copy."""
+
+    def outputs(self, request_id: str) -> Sequence[int]:
+        """Its output tokens so far."""
+
+    def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
+        """Its full blocks from `first_block` on, added to what is pinned for it before. None if
+        it is not running any more; what was pinned stays so."""
+
+    def unpin(self, request_id: str) -> None:
+        """Lets go of all that was pinned for it; nothing if nothing was."""
+
+    def suspend(self, request_id: str) -> SuspendedRequest | None:
+        """Takes it out of the batch, or out of the queue. None: not now (a step that includes
+        it is under way); ask again at the next boundary. Raises KeyError if it is gone."""
+
+    def resume(self, request_id: str) -> None:
+        """Back to where it was suspended: into the batch, or into its place in the queue."""
+
+    def release(self, request_id: str) -> None:
+        """Forgets a suspended request and frees its blocks, without an output."""
+
+    # -- destination ---------------------------------------------------------------------
+
+    def reserve(
+        self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int
+    ) -> ReservedBlocks | MoveRefusal:
+        """Takes a place in the batch and `num_blocks` blocks for a request that `Engine.prepare`
+        decoded; neither for 0 blocks (it arrives queued). On a refusal nothing is taken."""
+
+    def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
+        """Up to `num_blocks` blocks in all. None: not so many are free; what it has stays."""
+
+    def cancel(self, request_id: str) -> None:
+        """Frees what was reserved; nothing if nothing was."""
+
+    def commit(self, request_id: str, state: Frames) -> None:
+        """It lives here from now on; unless it is queued the next step serves it. Raises
+        ValueError for a state that does not fit, and then the reservation is still there."""
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a committed request without an output: it turned out to be another's."""

@@ -1,0 +1,48 @@
+"""A request that lives on this instance: where its tokens go, and what a move takes along."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.core.migration.record import MoveRecord
+
+RECEIVED_EVERY = 32
+"""A frontend confirms what it received about every so many tokens; so a source keeps about that
+many outputs of each request. At 113 bytes a token with two logprobs that is next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one step produced for the request: the engine's own object, or what it was encoded
+    to by a source before."""
+
+    first_index: int
+    num_tokens: int
+    body: Any
+    encoded: bool = False
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """`frames`: the request as its frontend encoded it."""
+
+    frontend: str
+    attempt: int
+    hop: int
+    arrival_time_s: float
+    frames: Sequence[bytes]
+    next_index: int = 0
+    kept: deque[Kept] = field(default_factory=deque)
+    arrived_by: MoveRecord | None = None
+    """The move, until the first token that follows."""
+
+    def keep(self, num_tokens: int, body: Any) -> None:
+        """Call before `next_index` counts them."""
+        if num_tokens:
+            self.kept.append(Kept(self.next_index, num_tokens, body))
+
+    def received(self, next_index: int) -> None:
+        """The frontend has all tokens below."""
+        while self.kept and self.kept[0].first_index + self.kept[0].num_tokens <= next_index:
+            self.kept.popleft()

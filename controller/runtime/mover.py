@@ -1,0 +1,217 @@
+"""Moves of requests, as the controller orders them: where to, another try, how it went.
+
+The moves themselves are between two instances. When this dies they go on; what it knew of those
+that ended is lost, but for what the requests' frontends keep.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from controller.core.choose_destination import choose_destination
+from controller.core.cooling import Cooling
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.limits import MoveLimits
+from controller.core.migration.record import DESTINATION_FAILED, MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.move_log import MoveLog
+from controller.core.scheduler import GlobalScheduler
+from controller.core.snapshot import InstanceSnapshot, Level
+from controller.runtime.messages import Message, MoveAnswered
+from controller.runtime.move_calls import MoveCalls, SourceDiedError
+from controller.runtime.roster import Roster
+
+MAX_TRIES = 3
+# Until a request that moved has its next token, and its frontend has said when: some steps.
+TIMED_PATIENCE_S = 2.0
+
+_REFUSED_THERE = frozenset(
+    {
+        MoveRefusal.FINGERPRINT,
+        MoveRefusal.NO_BLOCKS,
+        MoveRefusal.NO_SLOT,
+        MoveRefusal.NO_ADAPTER,
+        MoveRefusal.NOT_TAKEN,
+        MoveRefusal.TOO_MANY_MOVES,
+    }
+)
+"""By a destination: another one may take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`num_blocks` are those of the request now, 0 if it is queued."""
+
+    request_id: str
+    source_id: str
+    num_blocks: int
+    reason: str
+    verify_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`outcome`: that of its record; `refused` if it was not begun; `unknown` if the source did
+    not say how it ended. `code`: why it is not `migrated`."""
+
+    migration_id: str
+    destination_id: str
+    outcome: str = "unknown"
+    code: str = ""
+    record: MoveRecord | None = None
+    downtime_s: float | None = None
+    step_time_s: float | None = None
+    excess_s: float | None = None
+
+    @property
+    def another_may_take_it(self) -> bool:
+        """The request runs on at its source, and what failed was the destination."""
+        return self.outcome in ("kept", "resumed") and (
+            self.code in DESTINATION_FAILED or self.code in _REFUSED_THERE
+        )
+
+
+class Mover:
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        levels: Sequence[Level],
+        send: Callable[[str, Message], None],
+        now_s: Callable[[], float],
+        epoch: str,
+        limits: MoveLimits,
+    ) -> None:
+        self._roster = roster
+        self._scheduler = scheduler
+        self._levels = levels
+        self._now_s = now_s
+        self._epoch = epoch
+        self.calls = MoveCalls(send, epoch)
+        self.cooling = Cooling(limits.cooling_s)
+        self.log = MoveLog()
+        self._migration_ids = itertools.count(1)
+        self._timed: dict[str, asyncio.Future[LoggedEvent]] = {}
+
+    # -- what is heard -------------------------------------------------------------------
+
+    def answered(self, answer: MoveAnswered) -> None:
+        """An answer that nobody waits for any more counts too."""
+        record = answer.record
+        if record is not None:
+            self.log.ended(record, self._now_s())
+            if record.code in DESTINATION_FAILED:
+                self.cooling.failed(record.destination_id, self._now_s())
+        self.calls.answered(answer)
+
+    def logged(self, event: LoggedEvent) -> None:
+        """Of those in the journal a MIGRATED one tells the downtime."""
+        if event.kind is not EventKind.MIGRATED:
+            return
+        downtime_s, excess_s = event.numbers.get("downtime_s"), event.numbers.get("excess_s")
+        if downtime_s is not None and excess_s is not None:
+            self.log.timed(event.cause_id, downtime_s, excess_s)
+        timed = self._timed.get(event.cause_id)
+        if timed is not None and not timed.done():
+            timed.set_result(event)
+
+    def instance_died(self, instance_id: str) -> None:
+        self.calls.instance_died(instance_id)
+
+    # -- where to ------------------------------------------------------------------------
+
+    def destination(self, instance_id: str) -> InstanceRef:
+        member = self._roster.members[instance_id]
+        return InstanceRef(member.member_id, member.incarnation, member.address)
+
+    def choose(self, order: Order, tried: Collection[str] = ()) -> str | None:
+        """The freest instance that may take it and does not cool; None if there is none."""
+        now_s = self._now_s()
+        snapshots: list[InstanceSnapshot] = [
+            record.snapshot
+            for record in self._scheduler.instances.values()
+            if record.snapshot is not None
+            and record.schedulable(now_s)
+            and record.instance_id != order.source_id
+            and record.instance_id not in tried
+            and not self.cooling.remaining_s(record.instance_id, now_s)
+        ]
+        return choose_destination(snapshots, self._levels, order.num_blocks)
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def next_migration_id(self) -> str:
+        return f"m-{self._epoch}-{next(self._migration_ids)}"
+
+    async def move(
+        self, order: Order, destination_id: str | None, migration_id: str, patience_s: float
+    ) -> list[Attempt]:
+        """Every try, the last one last; none if there is no destination. `migration_id` is the
+        first one's. With a destination named there is one try."""
+        deadline_s = self._now_s() + patience_s
+        attempts: list[Attempt] = []
+        target = destination_id or self.choose(order)
+        while target is not None:
+            left_s = max(0.0, deadline_s - self._now_s())
+            attempt = await self._attempt(order, target, migration_id, left_s)
+            attempts.append(attempt)
+            if destination_id is not None or not attempt.another_may_take_it:
+                break
+            if len(attempts) == MAX_TRIES or self._now_s() >= deadline_s:
+                break
+            target = self.choose(order, [each.destination_id for each in attempts])
+            migration_id = self.next_migration_id()
+        return attempts
+
+    async def _attempt(
+        self, order: Order, destination_id: str, migration_id: str, patience_s: float
+    ) -> Attempt:
+        timed = asyncio.get_running_loop().create_future()
+        self._timed[migration_id] = timed
+        try:
+            attempt = await self._ask(order, destination_id, migration_id, patience_s)
+            may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
+            return await _with_downtime(attempt, timed) if may_have_moved else attempt
+        finally:
+            del self._timed[migration_id]
+
+    async def _ask(
+        self, order: Order, destination_id: str, migration_id: str, patience_s: float
+    ) -> Attempt:
+        attempt = Attempt(migration_id, destination_id)
+        try:
+            answer = await self.calls.move(
+                order.source_id,
+                migration_id,
+                order.request_id,
+                self.destination(destination_id),
+                order.reason,
+                verify_kv=order.verify_kv,
+                patience_s=patience_s,
+            )
+        except TimeoutError:
+            return replace(attempt, code="timed_out")
+        except SourceDiedError:
+            return replace(attempt, code="source_died")
+        record = answer.record
+        outcome = "refused" if record is None else record.outcome
+        return replace(attempt, outcome=outcome, code=answer.code, record=record)
+
+
+async def _with_downtime(attempt: Attempt, timed: "asyncio.Future[LoggedEvent]") -> Attempt:
+    """A request of whose move its frontend tells has moved, even if the source died since."""
+    try:
+        event = await asyncio.wait_for(timed, TIMED_PATIENCE_S)
+    except TimeoutError:
+        return attempt
+    numbers = event.numbers
+    return replace(
+        attempt,
+        outcome="migrated",
+        code="",
+        downtime_s=numbers.get("downtime_s"),
+        step_time_s=numbers.get("step_time_s"),
+        excess_s=numbers.get("excess_s"),
+    )

@@ -1,0 +1,237 @@
+"""All moves of one instance: who asks for one, who is told what, and how many there may be."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination, source
+from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, Said, Verb
+from controller.core.migration.record import MoveInFlight
+from controller.core.migration.refusals import MoveRefusal
+from controller.runtime.messages import (
+    FenceAnswered,
+    MoveSaid,
+    OwnerAsked,
+    RequestMoved,
+    RequestNotMoved,
+)
+from controller.runtime.moves.host import MoveHost
+from controller.runtime.moves.incoming import IncomingMove
+from controller.runtime.moves.outgoing import MoveOrder, OutgoingMove
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_MOVES = 4
+
+
+class MoveDesk:
+    """`max_moves` counts both directions and may be set at any time; moves under way go on."""
+
+    def __init__(self, host: MoveHost, block_size: int, max_moves: int = DEFAULT_MAX_MOVES) -> None:
+        self._host = host
+        self._block_size = block_size
+        self.max_moves = max_moves
+        self._outgoing: dict[str, OutgoingMove] = {}
+        self._incoming: dict[str, IncomingMove] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is remembered any more: no tick is needed."""
+        return not self._outgoing and not self._incoming
+
+    @property
+    def num_moves_in(self) -> int:
+        return sum(not move.machine.over for move in self._incoming.values())
+
+    @property
+    def num_moves(self) -> int:
+        return self.num_moves_in + len(self.in_flight())
+
+    def in_flight(self) -> tuple[MoveInFlight, ...]:
+        moves = self._outgoing.values()
+        return tuple(move.in_flight() for move in moves if not move.machine.over)
+
+    # -- orders --------------------------------------------------------------------------
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        """This llumlet's own reasons not to begin a move; the engine may have others."""
+        if request_id not in self._host.requests:
+            return MoveRefusal.UNKNOWN
+        if self._moving(request_id):
+            return MoveRefusal.MOVING
+        if self.num_moves >= self.max_moves:
+            return MoveRefusal.TOO_MANY_MOVES
+        return None
+
+    def begin(self, order: MoveOrder) -> None:
+        """Raises KeyError if the request is not here; ask `refusal` first."""
+        move = OutgoingMove(self._host, order, self._block_size)
+        self._outgoing[order.migration_id] = move
+        self._host.transfer.warm_up(order.destination)
+        move.begin()
+
+    def cancel(self, migration_id: str, code: str) -> None:
+        if move := self._outgoing.get(migration_id):
+            move.handle(source.MoveCancelled(code))
+
+    # -- what happens --------------------------------------------------------------------
+
+    def request_finished(self, request_id: str) -> None:
+        for move in self._live_of(request_id):
+            move.handle(source.RequestEnded("finished"))
+
+    def client_left(self, request_id: str, hop: int = 0) -> None:
+        """Its frontend says so, or is gone; the engine has been told. A request that is not here
+        any more is followed to where it went last. `hop`: in which it was here; what went away
+        in an earlier one has come back since."""
+        leaving = self._live_of(request_id) or self._last_of(request_id, hop)
+        for move in leaving:
+            move.handle(source.RequestEnded("client_left"))
+        for arriving in list(self._incoming.values()):
+            if arriving.request_id == request_id:
+                arriving.handle(destination.ClientLeft())
+
+    def request_evicted(self, request_id: str) -> None:
+        for move in self._live_of(request_id):
+            move.handle(source.RequestEvicted())
+
+    def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        for move in list(self._outgoing.values()):
+            if is_lost(move.order.destination):
+                self._host.transfer.forget(move.order.destination)
+                move.handle(source.DestinationDied())
+        for arriving in list(self._incoming.values()):
+            if is_lost(arriving.source):
+                self._host.transfer.forget(arriving.source)
+                arriving.handle(destination.SourceDied())
+
+    def frontend_lost(self, address: str) -> None:
+        """Nobody reads on what is arriving for it, or went away."""
+        for arriving in list(self._incoming.values()):
+            if arriving.frontend == address:
+                arriving.handle(destination.ClientLeft())
+        gone = {m.order.request_id for m in self._outgoing.values() if m.frontend == address}
+        for request_id in gone - set(self._host.requests):
+            self.client_left(request_id)
+
+    def fenced(self) -> None:
+        """The cluster counts this incarnation as dead: nothing arrives for it any more, and what is
+        being applied is given back. A move in doubt is the destination's and the frontend's to
+        decide: it is forgotten, or its end would end the request there."""
+        for migration_id, move in list(self._outgoing.items()):
+            if move.machine.state in source.IN_DOUBT:
+                del self._outgoing[migration_id]
+                move.unpin()
+        given_back = Said(Verb.ABORT, code="fenced")
+        for arriving in list(self._incoming.values()):
+            applying = arriving.machine.state is destination.DestinationState.APPLYING
+            arriving.handle(given_back if applying else destination.ClientLeft())
+
+    def fence_answered(self, answer: FenceAnswered) -> None:
+        for move in self._live_of(answer.request_id):
+            if move.machine.hop + 2 == answer.hop:
+                fenced = source.EpochFenced() if answer.fenced else source.AlreadyMoved()
+                if move.machine.state is source.SourceState.FENCING:
+                    move.handle(fenced)
+
+    def owner_asked(self, asked: OwnerAsked) -> None:
+        for arriving in reversed(self._incoming.values()):  # an earlier one came to nothing
+            if (arriving.request_id, arriving.hop) == (asked.request_id, asked.hop):
+                arriving.handle(destination.OwnerAsked())
+                return
+        live = self._host.requests.get(asked.request_id)
+        if live is not None and live.hop >= asked.hop:
+            moved = RequestMoved(asked.request_id, self._host.me, live.hop, live.next_index)
+            self._host.send(asked.frontend, moved)
+        else:
+            self._host.send(asked.frontend, RequestNotMoved(asked.request_id, asked.hop))
+
+    def said(self, message: MoveSaid, payload: Sequence[Any]) -> None:
+        """By the other side of a move, or of one that is long forgotten."""
+        try:
+            if message.said.verb in FROM_SOURCE:
+                self._source_said(message, payload)
+            else:
+                self._destination_said(message)
+        except IllegalMoveError as error:
+            migration_id = message.migration_id
+            log.error("move %s: %s", migration_id, error)
+
+    def tick(self) -> None:
+        now_s = self._host.now_s()
+        for migration_id, move in list(self._outgoing.items()):
+            move.tick()
+            if move.machine.forgettable(now_s):
+                del self._outgoing[migration_id]
+        for migration_id, arriving in list(self._incoming.items()):
+            arriving.tick()
+            if arriving.machine.forgettable(now_s):
+                del self._incoming[migration_id]
+
+    def _source_said(self, message: MoveSaid, payload: Sequence[Any]) -> None:
+        known = self._incoming.get(message.migration_id)
+        if known is not None:
+            known.said(message, payload)
+        elif message.said.verb is Verb.PRE_ALLOC and message.arriving is not None:
+            self._arrive(message, payload)
+        else:
+            self._answer_for_forgotten(message)
+
+    def _arrive(self, message: MoveSaid, payload: Sequence[Any]) -> None:
+        refusal = None
+        if message.request_id in self._host.requests or self._moving(message.request_id):
+            refusal = MoveRefusal.MOVING
+        elif self.num_moves >= self.max_moves:
+            refusal = MoveRefusal.TOO_MANY_MOVES
+        move = IncomingMove(self._host, message, payload)
+        self._incoming[message.migration_id] = move
+        move.begin(refusal)
+
+    def _answer_for_forgotten(self, message: MoveSaid) -> None:
+        """As a move that came to nothing would: of one that came to something the source knows."""
+        answers = {
+            Verb.PRE_ALLOC: Said(Verb.REFUSED, message.said.stage, code="forgotten"),
+            Verb.COMMIT: Said(Verb.REFUSED, message.said.stage, code="forgotten"),
+            Verb.ABORT: Said(Verb.ABORTED, message.said.stage),
+            Verb.END: Said(Verb.ENDED, message.said.stage),
+            Verb.PRIORITY: Said(Verb.PRIORITY_SET, message.said.stage),
+        }
+        if answer := answers.get(message.said.verb):
+            self._reply(message, answer)
+
+    def _destination_said(self, message: MoveSaid) -> None:
+        if move := self._outgoing.get(message.migration_id):
+            move.said(message.said)
+        elif message.said.verb is Verb.COMMITTED:
+            self._reply(message, Said(Verb.NOTED, message.said.stage))
+
+    def _reply(self, message: MoveSaid, said: Said) -> None:
+        reply = MoveSaid(
+            message.migration_id, message.request_id, message.source, message.destination, said
+        )
+        to = message.source if message.said.verb in FROM_SOURCE else message.destination
+        self._host.send(to.address, reply)
+
+    def _moving(self, request_id: str) -> bool:
+        arriving = any(
+            move.request_id == request_id and not move.machine.settled
+            for move in self._incoming.values()
+        )
+        return arriving or bool(self._live_of(request_id))
+
+    def _live_of(self, request_id: str) -> list[OutgoingMove]:
+        return [
+            move
+            for move in self._outgoing.values()
+            if move.order.request_id == request_id and not move.machine.over
+        ]
+
+    def _last_of(self, request_id: str, hop: int) -> list[OutgoingMove]:
+        """The last move away of those that began in that hop or later; none if there is none."""
+        gone = [
+            move
+            for move in self._outgoing.values()
+            if move.order.request_id == request_id and move.machine.hop >= hop
+        ]
+        return sorted(gone, key=lambda move: move.machine.hop)[-1:]

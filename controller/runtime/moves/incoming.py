@@ -1,0 +1,259 @@
+"""A move of which this instance is the destination: what its machine asks for, done."""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination
+from controller.core.migration.protocol import Said
+from controller.core.migration.refusals import MoveRefusal
+from controller.ports.engine import Engine
+from controller.ports.kv_transfer import StageCopy
+from controller.ports.moves import ReservedBlocks
+from controller.runtime.live_request import Kept, LiveRequest
+from controller.runtime.messages import (
+    ArrivingRequest,
+    CommittedRequest,
+    MoveSaid,
+    RequestMoved,
+    RequestNotMoved,
+)
+from controller.runtime.moves.host import MoveHost
+from controller.runtime.moves.kv_digest import kv_digest
+
+log = logging.getLogger(__name__)
+
+OUTPUTS_DECODED = "i"
+"""Output tokens travel as 32-bit integers, in the byte order of all machines that run vLLM."""
+
+
+class IncomingMove:
+    def __init__(self, host: MoveHost, first: MoveSaid, payload: Sequence[Any]) -> None:
+        """Raises ValueError for a first message without its request."""
+        if first.arriving is None or len(payload) < 2:
+            raise ValueError("a move began without its request")
+        self._host = host
+        self._arriving: ArrivingRequest = first.arriving
+        self._frames = [bytes(frame) for frame in payload[:-1]]
+        self._outputs = array(OUTPUTS_DECODED, bytes(payload[-1]))
+        self._first = first
+        self.migration_id, self.request_id = first.migration_id, first.request_id
+        self.source: InstanceRef = first.source
+        self.machine = destination.DestinationMove(host.now_s())
+        self._reserved: ReservedBlocks | None = None
+        self._holds_something = False
+        """On the engine's thread: there is a reservation of this move to cancel."""
+        self._num_received = 0
+        self._receiving = ""
+        self._committed: CommittedRequest | None = None
+        self._state: list[bytes] = []
+        self._kept: list[Kept] = []
+
+    @property
+    def frontend(self) -> str:
+        return self._arriving.frontend
+
+    @property
+    def hop(self) -> int:
+        """In which the request is to run here."""
+        return self._arriving.hop + 1
+
+    def begin(self, refusal: MoveRefusal | None) -> None:
+        """`refusal`: this llumlet's own reason not to take it."""
+        start = self.machine.start(self._first.said)
+        if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
+            refusal = MoveRefusal.FINGERPRINT
+        if refusal is not None:
+            self.handle(destination.NotReserved(refusal))
+        else:
+            self._carry_out(start)
+
+    def handle(self, event: object) -> None:
+        self._carry_out(self.machine.handle(event, self._host.now_s()))
+
+    def tick(self) -> None:
+        self._carry_out(self.machine.tick(self._host.now_s()))
+
+    def said(self, message: MoveSaid, payload: Sequence[Any]) -> None:
+        """By the source."""
+        if message.committed is not None and self._committed is None:
+            self._take_committed(message.committed, payload)
+        self.handle(message.said)
+
+    def _take_committed(self, committed: CommittedRequest, payload: Sequence[Any]) -> None:
+        self._committed = committed
+        frames = [bytes(frame) for frame in payload]
+        self._state = frames[: committed.num_state_frames]
+        at = committed.num_state_frames
+        for kept in committed.kept:
+            body = frames[at : at + kept.num_frames]
+            self._kept.append(Kept(kept.first_index, kept.num_tokens, body, encoded=True))
+            at += kept.num_frames
+
+    def _carry_out(self, instructions: Sequence[destination.Instruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _do(self, instruction: destination.Instruction) -> None:
+        host, request_id = self._host, self.request_id
+        match instruction:
+            case destination.Reserve(stage=stage, num_blocks=num_blocks):
+                self._reserve(stage, num_blocks)
+            case destination.Receive(stage=stage):
+                self._receive(stage)
+            case destination.CancelReceive():
+                host.transfer.cancel(self._receiving)
+            case destination.Free():
+                host.between_steps(self._free, _nothing)
+            case destination.Apply(rank=rank):
+                self._apply(rank)
+            case destination.Drop():
+                host.requests.pop(request_id, None)
+                host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
+            case destination.EndRequest():
+                host.end(request_id, self.machine.hop)
+            case destination.SetRank(rank=rank):
+                host.between_steps(lambda engine: engine.moves.set_rank(request_id, rank), _nothing)
+            case destination.Answer(said=said):
+                self._answer(said)
+            case destination.TellFrontend(moved=moved, hop=hop):
+                self._tell_frontend(moved, hop)
+
+    # -- blocks --------------------------------------------------------------------------
+
+    def _reserve(self, stage: int, num_blocks: int) -> None:
+        if stage > 0:
+            self._host.between_steps(partial(self._extend, num_blocks), self._on_reserved)
+            return
+        try:
+            prepared = self._host.prepare(self._frames, self._arriving.frontend)
+        except ValueError as error:
+            log.warning("request %s cannot run here: %s", self.request_id, error)
+            self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
+            return
+        self._host.between_steps(
+            partial(self._reserve_first, prepared, num_blocks), self._on_reserved
+        )
+
+    def _reserve_first(
+        self, prepared: Any, num_blocks: int, engine: Engine
+    ) -> ReservedBlocks | MoveRefusal:
+        """On the engine's thread."""
+        found = engine.moves.reserve(prepared, self._outputs, num_blocks)
+        self._holds_something = isinstance(found, ReservedBlocks)
+        return found
+
+    def _extend(self, num_blocks: int, engine: Engine) -> ReservedBlocks | MoveRefusal:
+        """On the engine's thread."""
+        return engine.moves.extend(self.request_id, num_blocks) or MoveRefusal.NO_BLOCKS
+
+    def _on_reserved(self, found: ReservedBlocks | MoveRefusal) -> None:
+        if isinstance(found, MoveRefusal):
+            self.handle(destination.NotReserved(found))
+            return
+        if self._reserved is None:
+            self._num_received = found.num_cached
+        self._reserved = found
+        self.handle(destination.Reserved(found.num_cached))
+
+    def _free(self, engine: Engine) -> None:
+        """On the engine's thread. Another move of the same request may hold something."""
+        if self._holds_something:
+            self._holds_something = False
+            engine.moves.cancel(self.request_id)
+
+    def _receive(self, stage: int) -> None:
+        assert self._reserved is not None
+        self._receiving = f"{self.migration_id}/{stage}"
+        places = self._reserved.block_ids[self._num_received :]
+        copy = self._host.transfer.receive(self.source, self._receiving, places)
+        copy.add_done_callback(partial(self._on_received, stage))
+
+    def _on_received(self, stage: int, copy: "asyncio.Future[StageCopy]") -> None:
+        if copy.cancelled() or (error := copy.exception()) is not None:
+            log.info("stage %s did not come: %s", self._receiving, error)
+            self.handle(destination.StageLost(stage, "transfer"))
+            return
+        self._num_received += copy.result().num_blocks
+        self.handle(destination.StageReceived(stage))
+
+    # -- COMMIT --------------------------------------------------------------------------
+
+    def _apply(self, rank: int | None) -> None:
+        committed, reserved = self._committed, self._reserved
+        assert committed is not None
+        assert reserved is not None
+        if committed.digest is None:
+            self._commit(rank)
+            return
+        copied = reserved.block_ids[reserved.num_cached : self._num_received]
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(None, kv_digest, self._host.blocks, copied)
+
+        def on_done(digest: "asyncio.Future[bytes]") -> None:
+            taken = not digest.cancelled() and digest.exception() is None
+            if taken and digest.result() == committed.digest:
+                self._commit(rank)
+            else:
+                log.error("the KV blocks of %s differ from its source's", self.request_id)
+                self.handle(destination.CommitNotApplied("kv_mismatch"))
+
+        done.add_done_callback(on_done)
+
+    def _commit(self, rank: int | None) -> None:
+        self._host.between_steps(partial(self._commit_between_steps, rank), self._on_committed)
+
+    def _commit_between_steps(self, rank: int | None, engine: Engine) -> str | None:
+        """On the engine's thread. Why not, if not."""
+        try:
+            engine.moves.commit(self.request_id, self._state)
+        except ValueError as error:
+            return str(error)
+        self._holds_something = False
+        if rank is not None:
+            engine.moves.set_rank(self.request_id, rank)
+        return None
+
+    def _on_committed(self, why_not: str | None) -> None:
+        if why_not is not None:
+            log.error("request %s did not fit in: %s", self.request_id, why_not)
+            self.handle(destination.CommitNotApplied("not_applied"))
+            return
+        committed, arriving = self._committed, self._arriving
+        assert committed is not None
+        live = LiveRequest(
+            arriving.frontend,
+            arriving.attempt,
+            self.machine.hop,
+            arriving.arrival_time_s,
+            self._frames,
+            committed.num_output_tokens,
+            arrived_by=committed.record,
+        )
+        live.kept.extend(self._kept)
+        self._host.requests[self.request_id] = live
+        self.handle(destination.CommitApplied())
+
+    # -- words ---------------------------------------------------------------------------
+
+    def _answer(self, said: Said) -> None:
+        message = MoveSaid(self.migration_id, self.request_id, self.source, self._host.me, said)
+        self._host.send(self.source.address, message)
+
+    def _tell_frontend(self, moved: bool, hop: int) -> None:
+        if not moved:
+            not_moved = RequestNotMoved(self.request_id, hop or self.hop)
+            self._host.send(self._arriving.frontend, not_moved)
+            return
+        assert self._committed is not None
+        began = self._committed.num_output_tokens
+        moved_here = RequestMoved(self.request_id, self._host.me, hop, began)
+        self._host.send(self._arriving.frontend, moved_here)
+
+
+def _nothing(_result: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,94 @@
+"""What the controller asks of a source: to move a request, what that would take, who cannot."""
+
+from collections import deque
+from functools import partial
+
+from controller.core.migration.record import MovePlan, MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source import SourceState
+from controller.ports.engine import Engine
+from controller.runtime.messages import (
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+)
+from controller.runtime.moves.desk import MoveDesk
+from controller.runtime.moves.host import MoveHost
+from controller.runtime.moves.outgoing import MoveOrder
+
+NUM_MOVES_MEASURED = 16
+
+
+class MoveOrders:
+    """Estimates come from the last moves of this source."""
+
+    def __init__(self, host: MoveHost, desk: MoveDesk, controller_address: str) -> None:
+        self._host = host
+        self._desk = desk
+        self._controller_address = controller_address
+        self._bytes_per_s: deque[float] = deque(maxlen=NUM_MOVES_MEASURED)
+
+    def asked(self, asked: MoveAsked) -> None:
+        refusal = self._desk.refusal(asked.request_id)
+        if refusal is not None:
+            self._answer(MoveAnswered(asked.query_id, refusal))
+        elif asked.dry_run:
+            self._host.between_steps(
+                partial(self._plan, asked.request_id), partial(self._on_planned, asked.query_id)
+            )
+        else:
+            order = MoveOrder(
+                asked.migration_id,
+                asked.request_id,
+                asked.destination,
+                asked.reason,
+                asked.verify_kv,
+                asked.max_stages,
+                partial(self._on_closed, asked.query_id),
+            )
+            self._desk.begin(order)
+
+    def refusals_asked(self, asked: MoveRefusalAsked) -> None:
+        def refusals(engine: Engine) -> tuple[tuple[str, str], ...]:
+            found = ((id_, engine.moves.refusal(id_)) for id_ in asked.request_ids)
+            return tuple((id_, str(refusal)) for id_, refusal in found if refusal is not None)
+
+        def answer(found: tuple[tuple[str, str], ...]) -> None:
+            answered = MoveRefusalsAnswered(asked.query_id, found)
+            self._host.send(self._controller_address, answered)
+
+        self._host.between_steps(refusals, answer)
+
+    def _plan(self, request_id: str, engine: Engine) -> MoveRefusal | tuple[int, int]:
+        """On the engine's thread: (tokens, blocks)."""
+        moves = engine.moves
+        if (refusal := moves.refusal(request_id)) is not None:
+            return refusal
+        if moves.is_queued(request_id):
+            return (0, 0)
+        pinned = moves.pin(request_id, 0)
+        moves.unpin(request_id)
+        if pinned is None:
+            return MoveRefusal.UNKNOWN
+        return (pinned.num_tokens, -(-pinned.num_tokens // engine.block_size))
+
+    def _on_planned(self, query_id: str, found: MoveRefusal | tuple[int, int]) -> None:
+        if isinstance(found, MoveRefusal):
+            self._answer(MoveAnswered(query_id, found))
+            return
+        num_tokens, num_blocks = found
+        num_bytes = num_blocks * self._host.blocks.block_bytes
+        copy_time_s = None
+        if self._bytes_per_s:
+            copy_time_s = num_bytes * len(self._bytes_per_s) / sum(self._bytes_per_s)
+        plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
+        self._answer(MoveAnswered(query_id, "", plan))
+
+    def _on_closed(self, query_id: str, record: MoveRecord) -> None:
+        if record.outcome == SourceState.MIGRATED and record.copy_time_s > 0:
+            self._bytes_per_s.append(record.num_bytes / record.copy_time_s)
+        self._answer(MoveAnswered(query_id, record.code, record=record))
+
+    def _answer(self, answered: MoveAnswered) -> None:
+        self._host.send(self._controller_address, answered)

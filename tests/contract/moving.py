@@ -1,0 +1,267 @@
+"""Requests on real engines in this process, and moves between them as the protocol makes them."""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from controller.adapters.embedded_model.architecture import EOS_ID
+from controller.adapters.vllm.engine import VllmEngine
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import blocks_for
+from controller.ports.frames import Frames
+from controller.ports.moves import ReservedBlocks
+
+BUFFER_BLOCKS = 4  # fewer than most moves need: a buffer is used again
+
+
+@dataclass
+class Told:
+    """What a request's frontend was told, by whichever engine."""
+
+    num_logprobs: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    prefill_stats: list[Any] = field(default_factory=list)
+
+
+def message(
+    request_id: str,
+    model_path: Path,
+    num_prompt_tokens: int = 40,
+    max_tokens: int = 60,
+    *,
+    rank: int = 0,
+    arrival_s: float = 0.0,
+    guided: dict[str, Any] | None = None,
+    bad_words: Sequence[str] = (),
+    prompt: Sequence[int] | None = None,
+    **sampling: Any,
+) -> Frames:
+    """A request as a frontend of vLLM sends it."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackEncoder
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    extra = {name: sampling.pop(name) for name in ("cache_salt", "lora_request") & sampling.keys()}
+    params = SamplingParams(
+        **{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": guided is None} | sampling,
+        structured_outputs=StructuredOutputsParams(**guided) if guided else None,
+        bad_words=list(bad_words) or None,
+    )
+    params.update_from_generation_config({}, EOS_ID)
+    params.update_from_tokenizer(tokenizer(model_path))
+    if guided:
+        params.structured_outputs._backend = "xgrammar"
+        validate_xgrammar_grammar(params)
+    dice = random.Random(request_id)
+    request = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(
+            prompt or (dice.randrange(300, 2000) for _ in range(num_prompt_tokens))
+        ),
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=arrival_s,
+        lora_request=extra.get("lora_request"),
+        cache_salt=extra.get("cache_salt"),
+        data_parallel_rank=None,
+        priority=-rank,
+    )
+    return [bytes(frame) for frame in MsgpackEncoder().encode(request)]
+
+
+@functools.cache
+def tokenizer(model_path: Path) -> Any:
+    from vllm.tokenizers import get_tokenizer
+
+    return get_tokenizer(str(model_path))
+
+
+class Readers:
+    """The frontend of some engines: sends requests, gathers what they say, moves requests."""
+
+    def __init__(self, model_path: Path, *engines: VllmEngine) -> None:
+        self.model_path = model_path
+        self.engines = engines
+        self.messages: dict[str, Frames] = {}
+        self.told: dict[str, Told] = {}
+        self.at: dict[str, VllmEngine] = {}
+
+    # -- without moves ---------------------------------------------------------------------
+
+    def add(self, request_id: str, engine: VllmEngine | None = None, **options: Any) -> None:
+        engine = engine or self.engines[0]
+        self.messages[request_id] = message(request_id, self.model_path, **options)
+        self.told[request_id] = Told(options.get("logprobs"))
+        self.at[request_id] = engine
+        engine.add(engine.prepare(self.messages[request_id], 0))
+
+    def step(self, *engines: VllmEngine) -> list[str]:
+        """One step of each engine (of all) that has work; who got tokens."""
+        emitted = []
+        for engine in engines or self.engines:
+            for outputs in engine.step() if engine.has_work() else ():
+                for out in outputs.body.outputs:
+                    self._tell(out)
+                    emitted.append(out.request_id)
+        return emitted
+
+    def run(self, request_id: str, num_tokens: int) -> None:
+        """Until it has so many tokens, or has finished."""
+        told = self.told[request_id]
+        while len(told.tokens) < num_tokens and told.finish_reason is None:
+            self.step()
+
+    def finish(self) -> dict[str, list[int]]:
+        while any(engine.has_work() for engine in self.engines):
+            self.step()
+        return {request_id: told.tokens for request_id, told in self.told.items()}
+
+    def _tell(self, out: Any) -> None:
+        told = self.told[out.request_id]
+        assert told.finish_reason is None, f"{out.request_id} goes on after its end"
+        told.tokens += out.new_token_ids
+        if told.num_logprobs is not None:
+            # As many as the most that any request of its batch wants; its reader cuts them.
+            ids, values, ranks = (array.tolist() for array in out.new_logprobs[:3])
+            end = told.num_logprobs + 1
+            told.logprobs += [
+                (i[:end], [round(value, 4) for value in vs[:end]], rank)
+                for i, vs, rank in zip(ids, values, ranks, strict=True)
+            ]
+        if out.prefill_stats is not None:
+            told.prefill_stats.append(out.prefill_stats)
+        if out.finish_reason is not None:
+            told.finish_reason = str(out.finish_reason)
+
+    # -- moves -----------------------------------------------------------------------------
+
+    def move(
+        self,
+        request_id: str,
+        to: VllmEngine,
+        *,
+        num_stages: int = 0,
+        between: Callable[[], object] | None = None,
+        corrupt: Callable[[memoryview], None] | None = None,
+    ) -> MoveRefusal | ReservedBlocks | None:
+        """`num_stages` copies while the request decodes on, then the cut. Between two stages
+        all engines make a step, or `between` is called. Moves to where it is, too: the id comes
+        back to an engine that has just released it.
+
+        Returns a refusal, what was reserved at the end, or None if it ended on the way.
+        """
+        source = self.at[request_id]
+        frm, there = source.moves, to.moves
+        refusal = frm.refusal(request_id)
+        if refusal is not None:
+            return refusal
+        if source is to:
+            return self._move_to_itself(request_id, corrupt)
+        queued = frm.is_queued(request_id)
+        reserved: Any = None
+        num_copied = 0
+        try:
+            for _ in range(0 if queued else num_stages):
+                pinned = frm.pin(request_id, num_copied)
+                if pinned is None:
+                    return self._give_up(request_id, there)
+                num_blocks = num_copied + len(pinned.block_ids)
+                reserved = self._reserve(request_id, source, to, num_blocks, reserved)
+                if reserved is None or isinstance(reserved, MoveRefusal):
+                    return reserved or self._give_up(request_id, there)
+                self._copy(source, to, pinned.block_ids, reserved, num_copied, corrupt)
+                num_copied = num_blocks
+                (between or self.step)()
+                if request_id not in source._scheduler.requests:
+                    return self._give_up(request_id, there)
+            if reserved is None:
+                num_tokens = source._scheduler.requests[request_id].num_tokens
+                num_blocks = 0 if queued else blocks_for(num_tokens, to.block_size)
+                reserved = self._reserve(request_id, source, to, num_blocks, None)
+                if isinstance(reserved, MoveRefusal):
+                    return reserved
+            if queued != frm.is_queued(request_id):
+                return self._give_up(request_id, there)
+            suspended = frm.suspend(request_id)
+            if suspended is None:
+                return self._give_up(request_id, there)
+            if not queued:
+                wanted = blocks_for(suspended.num_tokens, to.block_size)
+                reserved = there.extend(request_id, wanted)
+                if reserved is None:
+                    frm.resume(request_id)
+                    return self._give_up(request_id, there)
+                rest = suspended.block_ids[num_copied:]
+                self._copy(source, to, rest, reserved, num_copied, corrupt)
+            there.commit(request_id, suspended.state)
+            frm.release(request_id)
+        finally:
+            frm.unpin(request_id)
+        self.at[request_id] = to
+        return reserved
+
+    def _move_to_itself(self, request_id: str, corrupt: Any) -> Any:
+        engine = self.at[request_id]
+        moves, blocks = engine.moves, engine.moves.blocks
+        if not engine.snapshot("i-0", 1).num_free_blocks and not moves.is_queued(request_id):
+            return MoveRefusal.NO_BLOCKS  # it may need one for its next token
+        outputs = moves.outputs(request_id)
+        suspended = moves.suspend(request_id)
+        assert suspended is not None
+        buffer = blocks.buffer(max(1, len(suspended.block_ids)))
+        content = blocks.gather(suspended.block_ids, buffer)
+        if corrupt is not None:
+            corrupt(content)
+        moves.release(request_id)
+        num_blocks = blocks_for(suspended.num_tokens, engine.block_size)
+        prepared = engine.prepare(self.messages[request_id], 0)
+        reserved = moves.reserve(prepared, outputs, num_blocks if suspended.block_ids else 0)
+        assert isinstance(reserved, ReservedBlocks), reserved
+        # What the prefix cache says it has is left as it is, unless it shall be wrong.
+        blocks.scatter(reserved.block_ids[: len(suspended.block_ids)], buffer)
+        moves.commit(request_id, suspended.state)
+        return reserved
+
+    def _reserve(
+        self, request_id: str, source: VllmEngine, to: VllmEngine, num_blocks: int, held: Any
+    ) -> Any:
+        if held is not None:
+            return to.moves.extend(request_id, num_blocks)
+        prepared = to.prepare(self.messages[request_id], 0)
+        return to.moves.reserve(prepared, source.moves.outputs(request_id), num_blocks)
+
+    def _give_up(self, request_id: str, there: Any) -> None:
+        there.cancel(request_id)
+
+    def _copy(
+        self,
+        source: VllmEngine,
+        to: VllmEngine,
+        block_ids: Sequence[int],
+        reserved: ReservedBlocks,
+        first: int,
+        corrupt: Callable[[memoryview], None] | None,
+    ) -> None:
+        """The blocks of the request from `first` on, without those that the destination has."""
+        num_cached = max(0, reserved.num_cached - first)
+        pairs = list(zip(block_ids, reserved.block_ids[first:], strict=False))[num_cached:]
+        frm, there = source.moves.blocks, to.moves.blocks
+        assert frm.block_bytes == there.block_bytes
+        outgoing, incoming = frm.buffer(BUFFER_BLOCKS), there.buffer(BUFFER_BLOCKS)
+        for start in range(0, len(pairs), BUFFER_BLOCKS):
+            part = pairs[start : start + BUFFER_BLOCKS]
+            sent = frm.gather([mine for mine, _ in part], outgoing)
+            assert sent.nbytes == len(part) * frm.block_bytes
+            arrived = there.writable(incoming, len(part))
+            arrived[:] = sent
+            if corrupt is not None:
+                corrupt(arrived)
+            there.scatter([theirs for _, theirs in part], incoming)

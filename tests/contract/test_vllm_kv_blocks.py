@@ -1,0 +1,288 @@
+"""Blocks as bytes: every layout that a cache may have, the order on a GPU, and who understands
+whose blocks."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS
+
+from controller.adapters.vllm.cuda_blocks import CudaBlocks
+from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.engine_parts import parts_of
+from controller.adapters.vllm.fingerprint import fingerprint
+from controller.adapters.vllm.kv_blocks import HostBlocks
+
+B, H, N, C = 7, 3, 4, 6
+
+
+def numbered(*shape: int, dtype: Any = None) -> Any:
+    import torch
+
+    count = int(torch.tensor(shape).prod())
+    return (torch.arange(count) % 251 - 125).reshape(shape).to(dtype or torch.float32)
+
+
+def compact() -> list[Any]:
+    return [numbered(B, H, N, C) + layer for layer in range(3)]
+
+
+def interleaved() -> list[Any]:
+    """The blocks are not outermost, and a block is no single run of memory."""
+    return [cache.transpose(0, 1) for cache in [numbered(H, B, N, C), numbered(H, B, N, C) * 2]]
+
+
+def kernel_blocks() -> list[Any]:
+    """Two of the kernel's blocks make one of the scheduler's."""
+    return [numbered(2 * B, H, N // 2, C), numbered(2 * B, H, N // 2, C) * 3]
+
+
+def unlike() -> list[Any]:
+    return [numbered(B, H, N, C), numbered(B, 1, N, 2 * C)]
+
+
+def shared() -> list[Any]:
+    """A layer that uses another's cache."""
+    first, second = numbered(B, H, N, C), numbered(B, H, N, C) * 2
+    return [first, second, first[:]]
+
+
+def half() -> list[Any]:
+    import torch
+
+    return [numbered(B, H, N, C, dtype=torch.bfloat16) * layer for layer in (1, 2)]
+
+
+def odd_bytes() -> list[Any]:
+    """No whole words, and of a type that torch cannot copy by index on every device."""
+    import torch
+
+    return [numbered(B, H, N, 5, dtype=torch.float8_e4m3fn) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "layout", [compact, interleaved, kernel_blocks, unlike, shared, half, odd_bytes]
+)
+def test_blocks_go_from_one_cache_to_another(layout: Callable[[], list[Any]]) -> None:
+    import torch
+
+    caches = layout()
+    expected = [cache.clone() for cache in caches]
+    empty = layout()
+    for cache in empty:
+        cache.view(torch.uint8).zero_()
+    source, destination = HostBlocks(caches, B), HostBlocks(empty, B)
+    distinct = {cache.data_ptr(): cache for cache in caches}.values()
+    assert source.block_bytes == sum(c.numel() * c.itemsize for c in distinct) // B
+    places = {2: 5, 0: 1, 6: 6, 3: 0}
+    outgoing, incoming = source.buffer(3), destination.buffer(5)
+    for part in ([2, 0, 6], [3]):  # the last stage is short, and the buffer is used again
+        sent = source.gather(part, outgoing)
+        assert (sent.nbytes, sent.format, sent.contiguous) == (
+            len(part) * source.block_bytes,
+            "B",
+            True,
+        )
+        destination.writable(incoming, len(part))[:] = sent
+        destination.scatter([places[block] for block in part], incoming)
+    for cache, before, arrived in zip(caches, expected, empty, strict=True):
+        here, there = (c.view(torch.uint8).unflatten(0, (B, -1)) for c in (before, arrived))
+        for block, place in places.items():
+            assert torch.equal(there[place], here[block])
+        for place in set(range(B)) - set(places.values()):
+            assert not there[place].any()
+        assert torch.equal(cache.view(torch.uint8), before.view(torch.uint8))
+
+
+def test_a_buffer_may_be_cut_elsewhere_on_the_other_side() -> None:
+    """One block follows the other."""
+    import torch
+
+    source, empty = HostBlocks(compact(), B), [torch.zeros(B, H, N, C) for _ in range(3)]
+    destination = HostBlocks(empty, B)
+    sent = bytes(source.gather([1, 2, 3], source.buffer(3)))
+    buffer = destination.buffer(1)
+    for index, block in enumerate([1, 2, 3]):
+        destination.writable(buffer, 1)[:] = sent[index * source.block_bytes :][
+            : source.block_bytes
+        ]
+        destination.scatter([block], buffer)
+    for cache, arrived in zip(compact(), empty, strict=True):
+        assert torch.equal(arrived[1:4], cache[1:4])
+
+
+def test_more_than_a_buffer_holds_is_an_error() -> None:
+    blocks = HostBlocks(compact(), B)
+    buffer = blocks.buffer(2)
+    for call in (
+        lambda: blocks.gather([0, 1, 2], buffer),
+        lambda: blocks.scatter([0, 1, 2], buffer),
+        lambda: blocks.writable(buffer, 3),
+    ):
+        with pytest.raises(ValueError, match="3 blocks in a buffer for 2"):
+            call()
+
+
+def test_the_caches_of_an_engine(engine: VllmEngine) -> None:
+    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    assert isinstance(runner.kv_caches, list)
+    assert all(len(cache) == NUM_BLOCKS + 1 for cache in runner.kv_caches)
+    assert isinstance(engine.moves.blocks, HostBlocks)
+    assert engine.moves.blocks.block_bytes == BLOCK_BYTES
+
+
+# -- on a GPU: the order of the calls -----------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """torch.cuda, as far as it is used, by a recorder; copies are made at once."""
+    import torch
+
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, blocking: bool = False) -> None:
+            self.blocking = blocking
+
+        def record(self) -> None:
+            seen.append("step's event recorded")
+
+        def synchronize(self) -> None:
+            seen.append("waited for the copy" if self.blocking else "spun")
+
+    class Stream:
+        def __init__(self, _device: Any) -> None: ...
+
+        def wait_event(self, _event: Event) -> None:
+            seen.append("side stream waits for the step")
+
+        def record_event(self, event: Event) -> Event:
+            seen.append("end of the copy recorded")
+            return event
+
+    @contextmanager
+    def on_stream(_stream: Stream) -> Iterator[None]:
+        seen.append("on the side stream")
+        yield
+        seen.append("off it")
+
+    for name, fake in [("Stream", Stream), ("Event", Event), ("stream", on_stream)]:
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return seen
+
+
+def test_copies_on_a_gpu_are_ordered_after_the_step_and_awaited(calls: list[str]) -> None:
+    import torch
+
+    caches, empty = compact(), [torch.zeros(B, H, N, C) for _ in range(3)]
+    source = CudaBlocks(caches, B, torch.device("cpu"))
+    destination = CudaBlocks(empty, B, torch.device("cpu"))
+    assert source.block_bytes == HostBlocks(caches, B).block_bytes
+    source.ready_to_read()
+    sent = source.gather([2, 5], source.buffer(4))
+    assert calls == [
+        "step's event recorded",
+        "on the side stream",
+        "side stream waits for the step",
+        "end of the copy recorded",
+        "off it",
+        "waited for the copy",
+    ]
+    assert bytes(sent) == bytes(
+        HostBlocks(caches, B).gather([2, 5], HostBlocks(caches, B).buffer(2))
+    )
+    calls.clear()
+    buffer = destination.buffer(2)
+    destination.writable(buffer, 2)[:] = sent
+    destination.scatter([1, 4], buffer)
+    assert calls == [
+        "on the side stream",
+        "end of the copy recorded",
+        "off it",
+        "waited for the copy",
+    ]
+    for cache, arrived in zip(caches, empty, strict=True):
+        assert torch.equal(arrived[[1, 4]], cache[[2, 5]])
+        assert not arrived[[0, 2, 3, 5, 6]].any()
+
+
+# -- the fingerprint ----------------------------------------------------------------------
+
+
+def test_engines_that_understand_each_other(
+    engine: VllmEngine, uncached_engine: VllmEngine
+) -> None:
+    """Neither the number of blocks nor of places in the batch matters, nor the prefix cache."""
+    assert engine.moves.fingerprint == uncached_engine.moves.fingerprint
+    assert len(engine.moves.fingerprint) == 64
+
+
+def test_engines_that_do_not(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    parts = parts_of(engine._core)
+    seen = {fingerprint(parts)}
+    assert seen == {engine.moves.fingerprint}
+
+    def differs() -> None:
+        found = fingerprint(parts)
+        assert found not in seen
+        seen.add(found)
+
+    seen.add(fingerprint(dataclasses.replace(parts, block_size=BLOCK_SIZE // 2)))
+    assert len(seen) == 2
+    config = engine._core.vllm_config
+    for owner, name, value in [
+        (config.model_config, "dtype", torch.bfloat16),
+        (config.model_config, "quantization", "fp8"),
+        (config.cache_config, "cache_dtype", "fp8"),
+        (config.model_config.hf_text_config, "rope_parameters", {"rope_theta": 500_000.0}),
+        (parts.runner, "kv_caches", [cache[:, :2] for cache in parts.runner.kv_caches]),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            differs()
+    norm = dict(parts.runner.get_model().named_parameters())["model.norm.weight"]
+    with torch.inference_mode():
+        norm.mul_(2)
+        differs()
+        norm.div_(2)
+    assert fingerprint(parts) == engine.moves.fingerprint
+
+
+def test_weights_that_vllm_packed_away_are_told_apart(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    parts = parts_of(engine._core)
+    parameters = dict(parts.runner.get_model().named_parameters())
+    trained = "model.layers.2.self_attn.o_proj.weight"
+    assert parameters[trained].numel() == 0, "or no file need be read"
+    config = engine._core.vllm_config.model_config
+    original = Path(config.model)
+    for name, factor in [("same", 1.0), ("tuned", 1.001)]:
+        shutil.copytree(original, tmp_path / name)
+        for file in (tmp_path / name).glob("*.safetensors"):
+            weights = load_file(file)
+            if trained in weights:
+                weights[trained] *= factor
+            save_file(weights, file, {"format": "pt"})
+    found = {}
+    for name in ("same", "tuned"):
+        monkeypatch.setattr(config, "model", str(tmp_path / name))
+        found[name] = fingerprint(parts)
+    assert found["same"] != found["tuned"]
+    shutil.copytree(original, tmp_path / "elsewhere")
+    monkeypatch.setattr(config, "model", str(tmp_path / "elsewhere"))
+    assert fingerprint(parts) == engine.moves.fingerprint
+    monkeypatch.setattr(config, "model", "organisation/model")
+    of_the_hub = fingerprint(parts)
+    assert of_the_hub not in {*found.values(), engine.moves.fingerprint}
+    monkeypatch.setattr(config, "revision", "a tag")
+    assert fingerprint(parts) != of_the_hub

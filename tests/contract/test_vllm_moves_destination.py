@@ -1,0 +1,396 @@
+"""The destination's half of a move against vLLM's own state: every touch point of
+destination_moves.py, batch_slots.py and worker_state.py."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import BLOCK_SIZE, NUM_BLOCKS
+
+from controller.adapters.vllm import request_state
+from controller.adapters.vllm.engine import VllmEngine
+from controller.core.migration.refusals import MoveRefusal
+from controller.ports.moves import ReservedBlocks, SuspendedRequest
+from tests.contract.moving import Readers, message, tokenizer
+
+
+@pytest.fixture
+def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -> Readers:
+    return Readers(model_path, uncached_engine, engine)
+
+
+def num_free(engine: VllmEngine) -> int:
+    return engine.snapshot("i-0", 1).num_free_blocks
+
+
+def reserve(
+    engine: VllmEngine, model_path: Path, request_id: str, num_blocks: int, **more: Any
+) -> Any:
+    prepared = engine.prepare(message(request_id, model_path, **more), 0)
+    return engine.moves.reserve(prepared, [], num_blocks)
+
+
+def suspended(readers: Readers, num_outputs: int = 5, **options: Any) -> SuspendedRequest:
+    """A request "r" that has left the other engine."""
+    readers.add("r", num_prompt_tokens=40, max_tokens=60, **options)
+    readers.run("r", num_outputs)
+    found = readers.engines[0].moves.suspend("r")
+    assert found is not None
+    return found
+
+
+def test_the_methods_that_are_called(engine: VllmEngine) -> None:
+    scheduler, kv = engine._scheduler, engine._kv
+
+    def parameters(function: Any) -> set[str]:
+        return set(inspect.signature(function).parameters)
+
+    assert parameters(kv.allocate_slots) >= {
+        "request",
+        "num_new_tokens",
+        "num_new_computed_tokens",
+        "new_computed_blocks",
+        "delay_cache_blocks",
+        "has_scheduled_reqs",
+    }
+    assert parameters(kv.get_computed_blocks) == {"request"}
+    assert parameters(kv.truncate_computed_blocks) == {"blocks", "num_computed_tokens"}
+    assert parameters(kv.cache_blocks) == {"request", "num_computed_tokens"}
+    assert parameters(kv.record_blocks_for_zeroing) == {"request_id", "start_token"}
+    assert parameters(kv.free) == {"request"}
+    assert parameters(engine._core.list_loras) == set()
+    assert isinstance(scheduler.finished_req_ids, set)
+    assert isinstance(scheduler.prev_step_scheduled_req_ids, set)
+
+
+def test_the_fields_of_the_workers_memory() -> None:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    fields = inspect.signature(CachedRequestState).parameters
+    needed = [name for name, field in fields.items() if field.default is field.empty]
+    assert needed == [
+        "req_id",
+        "prompt_token_ids",
+        "mm_features",
+        "sampling_params",
+        "generator",
+        "block_ids",
+        "num_computed_tokens",
+        "output_token_ids",
+    ]
+
+
+# -- reserved -----------------------------------------------------------------------------
+
+
+def test_a_reservation_counts_and_grows_and_goes(engine: VllmEngine, model_path: Path) -> None:
+    found = reserve(engine, model_path, "r", 3, rank=1)
+    assert isinstance(found, ReservedBlocks)
+    assert (len(set(found.block_ids)), found.num_cached) == (3, 0)
+    now = engine.snapshot("i-0", 1)
+    assert (now.num_free_blocks, now.num_running, now.num_queued) == (NUM_BLOCKS - 3, 1, 0)
+    assert (now.num_running_by_rank, now.fill_blocks) == ({1: 1}, 0)
+    assert not engine.has_work()
+    grown = engine.moves.extend("r", 5)
+    assert grown is not None
+    assert grown.block_ids[:3] == found.block_ids
+    assert len(set(grown.block_ids)) == 5
+    assert engine.moves.extend("r", 5) == grown
+    assert engine.moves.extend("r", 2) == grown
+    engine.abort(["r"])  # no request of this engine's yet
+    assert num_free(engine) == NUM_BLOCKS - 5
+    engine.moves.cancel("r")
+    engine.moves.cancel("r")
+    assert num_free(engine) == NUM_BLOCKS
+    assert engine.snapshot("i-0", 1).num_running == 0
+
+
+def test_not_more_blocks_than_the_model_has_tokens_for(
+    engine: VllmEngine, model_path: Path
+) -> None:
+    """A last stage asks for room beyond what there is; at the end of the context it gets less."""
+    found = reserve(engine, model_path, "r", 17)
+    assert isinstance(found, ReservedBlocks)
+    assert len(found.block_ids) == engine.max_model_len // BLOCK_SIZE == 16
+    engine.moves.cancel("r")
+
+
+def test_without_blocks_nothing_is_taken(engine: VllmEngine, model_path: Path) -> None:
+    assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
+    assert reserve(engine, model_path, "r", 9) == MoveRefusal.NO_BLOCKS
+    assert (num_free(engine), engine.snapshot("i-0", 1).num_running) == (8, 1)
+    found = reserve(engine, model_path, "r", 7)
+    assert isinstance(found, ReservedBlocks)
+    assert engine.moves.extend("r", 9) is None
+    assert num_free(engine) == 1
+    assert engine.moves.extend("r", 7) == found, "what it has stays"
+    engine.moves.cancel("r")
+    engine.moves.cancel("a")
+
+
+def test_a_refused_request_may_be_offered_again_with_more_outputs(
+    engine: VllmEngine, model_path: Path
+) -> None:
+    assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
+    prepared = engine.prepare(message("r", model_path), 0)
+    assert engine.moves.reserve(prepared, [500, 501], 9) == MoveRefusal.NO_BLOCKS
+    engine.moves.cancel("a")
+    assert isinstance(engine.moves.reserve(prepared, [500, 501, 502], 9), ReservedBlocks)
+    assert list(prepared.output_token_ids) == [500, 501, 502]
+    engine.moves.cancel("r")
+
+
+def test_a_grammar_is_not_fed_before_there_are_blocks(engine: VllmEngine, model_path: Path) -> None:
+    assert isinstance(reserve(engine, model_path, "a", 16), ReservedBlocks)
+    text = tokenizer(model_path).encode("abc", add_special_tokens=False)
+    guided = {"regex": "[a-z]{3}x{40}"}
+    prepared = engine.prepare(message("r", model_path, guided=guided), 0)
+    prepared.structured_output_request._grammar.exception()  # it is compiled
+    assert engine.moves.reserve(prepared, text, 9) == MoveRefusal.NO_BLOCKS
+    engine.moves.cancel("a")
+    assert isinstance(engine.moves.reserve(prepared, text, 9), ReservedBlocks)
+    engine.moves.cancel("r")
+
+
+@pytest.mark.parametrize("guided", [None, {"regex": "[a-z]{40}"}])
+def test_the_watermark_is_kept_on_arrival_and_not_when_it_grows(
+    engine: VllmEngine, model_path: Path, monkeypatch: pytest.MonkeyPatch, guided: Any
+) -> None:
+    monkeypatch.setattr(engine._kv, "watermark_blocks", 3)
+    assert isinstance(reserve(engine, model_path, "a", 12), ReservedBlocks)
+    assert reserve(engine, model_path, "r", 10, guided=guided) == MoveRefusal.NO_BLOCKS
+    assert isinstance(reserve(engine, model_path, "r", 9, guided=guided), ReservedBlocks)
+    assert engine.moves.extend("r", 12) is not None
+    assert num_free(engine) == 0
+    engine.moves.cancel("a")
+    engine.moves.cancel("r")
+    assert isinstance(reserve(engine, model_path, "r", 16), ReservedBlocks)
+    engine.moves.cancel("r")
+
+
+def test_a_place_in_the_batch_is_kept(engine: VllmEngine, readers: Readers) -> None:
+    """Reserved while there is one, it is still there at the commit."""
+    cut = suspended(readers)
+    size = engine.max_num_running
+    for n in range(size - 1):
+        readers.add(f"o{n}", engine, num_prompt_tokens=5, max_tokens=60)
+    readers.step(engine)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
+    assert isinstance(found, ReservedBlocks)
+    assert reserve(engine, readers.model_path, "no", 1) == MoveRefusal.NO_SLOT
+    readers.add("late", engine, num_prompt_tokens=5, max_tokens=3)
+    readers.step(engine)
+    assert len(engine._scheduler.running) == size - 1
+    now = engine.snapshot("i-0", 1)
+    assert (now.num_running, now.num_queued, now.max_num_running) == (size, 1, size)
+    engine.moves.commit("r", cut.state)
+    readers.engines[0].moves.release("r")
+    assert "r" in readers.step(engine)
+    assert len(engine._scheduler.running) == size
+    readers.finish()
+
+
+def test_a_full_batch_refuses_and_takes_a_queued_one(
+    engine: VllmEngine, model_path: Path, readers: Readers
+) -> None:
+    for n in range(engine.max_num_running):
+        readers.add(f"o{n}", engine, num_prompt_tokens=5, max_tokens=20)
+    readers.step(engine)
+    free = num_free(engine)
+    assert reserve(engine, model_path, "r", 1) == MoveRefusal.NO_SLOT
+    assert num_free(engine) == free
+    assert reserve(engine, model_path, "r", 0) == ReservedBlocks((), 0)
+    assert engine.moves.extend("r", 1) is None
+    assert engine.snapshot("i-0", 1).num_queued == 0
+    engine.moves.cancel("r")
+    readers.finish()
+
+
+def test_what_is_not_taken(engine: VllmEngine, model_path: Path, readers: Readers) -> None:
+    from vllm.lora.request import LoRARequest
+
+    adapter = LoRARequest("adapter", 1, "somewhere")
+    assert reserve(engine, model_path, "r", 1, lora_request=adapter) == MoveRefusal.NO_ADAPTER
+    readers.add("here", engine)
+    assert reserve(engine, model_path, "here", 1) == MoveRefusal.NOT_TAKEN
+    assert isinstance(reserve(engine, model_path, "r", 1), ReservedBlocks)
+    assert reserve(engine, model_path, "r", 1) == MoveRefusal.NOT_TAKEN
+    engine.moves.cancel("r")
+    assert reserve(engine, model_path, "r", 1, num_prompt_tokens=512) == MoveRefusal.NOT_TAKEN
+    prepared = engine.prepare(message("r", model_path), 0)
+    prepared.resumable = True
+    assert engine.moves.reserve(prepared, [], 1) == MoveRefusal.STREAMED_PROMPT
+
+
+def test_reserved_blocks_are_not_wiped_and_those_not_copied_are(
+    engine: VllmEngine, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For caches that vLLM wipes before use (mixed precision)."""
+    manager = engine._kv.coordinator.single_type_managers[0]
+    monkeypatch.setattr(manager, "_record_new_block_ids", True)
+    cut = suspended(readers, 24)  # 63 tokens computed; the 64th comes next
+    prepared = engine.prepare(readers.messages["r"], 0)
+    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 2)
+    assert isinstance(found, ReservedBlocks)
+    found = engine.moves.extend("r", 4)
+    assert isinstance(found, ReservedBlocks)
+    assert manager.new_block_ids == []
+    engine.moves.commit("r", cut.state)
+    assert manager.new_block_ids == list(found.block_ids[2:])
+    readers.engines[0].moves.release("r")
+    readers.finish()
+
+
+def test_blocks_are_offered_to_the_prefix_cache_at_the_commit_only(
+    engine: VllmEngine, readers: Readers
+) -> None:
+    cut = suspended(readers, 30)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    found = engine.moves.reserve(prepared, readers.told["r"].tokens, 3)
+    assert isinstance(found, ReservedBlocks)
+    held = [engine._pool.blocks[block_id] for block_id in found.block_ids]
+    assert [block.block_hash for block in held] == [None] * 3
+    engine.moves.commit("r", cut.state)
+    assert [block.block_hash is not None for block in held] == [True, True, False]
+    readers.engines[0].moves.release("r")
+    readers.finish()
+
+
+# -- committed ----------------------------------------------------------------------------
+
+
+def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: Readers) -> None:
+    cut = suspended(readers, temperature=1.0, seed=4)
+    alone = readers.told["r"].tokens[:]
+    good = request_state.decode(cut.state)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    reserved = engine.moves.reserve(prepared, good.output_token_ids[:3], 2)
+    assert isinstance(reserved, ReservedBlocks)
+    before = engine.snapshot("i-0", 1)
+
+    def changed(**fields: Any) -> Any:
+        return request_state.encode(msgspec.structs.replace(good, **fields))
+
+    bad = [
+        [],
+        [b"\xc1"],
+        [b"\x90"],
+        [*cut.state, b""],
+        changed(queued=True),
+        changed(output_token_ids=[]),
+        changed(output_token_ids=[1, *good.output_token_ids[1:]]),
+        changed(output_token_ids=good.output_token_ids[:2]),
+        changed(output_token_ids=good.output_token_ids + [500] * 24),
+        changed(generator=None),
+        changed(generator=b""),
+        changed(generator=b"not of this kind"),
+        changed(output_token_ids="five"),
+        changed(num_preemptions=-0.5),
+    ]
+    for state in bad:
+        with pytest.raises(ValueError, match=r".+"):
+            engine.moves.commit("r", state)
+        assert engine.snapshot("i-0", 1) == before
+        assert engine.moves.extend("r", 2) == reserved
+        assert not engine.has_work()
+    engine.moves.commit("r", cut.state)
+    with pytest.raises(KeyError):
+        engine.moves.commit("r", cut.state)
+    assert readers.told["r"].tokens == alone
+    readers.engines[0].moves.release("r")
+    engine.abort(["r"])
+
+
+def test_a_generator_belongs_to_a_seeded_request(engine: VllmEngine, readers: Readers) -> None:
+    cut = suspended(readers)
+    good = request_state.decode(cut.state)
+    assert good.generator is None
+    prepared = engine.prepare(readers.messages["r"], 0)
+    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    state = request_state.encode(msgspec.structs.replace(good, generator=bytes(5056)))
+    with pytest.raises(ValueError, match="seeded"):
+        engine.moves.commit("r", state)
+    engine.moves.cancel("r")
+    readers.engines[0].moves.release("r")
+
+
+def test_an_id_that_comes_back_before_the_worker_forgot_it(
+    engine: VllmEngine, readers: Readers
+) -> None:
+    """KeyError in the worker, and the engine is dead, or the blocks it had before."""
+    scheduler = engine._scheduler
+    readers.add("r", engine, max_tokens=60)
+    readers.run("r", 5)
+    cut = engine.moves.suspend("r")
+    assert cut is not None
+    engine.moves.release("r")
+    assert "r" in scheduler.finished_req_ids
+    assert "r" in scheduler.prev_step_scheduled_req_ids
+    prepared = engine.prepare(readers.messages["r"], 0)
+    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    engine.moves.commit("r", cut.state)
+    assert "r" not in scheduler.finished_req_ids
+    assert "r" not in scheduler.prev_step_scheduled_req_ids
+    runner = engine._core.model_executor.driver_worker.worker.model_runner
+    assert "r" not in runner.input_batch.req_id_to_index
+    readers.run("r", 7)
+    engine.abort(["r"])
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_aborted_after_the_commit(engine: VllmEngine, readers: Readers, num_steps: int) -> None:
+    cut = suspended(readers)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    engine.moves.commit("r", cut.state)
+    readers.engines[0].moves.release("r")
+    for _ in range(num_steps):
+        assert readers.step(engine) == ["r"]
+    engine.abort(["r"])
+    assert num_free(engine) == NUM_BLOCKS
+    while engine.has_work():
+        assert engine.step() == []
+
+
+def test_dropped_without_a_word(engine: VllmEngine, readers: Readers) -> None:
+    cut = suspended(readers)
+    for num_steps in (0, 1, 4):
+        prepared = engine.prepare(readers.messages["r"], 0)
+        assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+        engine.moves.commit("r", cut.state)
+        for _ in range(num_steps):
+            assert [e.request_id for out in engine.step() for e in out.emitted] == ["r"]
+        engine.moves.drop("r")
+        engine.moves.drop("r")
+        assert num_free(engine) == NUM_BLOCKS
+        while engine.has_work():
+            assert engine.step() == []
+    readers.engines[0].moves.resume("r")
+    readers.finish()
+
+
+def test_a_dropped_one_that_was_leaving_again(engine: VllmEngine, readers: Readers) -> None:
+    cut = suspended(readers)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    engine.moves.commit("r", cut.state)
+    assert engine.moves.suspend("r") is not None, "not stepped here yet"
+    engine.moves.drop("r")
+    assert num_free(engine) == NUM_BLOCKS
+    readers.engines[0].moves.release("r")
+
+
+def test_suspended_again_before_its_first_step(engine: VllmEngine, readers: Readers) -> None:
+    """What the next engine gets is what this one got."""
+    cut = suspended(readers, temperature=1.0, seed=3)
+    prepared = engine.prepare(readers.messages["r"], 0)
+    assert isinstance(engine.moves.reserve(prepared, [], 2), ReservedBlocks)
+    engine.moves.commit("r", cut.state)
+    again = engine.moves.suspend("r")
+    assert again is not None
+    assert (again.state, again.num_tokens) == (cut.state, cut.num_tokens)
+    engine.moves.release("r")
+    readers.engines[0].moves.release("r")

@@ -1,0 +1,119 @@
+"""Streams whose requests are moved between instances while they are read."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from controller.api.client import ControlClient
+from controller.api.errors import RefusedError
+from controller.api.models import MigrateRequest, MigrationReport, RequestStatus
+from tests.e2e.cluster import Cluster, wait_for
+
+LIVE = ("waiting", "running", "evicted")
+
+
+@dataclass
+class Read:
+    """What a client has read of one choice; equal if, and only if, it cannot tell them apart."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+@contextmanager
+def control(cluster: Cluster) -> Iterator[ControlClient]:
+    state = json.loads((cluster.state_dir / "run.json").read_text())
+    with ControlClient(state["control_url"], state["control_token"]) as client:
+        yield client
+
+
+class Stream:
+    """One request, read on a thread of its own: `name` is the client's id for it."""
+
+    def __init__(self, cluster: Cluster, path: str, body: dict[str, Any], name: str) -> None:
+        self.name = name
+        self.choices: dict[int, Read] = {}
+        self.error: Any = None
+        self._cluster = cluster
+        self._path = path
+        self._body = {"model": "embedded", "return_token_ids": True, "stream": True} | body
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the choice that has read least; 0 before all have begun."""
+        if len(self.choices) < self._body.get("n", 1):
+            return 0
+        return min(len(read.token_ids) for read in self.choices.values())
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait_tokens(self, count: int) -> bool:
+        """Until it has read so many; False if it ended before."""
+        wait_for(lambda: self.num_tokens >= count or self.ended, f"{count} tokens of {self.name}")
+        return self.num_tokens >= count
+
+    def result(self) -> list[Read]:
+        self._thread.join(120)
+        assert self.ended, f"{self.name} did not end"
+        assert self.error is None, self.error
+        return [self.choices[index] for index in sorted(self.choices)]
+
+    def live(self, client: ControlClient) -> list[RequestStatus]:
+        """Its sequences that have not ended, as the cluster knows them."""
+        requests = client.requests(states=LIVE).requests
+        return [r for r in requests if self.name in r.client_id]
+
+    def move(self, client: ControlClient, *, verify_kv: bool = False) -> list[MigrationReport]:
+        """Each of its sequences to the other instance of two."""
+        reports = []
+        for request in self.live(client):
+            there = "i-1" if request.instance_id == "i-0" else "i-0"
+            wanted = MigrateRequest(to=there, verify_kv=verify_kv, reason="test")
+            with suppress(RefusedError):  # it has finished since
+                reports.append(client.migrate(request.id, wanted))
+        return reports
+
+    def _read(self) -> None:
+        headers = {"X-Request-Id": self.name}
+        with httpx.stream(
+            "POST", self._cluster.url + self._path, json=self._body, headers=headers, timeout=120
+        ) as response:
+            if response.status_code != 200:
+                self.error = response.read()
+                return
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self._take(json.loads(line.removeprefix("data: ")))
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        if "choices" not in chunk:
+            self.error = chunk
+            return
+        for choice in chunk["choices"]:
+            read = self.choices.setdefault(choice["index"], Read())
+            read.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            read.token_ids += choice.get("token_ids") or []
+            if choice.get("logprobs"):
+                read.logprobs += _logprobs(choice["logprobs"])
+            read.finish_reason = choice["finish_reason"] or read.finish_reason
+            read.stop_reason = choice.get("stop_reason") or read.stop_reason
+
+
+def _logprobs(found: dict[str, Any]) -> Sequence[Any]:
+    """Per token, of either API."""
+    if "content" in found:
+        return found["content"]
+    rows = (found["tokens"], found["token_logprobs"], found["top_logprobs"])
+    return list(zip(*rows, strict=True))

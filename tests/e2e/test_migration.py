@@ -1,0 +1,121 @@
+"""Requests that move while they are read: their readers cannot tell."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from controller.api.client import ControlClient
+from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.moving import Read, Stream, control
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+NUMBERS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 20, "maxLength": 60},
+        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 90, "maxItems": 120},
+    },
+    "required": ["name", "ages"],
+}
+MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
+WORDS = "the quiet river and its stones "
+SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (COMPLETIONS, {"prompt": "the time of", "temperature": 0}),
+    "seeded": (COMPLETIONS, {"prompt": "one", "temperature": 1.1, "seed": 11, "top_p": 0.9}),
+    "penalties": (COMPLETIONS, {"prompt": "one", "temperature": 0, "repetition_penalty": 1.3,
+                                "presence_penalty": 0.5, "frequency_penalty": 0.5}),
+    "logprobs and stop": (COMPLETIONS, {"prompt": "the time of", "temperature": 0.7, "seed": 4,
+                                        "logprobs": 3, "stop": ["qqqq", "zzzz"]}),
+    "n=2": (COMPLETIONS, {"prompt": "two of", "temperature": 0.9, "seed": 3, "n": 2}),
+    "chat with logprobs": (CHAT, {"messages": MESSAGES, "temperature": 1.0, "seed": 5,
+                                  "logprobs": True, "top_logprobs": 2}),
+    "json schema": (CHAT, {"messages": MESSAGES, "temperature": 1.0, "seed": 2,
+                           "response_format": {"type": "json_schema",
+                                               "json_schema": {"name": "p", "schema": NUMBERS}}}),
+}  # fmt: skip
+NUM_TOKENS = 300
+AT = {
+    "once": [15],
+    "there and back": [15, 120],
+    "every 20 tokens": list(range(20, NUM_TOKENS, 20)),
+}
+_names = (f"moving-{number}" for number in itertools.count())
+
+
+def read(
+    cluster: Cluster, path: str, body: dict[str, Any], moves_at: list[int], *, num_moves: int = 0
+) -> list[Read]:
+    """One request, moved when it has so many tokens; at least `num_moves` of the moves, counted
+    per sequence, must have happened."""
+    if "response_format" not in body:
+        body = {"max_tokens": NUM_TOKENS, "ignore_eos": True} | body
+    stream = Stream(cluster, path, body | {"max_tokens": NUM_TOKENS}, next(_names))
+    outcomes = []
+    with control(cluster) as client:
+        for count in moves_at:
+            if not stream.wait_tokens(count):
+                break
+            outcomes += [report.outcome for report in stream.move(client)]
+    result = stream.result()
+    # The last of them may find that its request has ended meanwhile.
+    assert set(outcomes) <= {"migrated", "ended", "refused"}, outcomes
+    assert outcomes.count("migrated") >= num_moves, outcomes
+    return result
+
+
+@pytest.mark.parametrize("when", AT)
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_moved_equals_unmoved(cluster: Cluster, kind: str, when: str) -> None:
+    path, body = SAMPLING[kind]
+    unmoved = read(cluster, path, body, [])
+    moved = read(cluster, path, body, AT[when], num_moves=1)
+    assert moved == unmoved
+    assert all(choice.token_ids for choice in moved)
+
+
+def test_a_moved_request_says_so(cluster: Cluster) -> None:
+    stream = Stream(cluster, COMPLETIONS, {"prompt": "a", "max_tokens": 400, "temperature": 0,
+                                           "ignore_eos": True}, next(_names))  # fmt: skip
+    stream.wait_tokens(5)
+    with control(cluster) as client:
+        (before,) = stream.live(client)
+        (report,) = stream.move(client, verify_kv=True)
+        assert report.outcome == "migrated", report
+        assert report.downtime_s is not None
+        assert report.num_bytes == report.num_blocks * 32 * 4096
+        (after,) = stream.live(client)
+        assert after.instance_id != before.instance_id == report.from_instance_id
+        assert after.num_moves == 1
+        detail = client.request(after.id)
+        kinds = [event.kind for event in detail.history]
+        assert kinds.count("migrated") == 1
+    stream.result()
+    cluster.wait_quiet()
+
+
+def test_beside_a_long_prefill_the_next_step_serves_it(cluster: Cluster) -> None:
+    """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most."""
+    path, body = SAMPLING["seeded"]
+    body = body | {"max_tokens": 3000, "ignore_eos": True}
+    unmoved = Stream(cluster, path, body, next(_names)).result()
+    stream = Stream(cluster, path, body, next(_names))
+    stream.wait_tokens(20)
+    prompt = WORDS * 1100
+    with control(cluster) as client:
+        (here,) = stream.live(client)
+        prefill = Stream(
+            cluster, path, {"prompt": prompt, "max_tokens": 2, "ignore_eos": True}, next(_names)
+        )
+        there = wait_for(lambda: _where_it_runs(prefill, client), "the prefill to run")
+        assert there != here.instance_id, "dispatched beside the other"
+        (report,) = stream.move(client)
+        assert report.outcome == "migrated", report
+        assert prefill.num_tokens == 0, "the prefill was over before the move was"
+    assert stream.result() == unmoved
+    prefill.result()
+    cluster.wait_quiet()
+
+
+def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
+    return next((r.instance_id for r in stream.live(client) if r.state == "running"), None)

@@ -1,0 +1,303 @@
+"""Copies between emulated engines, in virtual time: order, time, limits, and how they end."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from controller.adapters.emulated.block_hashes import DIGEST_BYTES
+from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
+from controller.adapters.emulated.kv_transfer import SLICE_S, EmulatedKvTransfer
+from controller.model.profile import load_profile
+from controller.ports.frames import Frames
+from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+from tests.unit.runtime.fakes import virtual_time
+
+BLOCK_BYTES = 1000
+RATE = 100_000.0
+"""So a block takes 10 ms."""
+PROFILE = replace(load_profile("a10-llama-7b"), copy_bytes_per_s=RATE)
+
+
+class Side:
+    """One instance: its blocks, its transfer, and a mailbox that can be stopped."""
+
+    def __init__(self, name: str, speed: float = 1.0) -> None:
+        self.peer = Peer(name, 1, f"at {name}")
+        self.blocks = EmulatedBlocks(BLOCK_BYTES)
+        self.transfer = EmulatedKvTransfer(PROFILE, speed)
+        self.others: dict[str, Side] = {}
+        self.stopped: list[tuple[Peer, Frames]] | None = None
+        self.transfer.start(self.blocks, self.tell)
+
+    def tell(self, peer: Peer, frames: Frames) -> None:
+        asyncio.get_running_loop().call_soon(self.others[peer.instance_id].hear, self.peer, frames)
+
+    def hear(self, peer: Peer, frames: Frames) -> None:
+        if self.stopped is None:
+            self.transfer.told(peer, [memoryview(frame) for frame in frames])
+        else:
+            self.stopped.append((peer, frames))
+
+    def go_on(self) -> None:
+        """After SIGCONT."""
+        missed, self.stopped = self.stopped or [], None
+        for peer, frames in missed:
+            self.hear(peer, frames)
+
+    def filled(self, num_blocks: int) -> tuple[int, ...]:
+        return self.blocks.make([bytes([n + 1]) * DIGEST_BYTES for n in range(num_blocks)])
+
+    def empty(self, num_blocks: int) -> tuple[int, ...]:
+        return self.blocks.make([NOTHING] * num_blocks)
+
+
+def sides(*names: str, speed: float = 1.0) -> list[Side]:
+    made = [Side(name, speed) for name in names]
+    for side in made:
+        side.others = {other.peer.instance_id: other for other in made}
+    return made
+
+
+def begin(
+    source: Side, destination: Side, stage_id: str, num_blocks: int
+) -> tuple[asyncio.Future[StageCopy], asyncio.Future[StageCopy], tuple[int, ...]]:
+    into = destination.empty(num_blocks)
+    received = destination.transfer.receive(source.peer, stage_id, into)
+    sent = source.transfer.send(destination.peer, stage_id, source.filled(num_blocks))
+    return sent, received, into
+
+
+def contents(side: Side, block_ids: Sequence[int]) -> list[int]:
+    return [block[0] for block in side.blocks.contents(block_ids)]
+
+
+async def fails(future: asyncio.Future[StageCopy], why: str) -> None:
+    with pytest.raises(TransferError, match=why):
+        await future
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@virtual_time
+async def test_a_stage_arrives_in_the_profile_s_time() -> None:
+    a, b = sides("a", "b")
+    a.transfer.warm_up(b.peer)
+    began_s = now_s()
+    sent, received, into = begin(a, b, "s", 7)
+    copies = await asyncio.gather(sent, received)
+    assert now_s() - began_s == pytest.approx(0.07)
+    for copy in copies:
+        assert (copy.num_blocks, copy.num_bytes) == (7, 7 * BLOCK_BYTES)
+        assert copy.copy_time_s == pytest.approx(0.07)
+    assert contents(b, into) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@virtual_time
+async def test_a_faster_emulation_copies_faster() -> None:
+    a, b = sides("a", "b", speed=8.0)
+    began_s = now_s()
+    a.transfer.max_bytes_per_s = RATE / 2
+    await begin(a, b, "s", 8)[0]
+    assert now_s() - began_s == pytest.approx(2 * 0.08 / 8)
+
+
+@virtual_time
+async def test_stages_of_one_link_follow_each_other_and_links_do_not_wait() -> None:
+    a, b, c = sides("a", "b", "c")
+    began_s = now_s()
+    done: list[tuple[str, float]] = []
+    copies = []
+    for there, back, stage_id, num_blocks in (
+        (a, b, "first", 5),
+        (a, b, "second", 1),
+        (a, c, "other", 2),
+        (b, a, "back", 3),
+    ):
+        sent, received, _ = begin(there, back, stage_id, num_blocks)
+        sent.add_done_callback(lambda _, name=stage_id: done.append((name, now_s() - began_s)))
+        copies += [sent, received]
+    found = await asyncio.gather(*copies)
+    assert [name for name, _ in done] == ["other", "back", "first", "second"]
+    assert [at_s for _, at_s in done] == [pytest.approx(s) for s in (0.02, 0.03, 0.05, 0.06)]
+    assert found[2].copy_time_s == pytest.approx(0.01), "the wait for its turn is no copying"
+
+
+@virtual_time
+async def test_the_limit_holds_at_once_when_it_is_set_and_lifted() -> None:
+    a, b = sides("a", "b")
+    sent, _, _ = begin(a, b, "s", 100)
+    began_s = now_s()
+    await asyncio.sleep(0.5)
+    a.transfer.max_bytes_per_s = RATE / 10
+    await asyncio.sleep(1.0)
+    assert not sent.done()
+    a.transfer.max_bytes_per_s = RATE * 10
+    copy = await sent
+    # 50 blocks, 10 at a tenth, 40: no faster than the profile.
+    assert now_s() - began_s == pytest.approx(0.5 + 1.0 + 0.4, abs=3 * SLICE_S)
+    assert copy.copy_time_s == pytest.approx(now_s() - began_s)
+
+
+@virtual_time
+async def test_a_cancelled_send_frees_the_link_and_sends_nothing() -> None:
+    a, b = sides("a", "b")
+    first, received, into = begin(a, b, "first", 50)
+    second, _, _ = begin(a, b, "second", 1)
+    await asyncio.sleep(0.1)
+    a.transfer.cancel("first")
+    a.transfer.cancel("unknown")
+    await fails(first, "cancelled")
+    began_s = now_s()
+    await second
+    assert now_s() - began_s == pytest.approx(0.01)
+    assert contents(b, into) == [0] * 50
+    assert not received.done()
+    b.transfer.cancel("first")
+    await fails(received, "cancelled")
+
+
+@virtual_time
+async def test_a_cancelled_send_before_its_turn() -> None:
+    a, b = sides("a", "b")
+    first, _, _ = begin(a, b, "first", 5)
+    second, _, _ = begin(a, b, "second", 5)
+    third, _, _ = begin(a, b, "third", 5)
+    began_s = now_s()
+    a.transfer.cancel("second")
+    await fails(second, "cancelled")
+    await asyncio.gather(first, third)
+    assert now_s() - began_s == pytest.approx(0.1)
+
+
+@virtual_time
+async def test_what_is_not_expected_is_refused_and_touches_nothing() -> None:
+    a, b, c = sides("a", "b", "c")
+    sent, received, into = begin(a, b, "s", 3)
+    b.transfer.cancel("s")
+    await fails(received, "cancelled")
+    await fails(sent, "b does not expect")
+    assert contents(b, into) == [0, 0, 0]
+    # The name alone is not enough.
+    for_a = b.transfer.receive(a.peer, "t", into)
+    await fails(c.transfer.send(b.peer, "t", c.filled(3)), "b does not expect")
+    await fails(a.transfer.send(b.peer, "t", a.filled(4)), "b does not expect")
+    await fails(for_a, "more blocks than expected")
+    assert contents(b, into) == [0, 0, 0]
+
+
+@virtual_time
+async def test_a_peer_that_hangs_holds_up_the_link() -> None:
+    a, b, c = sides("a", "b", "c")
+    b.stopped = []
+    sent, received, into = begin(a, b, "s", 3)
+    late, _, _ = begin(a, b, "t", 1)
+    other, _, _ = begin(a, c, "u", 1)
+    await asyncio.sleep(60.0)
+    assert other.done()
+    assert not sent.done()
+    assert not late.done()
+    b.go_on()
+    assert (await sent).copy_time_s == pytest.approx(60.0)
+    assert (await received).num_blocks == 3
+    await late
+    assert contents(b, into) == [1, 2, 3]
+
+
+@virtual_time
+async def test_a_peer_that_is_gone_fails_what_is_with_it_only() -> None:
+    a, b, c = sides("a", "b", "c")
+    to_b, _, _ = begin(a, b, "to-b", 3)
+    waits, _, _ = begin(a, b, "waits", 3)
+    _, from_b, _ = begin(b, a, "from-b", 3)
+    to_c, _, _ = begin(a, c, "to-c", 3)
+    a.transfer.forget(Peer("b", 0, "at b"))
+    assert not to_b.done(), "that was another incarnation"
+    a.transfer.forget(b.peer)
+    for future in (to_b, waits, from_b):
+        await fails(future, "b is gone")
+    await to_c
+    # Its next incarnation begins anew.
+    b.peer = Peer("b", 2, "at b")
+    await begin(a, b, "again", 1)[0]
+
+
+@virtual_time
+async def test_close_ends_everything() -> None:
+    a, b = sides("a", "b")
+    sent, received, _ = begin(a, b, "s", 3)
+    await a.transfer.close()
+    await b.transfer.close()
+    await fails(sent, "closed")
+    await fails(received, "closed")
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual_time
+async def test_blocks_that_were_let_go_too_early_fail_the_copy() -> None:
+    a, b = sides("a", "b")
+    sent, received, into = begin(a, b, "s", 2)
+    b.blocks.drop(into)
+    await fails(sent, "b does not expect")
+    await fails(received, "let go before its copy")
+    gone = a.filled(2)
+    sent = a.transfer.send(b.peer, "t", gone)
+    a.blocks.drop(gone)
+    await fails(sent, "let go before its copy")
+    await begin(a, b, "u", 1)[0]
+
+
+@virtual_time
+async def test_a_stage_is_under_way_once() -> None:
+    a, b = sides("a", "b")
+    begin(a, b, "s", 1)
+    with pytest.raises(ValueError, match="under way already"):
+        a.transfer.send(b.peer, "s", ())
+
+
+@virtual_time
+async def test_fewer_blocks_than_expected_fill_the_first_places() -> None:
+    a, b = sides("a", "b")
+    into = b.empty(5)
+    received = b.transfer.receive(a.peer, "s", into)
+    a.transfer.send(b.peer, "s", a.filled(2))
+    copy = await received
+    assert (copy.num_blocks, copy.num_bytes) == (2, 2 * BLOCK_BYTES)
+    assert contents(b, into) == [1, 2, 0, 0, 0]
+
+
+@virtual_time
+async def test_a_stage_without_blocks() -> None:
+    a, b = sides("a", "b")
+    sent, received, _ = begin(a, b, "s", 0)
+    assert (await sent).num_bytes == (await received).num_bytes == 0
+
+
+@virtual_time
+async def test_whoever_waits_no_longer_does_not_disturb_the_copy() -> None:
+    a, b = sides("a", "b")
+    sent, received, into = begin(a, b, "s", 3)
+    sent.cancel()
+    await received
+    assert contents(b, into) == [1, 2, 3]
+    await begin(a, b, "t", 1)[0]
+
+
+@virtual_time
+async def test_a_spoilt_block_arrives_spoilt() -> None:
+    """What tests of `--verify-kv` need: nothing on the way repairs it or complains."""
+    a, b = sides("a", "b")
+    bytes_of = a.transfer._blocks.gather
+
+    def spoil(block_ids: Sequence[int], into: bytearray) -> memoryview:
+        filled = bytes_of(block_ids, into)
+        filled[0] ^= 0x80
+        return filled
+
+    a.blocks.gather = spoil  # type: ignore[method-assign]
+    sent, _, into = begin(a, b, "s", 2)
+    await sent
+    assert contents(b, into) == [0x81, 2]

@@ -1,0 +1,141 @@
+"""The frontend of the simulation: one client per request, and what each of them read."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated_engine import Asked, next_value
+from simulated_instance import Violation
+from simulated_messages import (
+    FRONTEND,
+    Abort,
+    Add,
+    Announced,
+    Emitted,
+    FenceAnswered,
+    FenceAsked,
+    LostThere,
+    Missing,
+    Moved,
+    Network,
+    NotMoved,
+    OwnerAsked,
+)
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Loss, Ownership
+from controller.core.token_order import Epoch
+
+ASK_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Route:
+    asked: Asked
+    ownership: Ownership[Emitted]
+    value: int
+    """Of the last token that the client read, or of its prompt."""
+    num_read: int = 0
+    asked_s: float = 0.0
+    owners: list[tuple[str, int]] = field(default_factory=list)
+
+
+class Frontend:
+    """`outcomes` by request: finished, aborted or error, in the order in which they came."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.routes: dict[str, Route] = {}
+        self.outcomes: dict[str, list[str]] = {}
+        self.dead: set[tuple[str, int]] = set()
+
+    def submit(self, asked: Asked, to: InstanceRef) -> None:
+        ownership: Ownership[Emitted] = Ownership(to)
+        self.routes[asked.request_id] = Route(asked, ownership, asked.prompt()[-1])
+        self.outcomes[asked.request_id] = []
+        self.network.send(FRONTEND, to, Add(asked))
+
+    def client_leaves(self, request_id: str) -> None:
+        route = self.routes[request_id]
+        self._close(request_id, "aborted")
+        for holder in route.ownership.holders:
+            self.network.send(FRONTEND, holder, Abort(request_id))
+
+    def instance_died(self, key: tuple[str, int]) -> None:
+        self.dead.add(key)
+        for request_id, route in list(self.routes.items()):
+            self._lose(request_id, route, key)
+
+    def tick(self) -> None:
+        """Asks again for what is missing, and for who owns what."""
+        for request_id, route in list(self.routes.items()):
+            ownership = route.ownership
+            if ownership.to_ask is None and ownership.gap is None:
+                continue
+            if self.network.now_s - route.asked_s < ASK_AGAIN_S:
+                continue
+            route.asked_s = self.network.now_s
+            if ownership.to_ask is not None:
+                destination, hop = ownership.to_ask
+                self.network.send(FRONTEND, destination, OwnerAsked(request_id, hop))
+            elif ownership.gap is not None:
+                missing = Missing(request_id, *ownership.gap)
+                self.network.send(FRONTEND, ownership.owner, missing)
+
+    def receive(self, sender: InstanceRef, body: Any) -> None:
+        route = self.routes.get(body.request_id)
+        if route is None:
+            self._not_wanted(sender, body)
+            return
+        ownership, request_id = route.ownership, body.request_id
+        match body:
+            case Emitted() as emitted:
+                self._emitted(sender, route, emitted)
+            case Announced(destination=destination, hop=hop):
+                ownership.announce(destination, hop)
+                if destination.key in self.dead:
+                    self._lose(request_id, route, destination.key)
+            case Moved(owner=owner, hop=hop, began_index=began):
+                if ownership.moved(owner, hop, began):
+                    self.network.note("moved", request_id, owner.key, hop)
+            case NotMoved(hop=hop):
+                if ownership.disowned(hop):
+                    self._close(request_id, "error")
+            case FenceAsked(owner=owner, hop=hop):
+                fenced = ownership.fence(owner, hop)
+                self.network.note("fence", request_id, owner.key, hop, fenced)
+                self.network.send(FRONTEND, sender, FenceAnswered(request_id, hop, fenced))
+            case LostThere(hop=hop):
+                if ownership.lost_in(hop):
+                    self._close(request_id, "error")
+        ownership.check()
+
+    def _not_wanted(self, sender: InstanceRef, body: Any) -> None:
+        """The request is over here; whoever believes to own it hears so."""
+        if isinstance(body, FenceAsked | Moved):
+            self.network.send(FRONTEND, sender, Abort(body.request_id))
+
+    def _emitted(self, sender: InstanceRef, route: Route, emitted: Emitted) -> None:
+        request_id, epoch = emitted.request_id, Epoch(0, emitted.hop)
+        for item, num_skip in route.ownership.offer(
+            sender, epoch, emitted.first_index, len(emitted.tokens), emitted
+        ):
+            if item.first_index + num_skip != route.num_read:
+                raise Violation(f"{request_id}: token {route.num_read} was skipped or repeated")
+            for token in item.tokens[num_skip:]:
+                if token.value != next_value(route.value, token.drawn_by):
+                    raise Violation(f"{request_id}: tokens of two owners are mixed")
+                route.value = token.value
+                route.num_read += 1
+            if item.finished:
+                if route.num_read != route.asked.max_output_tokens:
+                    raise Violation(f"{request_id} finished before its end")
+                self._close(request_id, "finished")
+
+    def _lose(self, request_id: str, route: Route, key: tuple[str, int]) -> None:
+        if route.ownership.lost(*key) is Loss.REQUEST:
+            self._close(request_id, "error")
+
+    def _close(self, request_id: str, outcome: str) -> None:
+        del self.routes[request_id]
+        self.outcomes[request_id].append(outcome)
+        self.network.note(outcome, request_id)

@@ -1,0 +1,567 @@
+"""An instance of the simulation: an engine, and a shell that does what its machines ask for.
+
+Engine work queues up and is done between two steps; what comes of it is heard of later, in
+order, and messages may come in between.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
+from simulated_messages import (
+    FRONTEND,
+    TIMING,
+    Abort,
+    Add,
+    Announced,
+    Copy,
+    Emitted,
+    Expected,
+    FenceAnswered,
+    FenceAsked,
+    LostThere,
+    Missing,
+    Moved,
+    MoveSaid,
+    Network,
+    NotMoved,
+    OwnerAsked,
+)
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination as dst
+from controller.core.migration import source as src
+from controller.core.migration.destination import DestinationMove, DestinationState
+from controller.core.migration.protocol import FROM_SOURCE, Said, Verb
+from controller.core.migration.source import SourceMove, SourceState
+from controller.core.migration.stages import blocks_to_reserve, is_last
+
+MAX_STAGES = 4
+
+
+class Violation(AssertionError):  # noqa: N818
+    """Something that must never be."""
+
+
+@dataclass(slots=True)
+class Live:
+    """A request that runs here. `tokens` are all its outputs so far that were sent."""
+
+    asked: Asked
+    hop: int
+    tokens: list[Token]
+
+
+class Outgoing:
+    """A move away."""
+
+    def __init__(self, here: "Instance", migration_id: str, live: Live, to: InstanceRef) -> None:
+        self.here, self.migration_id, self.live, self.to = here, migration_id, live, to
+        self.request_id = live.asked.request_id
+        self.machine = SourceMove(live.hop, here.now_s, TIMING)
+        self.queued = False
+        self.taken_out = False
+        self.pinned: list[int] = []
+        self.num_copied = 0
+        self.num_reserved = 0
+        self.state: State | None = None
+
+    def begin(self) -> None:
+        self._carry_out(self.machine.start())
+
+    def handle(self, event: object) -> None:
+        self._carry_out(self.machine.handle(event, self.here.now_s))
+
+    def tick(self) -> None:
+        self._carry_out(self.machine.tick(self.here.now_s))
+
+    def _carry_out(self, instructions: list[src.Instruction]) -> None:
+        here, request_id = self.here, self.request_id
+        for instruction in instructions:
+            match instruction:
+                case src.PlanStage(stage=stage):
+                    here.between_steps(lambda stage=stage: self._plan(stage), self._on_found)
+                case src.Send(said=said):
+                    self._send(said)
+                case src.AnnounceMove(hop=hop):
+                    here.tell_frontend(Announced(request_id, self.to, hop))
+                case src.CopyStage(stage=stage):
+                    self._copy(stage)
+                case src.CancelCopy():
+                    here.network.cancel(here.ref, f"{self.migration_id}/{self.machine.stage}")
+                case src.Suspend():
+                    here.between_steps(self._suspend, self._on_found)
+                case src.Resume(hop=hop):
+                    self.live.hop = hop
+                    here.between_steps(self._resume)
+                case src.Release():
+                    here.live.pop(request_id, None)
+                    here.between_steps(lambda: here.engine.release(request_id))
+                case src.Unpin():
+                    here.between_steps(lambda: here.engine.unpin(request_id))
+                case src.AskFence(hop=hop):
+                    here.tell_frontend(FenceAsked(request_id, here.ref, hop))
+                case src.TellLost(hop=hop):
+                    here.tell_frontend(LostThere(request_id, hop))
+                case src.SetRank(rank=rank):
+                    here.set_rank(request_id, rank)
+                case src.Close(outcome=outcome):
+                    here.network.note("closed", self.migration_id, str(outcome))
+
+    def _plan(self, stage: int) -> object:
+        """On the engine's thread: an event."""
+        engine = self.here.engine
+        if self.request_id not in engine.requests:
+            return src.CannotMove("unknown")
+        if stage == 0 and engine.is_queued(self.request_id):
+            self.queued = True
+            return src.StagePlanned(0, last=True)
+        if (pinned := engine.pin(self.request_id, len(self.pinned))) is None:
+            return src.CannotMove("evicted")
+        blocks, num_tokens = pinned
+        self.pinned += blocks
+        last = is_last(len(self.pinned) - self.num_copied, stage)
+        last = last or stage >= MAX_STAGES - 1
+        self.num_reserved = blocks_to_reserve(num_tokens, BLOCK_SIZE, last=last)
+        return src.StagePlanned(self.num_reserved, last)
+
+    def _suspend(self) -> object:
+        engine, request_id = self.here.engine, self.request_id
+        if request_id not in engine.requests:
+            return src.RequestEnded("gone")
+        if engine.is_queued(request_id) != self.queued:
+            return src.CannotMove("admitted") if self.queued else src.RequestEvicted()
+        if not self.queued:
+            blocks, num_tokens = engine.pin(request_id, len(self.pinned)) or ([], 0)
+            if -(-num_tokens // BLOCK_SIZE) > self.num_reserved:
+                self.pinned += blocks
+                return src.RequestOutgrew()
+        self.taken_out = True
+        self.state = engine.suspend(request_id)
+        return src.RequestSuspended()
+
+    def _on_found(self, event: object) -> None:
+        self.handle(event)
+
+    def _resume(self) -> None:
+        if self.taken_out:
+            self.taken_out = False
+            self.here.engine.resume(self.request_id)
+
+    def _copy(self, stage: int) -> None:
+        engine = self.here.engine
+        held = self.pinned
+        if self.state is not None:
+            request = engine.requests.get(self.request_id)
+            held = [] if request is None else request.blocks
+        blocks = held[self.num_copied : self.num_reserved]
+
+        def sent(number: int | None) -> None:
+            if number is None:
+                self.handle(src.StageNotSent(stage, "transfer"))
+            else:
+                self.num_copied += number
+                self.handle(src.StageSent(stage))
+
+        self.here.network.copy(
+            Copy(
+                f"{self.migration_id}/{stage}",
+                self.here.ref,
+                self.to,
+                len(blocks),
+                lambda: [engine.read(block) for block in blocks],
+                sent,
+            )
+        )
+
+    def _send(self, said: Said) -> None:
+        first = said.verb is Verb.PRE_ALLOC and said.stage == 0
+        arriving = (self.live.asked, self.live.hop) if first else None
+        state = self.state if said.verb is Verb.COMMIT else None
+        message = MoveSaid(
+            self.migration_id, self.request_id, self.here.ref, self.to, said, arriving, state
+        )
+        self.here.network.send(self.here.ref, self.to, message)
+
+
+class Incoming:
+    """A move to here."""
+
+    def __init__(self, here: "Instance", first: MoveSaid) -> None:
+        assert first.arriving is not None
+        self.here, self.migration_id = here, first.migration_id
+        self.request_id, self.source = first.request_id, first.source
+        self.asked, from_hop = first.arriving
+        self.hop = from_hop + 1
+        self.machine = DestinationMove(here.now_s, TIMING)
+        self.holds_something = False
+        self.num_received = 0
+        self.receiving = ""
+        self.state: State | None = None
+
+    def begin(self, said: Said, *, refused: bool) -> None:
+        instructions = self.machine.start(said)
+        if refused:
+            self.handle(dst.NotReserved("moving"))
+        else:
+            self._carry_out(instructions)
+
+    def handle(self, event: object) -> None:
+        self._carry_out(self.machine.handle(event, self.here.now_s))
+
+    def tick(self) -> None:
+        self._carry_out(self.machine.tick(self.here.now_s))
+
+    def said(self, message: MoveSaid) -> None:
+        self.state = self.state or message.state
+        self.handle(message.said)
+
+    def _carry_out(self, instructions: list[dst.Instruction]) -> None:
+        here, request_id = self.here, self.request_id
+        for instruction in instructions:
+            match instruction:
+                case dst.Reserve(stage=stage, num_blocks=number):
+                    here.between_steps(
+                        lambda stage=stage, number=number: self._reserve(stage, number),
+                        self.handle,
+                    )
+                case dst.Receive(stage=stage):
+                    self._receive(stage)
+                case dst.CancelReceive():
+                    here.network.cancel(here.ref, self.receiving)
+                case dst.Free():
+                    here.between_steps(self._free)
+                case dst.Apply(rank=rank):
+                    here.between_steps(lambda rank=rank: self._commit(rank), self._on_committed)
+                case dst.Drop(hop=hop):
+                    here.drop(request_id, hop)
+                case dst.EndRequest():
+                    here.end(request_id, self.machine.hop)
+                case dst.SetRank(rank=rank):
+                    here.set_rank(request_id, rank)
+                case dst.Answer(said=said):
+                    self._answer(said)
+                case dst.TellFrontend(moved=True, hop=hop):
+                    began = len(self.state.outputs) if self.state else 0
+                    here.tell_frontend(Moved(request_id, here.ref, hop, began))
+                case dst.TellFrontend(moved=False):
+                    here.tell_frontend(NotMoved(request_id, self.hop))
+
+    def _reserve(self, stage: int, num_blocks: int) -> object:
+        engine = self.here.engine
+        if stage == 0:
+            self.holds_something = engine.reserve(self.request_id, num_blocks)
+            return dst.Reserved() if self.holds_something else dst.NotReserved("no_blocks")
+        if engine.extend(self.request_id, num_blocks):
+            return dst.Reserved()
+        return dst.NotReserved("no_blocks")
+
+    def _free(self) -> None:
+        if self.holds_something:
+            self.holds_something = False
+            self.here.engine.cancel(self.request_id)
+
+    def _receive(self, stage: int) -> None:
+        engine = self.here.engine
+        self.receiving = f"{self.migration_id}/{stage}"
+        places = engine.reserved[self.request_id][self.num_received :]
+
+        def write(contents: list[Any]) -> None:
+            if engine.reserved.get(self.request_id, [])[self.num_received :] != places:
+                raise Violation("bytes are written where nothing is reserved for them")
+            for place, content in zip(places, contents, strict=False):
+                engine.write(place, content)
+
+        def received(number: int | None) -> None:
+            if number is None:
+                self.handle(dst.StageLost(stage, "transfer"))
+            else:
+                self.num_received += number
+                self.handle(dst.StageReceived(stage))
+
+        self.here.network.expect(self.here.ref, Expected(self.receiving, write, received))
+
+    def _commit(self, rank: int | None) -> None:
+        assert self.state is not None
+        self.here.engine.commit(self.asked, self.state)
+        self.holds_something = False
+        if rank is not None:
+            self.here.engine.set_rank(self.request_id, rank)
+
+    def _on_committed(self, _none: object) -> None:
+        assert self.state is not None
+        hop = self.machine.hop
+        self.here.live[self.request_id] = Live(self.asked, hop, list(self.state.outputs))
+        self.handle(dst.CommitApplied())
+
+    def _answer(self, said: Said) -> None:
+        message = MoveSaid(self.migration_id, self.request_id, self.source, self.here.ref, said)
+        self.here.network.send(self.here.ref, self.source, message)
+
+
+class Instance:
+    def __init__(self, ref: InstanceRef, engine: SimulatedEngine, network: Network) -> None:
+        self.ref, self.engine, self.network = ref, engine, network
+        self.live: dict[str, Live] = {}
+        self.finished: dict[str, Live] = {}
+        self.outgoing: dict[str, Outgoing] = {}
+        self.incoming: dict[str, Incoming] = {}
+        self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
+        self._done: deque[Callable[[], None]] = deque()
+
+    @property
+    def now_s(self) -> float:
+        return self.network.now_s
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is here, and nothing is remembered."""
+        engine = self.engine
+        held = engine.requests or engine.pins or engine.reserved or self.live
+        return not (held or self.outgoing or self.incoming or self._work or self._done)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._work or self._done or self.engine.requests)
+
+    # -- the engine's thread -------------------------------------------------------------
+
+    def between_steps(
+        self, work: Callable[[], Any], then: Callable[[Any], None] | None = None
+    ) -> None:
+        self._work.append((work, then))
+
+    def engine_turn(self) -> None:
+        """All that was asked for, and a step; nobody hears of it yet."""
+        while self._work:
+            work, then = self._work.popleft()
+            result = work()
+            if then is not None:
+                self._done.append(lambda then=then, result=result: then(result))
+        outputs, evicted = self.engine.step()
+        for output in outputs:
+            self._done.append(lambda output=output: self._on_output(output))
+        for request_id in evicted:
+            self._done.append(lambda request_id=request_id: self._on_evicted(request_id))
+
+    def evict_one(self) -> None:
+        if (request_id := self.engine.evict_one()) is not None:
+            self.network.note("evicted", request_id, self.ref.key)
+            self._done.append(lambda: self._on_evicted(request_id))
+
+    # -- the loop ------------------------------------------------------------------------
+
+    def loop_turn(self) -> None:
+        while self._done:
+            self._done.popleft()()
+        for moves in (self.outgoing, self.incoming):
+            for migration_id, move in list(moves.items()):
+                move.tick()
+                if move.machine.forgettable(self.now_s):
+                    del moves[migration_id]
+
+    def _on_output(self, output: Any) -> None:
+        live = self.live.get(output.request_id)
+        if live is None:  # dropped or given away in the meantime
+            return
+        if output.first_index != len(live.tokens):
+            raise Violation(f"{output.request_id} skips or repeats a token at {self.ref.key}")
+        live.tokens.append(output.token)
+        self.tell_frontend(
+            Emitted(
+                output.request_id, live.hop, output.first_index, (output.token,), output.finished
+            )
+        )
+        if output.finished:
+            self.finished[output.request_id] = self.live.pop(output.request_id)
+            for move in self._live_of(output.request_id):
+                move.handle(src.RequestEnded("finished"))
+
+    def _on_evicted(self, request_id: str) -> None:
+        for move in self._live_of(request_id):
+            if move.machine.state not in (SourceState.SUSPENDED, *src.IN_DOUBT):
+                move.handle(src.RequestEvicted())
+            elif move.taken_out:
+                raise Violation(f"{request_id} was evicted while it was suspended")
+
+    def tell_frontend(self, body: Any) -> None:
+        self.network.send(self.ref, FRONTEND, body)
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        self.between_steps(lambda: self.engine.set_rank(request_id, rank))
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def can_move(self, request_id: str) -> bool:
+        return request_id in self.live and not self._moving(request_id)
+
+    def begin_move(self, migration_id: str, request_id: str, to: InstanceRef) -> None:
+        move = Outgoing(self, migration_id, self.live[request_id], to)
+        self.outgoing[migration_id] = move
+        move.begin()
+
+    def cancel_moves(self) -> None:
+        for move in list(self.outgoing.values()):
+            move.handle(src.MoveCancelled("drain_cancelled"))
+
+    def change_rank(self, request_id: str, rank: int) -> None:
+        """Said to whoever the request's frontend takes for its owner."""
+        moves = self._live_of(request_id) or self._last_of(request_id)
+        for move in moves:
+            move.handle(src.PriorityChanged(rank))
+        if not moves and request_id in self.live:
+            self.set_rank(request_id, rank)
+
+    def peer_died(self, key: tuple[str, int]) -> None:
+        for move in list(self.outgoing.values()):
+            if move.to.key == key:
+                move.handle(src.DestinationDied())
+        for arriving in list(self.incoming.values()):
+            if arriving.source.key == key:
+                arriving.handle(dst.SourceDied())
+
+    def drop(self, request_id: str, hop: int) -> None:
+        live = self.live.get(request_id)
+        if live is not None and live.hop == hop:
+            del self.live[request_id]
+            self.between_steps(lambda: self.engine.drop(request_id))
+
+    def end(self, request_id: str, hop: int = 0) -> None:
+        """Its client left. One that is not here any more is followed to where it went last, if
+        it went in that hop or later: else it would be followed in a circle."""
+        if (live := self.live.pop(request_id, None)) is not None:
+            hop = live.hop
+            self.between_steps(lambda: self.engine.abort(request_id))
+        for move in self._live_of(request_id) or self._last_of(request_id, hop):
+            move.handle(src.RequestEnded("client_left"))
+        for arriving in list(self.incoming.values()):
+            if arriving.request_id == request_id:
+                arriving.handle(dst.ClientLeft())
+
+    def _moving(self, request_id: str) -> bool:
+        arriving = any(
+            move.request_id == request_id and not move.machine.settled
+            for move in self.incoming.values()
+        )
+        return arriving or bool(self._live_of(request_id))
+
+    def _live_of(self, request_id: str) -> list[Outgoing]:
+        moves = self.outgoing.values()
+        return [m for m in moves if m.request_id == request_id and not m.machine.over]
+
+    def _last_of(self, request_id: str, hop: int = 0) -> list[Outgoing]:
+        if request_id in self.live:
+            return []
+        gone = [m for m in self.outgoing.values() if m.request_id == request_id]
+        return [m for m in gone if m.machine.hop >= hop][-1:]
+
+    # -- messages ------------------------------------------------------------------------
+
+    def receive(self, body: Any) -> None:
+        match body:
+            case Add(asked=asked):
+                self.live[asked.request_id] = Live(asked, 0, [])
+                self.between_steps(lambda: self.engine.add(asked))
+            case Abort(request_id=request_id):
+                self.end(request_id)
+            case Missing() as missing:
+                self._send_again(missing)
+            case MoveSaid() as message if message.said.verb in FROM_SOURCE:
+                self._source_said(message)
+            case MoveSaid() as message:
+                self._destination_said(message)
+            case FenceAnswered(request_id=request_id, hop=hop, fenced=fenced):
+                for move in self._live_of(request_id):
+                    fencing = move.machine.state is SourceState.FENCING
+                    if fencing and move.machine.hop + 2 == hop:
+                        move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
+            case OwnerAsked() as asked_for:
+                self._owner_asked(asked_for)
+
+    def _send_again(self, missing: Missing) -> None:
+        live = self.live.get(missing.request_id) or self.finished.get(missing.request_id)
+        if live is not None:
+            first = missing.first_index
+            tokens = tuple(live.tokens[first : missing.end_index])
+            if tokens:
+                self.tell_frontend(Emitted(missing.request_id, live.hop, first, tokens, False))
+
+    def _source_said(self, message: MoveSaid) -> None:
+        known = self.incoming.get(message.migration_id)
+        verb = message.said.verb
+        if known is not None:
+            known.said(message)
+        elif verb is Verb.PRE_ALLOC and message.arriving is not None:
+            refused = message.request_id in self.live or self._moving(message.request_id)
+            move = self.incoming[message.migration_id] = Incoming(self, message)
+            move.begin(message.said, refused=refused)
+        elif verb is not Verb.NOTED:
+            answers = {
+                Verb.ABORT: Verb.ABORTED,
+                Verb.END: Verb.ENDED,
+                Verb.PRIORITY: Verb.PRIORITY_SET,
+            }
+            answer = Said(answers.get(verb, Verb.REFUSED), change=message.said.change)
+            self._reply(message, message.source, answer)
+
+    def _destination_said(self, message: MoveSaid) -> None:
+        if move := self.outgoing.get(message.migration_id):
+            move.handle(message.said)
+        elif message.said.verb is Verb.COMMITTED:
+            self._reply(message, message.destination, Said(Verb.NOTED, message.said.stage))
+
+    def _reply(self, message: MoveSaid, to: InstanceRef, said: Said) -> None:
+        reply = MoveSaid(
+            message.migration_id, message.request_id, message.source, message.destination, said
+        )
+        self.network.send(self.ref, to, reply)
+
+    def _owner_asked(self, asked: OwnerAsked) -> None:
+        for arriving in reversed(self.incoming.values()):
+            if (arriving.request_id, arriving.hop) == (asked.request_id, asked.hop):
+                arriving.handle(dst.OwnerAsked())
+                return
+        live = self.live.get(asked.request_id)
+        if live is not None and live.hop >= asked.hop:
+            moved = Moved(asked.request_id, self.ref, live.hop, len(live.tokens))
+            self.tell_frontend(moved)
+        else:
+            self.tell_frontend(NotMoved(asked.request_id, asked.hop))
+
+    # -- what must hold at any time --------------------------------------------------------
+
+    def check(self) -> None:
+        self.engine.check()
+        for move in self.outgoing.values():
+            move.machine.check()
+        for arriving in self.incoming.values():
+            arriving.machine.check()
+        if self._work or self._done:
+            return  # what the machines asked for is not done yet
+        self._check_reservations()
+        self._check_source()
+
+    def _check_reservations(self) -> None:
+        holding = {m.request_id for m in self.incoming.values() if m.holds_something}
+        if holding != set(self.engine.reserved):
+            raise Violation("blocks are reserved for no move that is known")
+        for move in self.incoming.values():
+            state = move.machine.state
+            if move.machine.over and move.holds_something:
+                raise Violation(f"a move that is {state} holds reserved blocks")
+            holds = move.holds_something or state is DestinationState.RESERVING
+            if not move.machine.over and not holds:
+                raise Violation(f"a move that is {state} holds nothing, but takes a slot")
+
+    def _check_source(self) -> None:
+        stopped = (SourceState.SUSPENDED, *src.IN_DOUBT)
+        moving = {m.request_id: m for m in self.outgoing.values() if not m.machine.over}
+        if not set(self.engine.pins) <= set(moving):
+            raise Violation("blocks are pinned for no move under way")
+        for request_id, request in self.engine.requests.items():
+            if request.place == "suspended":
+                move = moving.get(request_id)
+                if move is None or move.machine.state not in stopped:
+                    raise Violation(f"{request_id} is suspended, and nobody will resume it")

@@ -1,0 +1,144 @@
+"""What the simulated processes say to each other, and the network as they see it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from simulated_engine import Asked, State, Token
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.protocol import MoveTiming, Said
+
+TIMING = MoveTiming(
+    retry_s=0.5,
+    answer_timeout_s=2.0,
+    stage_timeout_s=4.0,
+    suspended_timeout_s=2.0,
+    lease_s=5.0,
+    memory_s=12.0,
+)
+"""Shorter than in a cluster, so that a history has room for several of each."""
+
+FRONTEND = InstanceRef("frontend", 1, "frontend")
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    request_id: str
+    hop: int
+    first_index: int
+    tokens: tuple[Token, ...]
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    request_id: str
+    first_index: int
+    end_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSaid:
+    """`arriving` (request, hop) with the first PRE_ALLOC, `state` with COMMIT."""
+
+    migration_id: str
+    request_id: str
+    source: InstanceRef
+    destination: InstanceRef
+    said: Said
+    arriving: tuple[Asked, int] | None = None
+    state: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    request_id: str
+    destination: InstanceRef
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    request_id: str
+    owner: InstanceRef
+    hop: int
+    began_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotMoved:
+    request_id: str
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerAsked:
+    request_id: str
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAsked:
+    request_id: str
+    owner: InstanceRef
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAnswered:
+    request_id: str
+    hop: int
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LostThere:
+    request_id: str
+    hop: int
+
+
+@dataclass(slots=True)
+class Copy:
+    """One stage on its way. `sent` and `received` are called once each, with how many blocks, or
+    None if it failed. `read` and `write` touch the engines' blocks."""
+
+    stage_id: str
+    source: InstanceRef
+    destination: InstanceRef
+    num_blocks: int
+    read: Callable[[], list[Any]]
+    sent: Callable[[int | None], None]
+
+
+@dataclass(slots=True)
+class Expected:
+    stage_id: str
+    write: Callable[[list[Any]], None]
+    received: Callable[[int | None], None]
+
+
+class Network(Protocol):
+    now_s: float
+
+    def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None: ...
+
+    def copy(self, copy: Copy) -> None: ...
+
+    def expect(self, owner: InstanceRef, expected: Expected) -> None: ...
+
+    def cancel(self, owner: InstanceRef, stage_id: str) -> None:
+        """Of a copy that this side sends or expects: it fails a little later."""
+
+    def note(self, *what: Any) -> None:
+        """For the history."""

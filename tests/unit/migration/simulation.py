@@ -1,0 +1,531 @@
+"""Whole clusters under random faults, in virtual time: one seed, one history.
+
+Three instances and a frontend exchange messages through a network that loses, doubles, delays
+and reorders what two instances say to each other (that between an instance and the frontend is
+a stream: in order and whole, but slow at times, and cut by a death). Instances crash and come
+back as a new incarnation, or stop for a while; blocks run short; clients leave, priorities
+change, moves are called off. Then all is healed, and soon nothing may be left of any move.
+"""
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated_engine import Asked, SimulatedEngine, blocks_for
+from simulated_frontend import Frontend
+from simulated_instance import Instance, Violation
+from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveSaid
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.protocol import Verb
+
+TURN_S = 0.25
+"""Between two steps of an engine."""
+FAULTS_S = 16.0
+QUIET_S = 4 * TIMING.lease_s + TIMING.memory_s
+INSTANCE_IDS = ("a", "b", "c")
+
+
+@dataclass(slots=True)
+class Host:
+    """A place where one incarnation after the other runs."""
+
+    instance: Instance | None
+    incarnation: int = 1
+    paused: bool = False
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    """What came while it was paused."""
+
+
+class Simulation:
+    """`run` raises Violation, or what a machine or an engine raises. `trace` is the history."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_s = 0.0
+        self.trace: list[tuple[Any, ...]] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._num_events = 0
+        self._num_engines = 0
+        self._num_moves = 0
+        self._last_arrival: dict[tuple[Any, Any], float] = {}
+        self._stalled_until: dict[tuple[str, str], float] = {}
+        self._lost: set[tuple[tuple[str, int], str]] = set()
+        """(dead incarnation, receiver): what it had sent there did not get out."""
+        self._copies: dict[str, Copy] = {}
+        self._expected: dict[str, tuple[InstanceRef, Expected]] = {}
+        self._cut: dict[tuple[str, str], float] = {}
+        self._healed = False
+        self.num_deaths = 0
+        rng = self.rng
+        self.in_order = rng.random() < 0.3
+        """Between instances too: a good network, though a slow one."""
+        self.loss = 0.0 if self.in_order else rng.choice([0.0, 0.05, 0.3])
+        self.doubling = 0.0 if self.in_order else rng.choice([0.0, 0.05, 0.3])
+        self.slowness_s = rng.choice([0.05, 0.2, 0.6])
+        self.frontend = Frontend(self)
+        self.hosts: dict[str, Host] = {}
+        for instance_id in INSTANCE_IDS:
+            self.hosts[instance_id] = Host(self._new_instance(instance_id, 1))
+
+    # -- the network, as instances and the frontend see it ---------------------------------
+
+    def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
+        rng, between = self.rng, isinstance(body, MoveSaid)
+        if between and not self._healed:
+            if self._is_cut(sender, receiver) or rng.random() < self.loss:
+                self.note("lost", _words(body))
+                return
+            if rng.random() < self.doubling:
+                self._put(sender, receiver, body, in_order=False)
+            if body.said.verb in (Verb.COMMIT, Verb.COMMITTED) and rng.random() < 0.06:
+                self._bad_luck(sender.instance_id, receiver.instance_id)
+        self._put(sender, receiver, body, in_order=self.in_order or not between)
+
+    def copy(self, copy: Copy) -> None:
+        self._copies[copy.stage_id] = copy
+        slow_s = self.rng.uniform(0.01, 0.1) * (1 + copy.num_blocks)
+        if not self._healed and self.rng.random() < 0.03:
+            slow_s = TIMING.stage_timeout_s * 3
+        arrival_s = self._arrival_s(copy.source, copy.destination) + slow_s
+        fails = not self._healed and self.rng.random() < 0.04
+        self.at(arrival_s, self._copied, copy.stage_id, fails)
+
+    def expect(self, owner: InstanceRef, expected: Expected) -> None:
+        self._expected[expected.stage_id] = (owner, expected)
+
+    def cancel(self, owner: InstanceRef, stage_id: str) -> None:
+        self.after(self.rng.uniform(0, 0.3), self._cancelled, owner, stage_id)
+
+    def note(self, *what: Any) -> None:
+        self.trace.append((round(self.now_s, 6), *what))
+
+    # -- time ----------------------------------------------------------------------------
+
+    def at(self, time_s: float, do: Callable[..., None], *args: Any) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (time_s, self._num_events, do, args))
+
+    def after(self, delay_s: float, do: Callable[..., None], *args: Any) -> None:
+        self.at(self.now_s + delay_s, do, *args)
+
+    def run(self) -> None:
+        self._plan()
+        self._run_until(FAULTS_S)
+        self._heal()
+        self._run_until(FAULTS_S + QUIET_S)
+        self.check_quiet()
+
+    def _run_until(self, end_s: float) -> None:
+        events = self._events
+        while events and events[0][0] <= end_s:
+            self.now_s, _, do, args = heapq.heappop(events)
+            do(*args)
+        self.now_s = end_s
+
+    # -- what happens --------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        rng = self.rng
+        for number in range(rng.randint(3, 7)):
+            self.at(rng.uniform(0, FAULTS_S / 2), self._submit, f"r{number}", number)
+        for _ in range(rng.randint(4, 14)):
+            self.at(rng.uniform(0.5, FAULTS_S), self._order_move)
+        faults = (
+            (self._crash_one, 0.5),
+            (self._pause_one, 1.0),
+            (self._cut_link, 1.0),
+            (self._stall_link, 1.5),
+            (self._client_leaves, 1.0),
+            (self._evict, 1.0),
+            (self._change_rank, 1.0),
+            (self._cancel_moves, 0.5),
+        )
+        for fault, mean in faults:
+            for _ in range(_how_many(rng, mean)):
+                self.at(rng.uniform(1.0, FAULTS_S), fault)
+        for instance_id in INSTANCE_IDS:
+            self.at(rng.uniform(0, TURN_S), self._turn, instance_id)
+        self.at(TURN_S, self._frontend_turn)
+
+    def _submit(self, request_id: str, arrival: int) -> None:
+        rng = self.rng
+        to = rng.choice(self._alive()) if self._alive() else None
+        if to is None:
+            return
+        asked = Asked(
+            request_id,
+            rng.randint(1, 20),
+            rng.randint(4, 50),
+            seeded=rng.random() < 0.3,
+            rank=rng.choice([0, 0, 1]),
+            arrival=arrival,
+        )
+        self.note("submit", request_id, to.key)
+        self.frontend.submit(asked, to)
+
+    def _order_move(self) -> None:
+        rng = self.rng
+        movable = [
+            (host.instance, request_id)
+            for host in self.hosts.values()
+            if host.instance is not None and not host.paused
+            for request_id in sorted(host.instance.live)
+            if host.instance.can_move(request_id)
+        ]
+        if not movable or len(self._alive()) < 2:
+            return
+        instance, request_id = rng.choice(movable)
+        to = rng.choice([ref for ref in self._alive() if ref != instance.ref])
+        self._num_moves += 1
+        self.note("move", request_id, instance.ref.key, to.key)
+        instance.begin_move(f"m{self._num_moves}", request_id, to)
+        self._check(instance)
+
+    def _bad_luck(self, a: str, b: str) -> None:
+        """Something goes wrong just when who owns a request is in doubt."""
+        rng = self.rng
+        seconds = rng.choice([1.0, 3.0, 8.0])
+        match rng.randrange(5):
+            case 0:
+                self.after(rng.uniform(0, 1), self._crash, rng.choice((a, b)))
+            case 1:
+                self.after(rng.uniform(0, 1), self._pause, rng.choice((a, b)))
+            case 2:
+                self._cut[a, b] = self._cut[b, a] = self.now_s + seconds
+            case 3:
+                self._stalled_until[a, b] = self.now_s + seconds
+            case _:
+                slow = rng.choice((a, b))
+                self._stalled_until[slow, FRONTEND.instance_id] = self.now_s + seconds
+                self._cut[a, b] = self._cut[b, a] = self.now_s + seconds
+
+    def _crash_one(self) -> None:
+        self._crash(self.rng.choice(INSTANCE_IDS))
+
+    def _crash(self, instance_id: str) -> None:
+        host = self.hosts[instance_id]
+        if host.instance is None or self._healed:
+            return
+        dead, host.instance = host.instance, None
+        self.num_deaths += 1
+        self.note("crash", dead.ref.key)
+        host.inbox.clear()
+        host.paused = False
+        if self.rng.random() < 0.5:
+            self._lost |= {(dead.ref.key, to) for to in (*INSTANCE_IDS, FRONTEND.instance_id)}
+        for instance_id in INSTANCE_IDS:
+            self.after(self.rng.uniform(0.05, 3.0), self._peer_died, instance_id, dead.ref)
+        self.after(self.rng.uniform(0.05, 3.0), self.frontend.instance_died, dead.ref.key)
+        self.after(self.rng.uniform(0.5, 5.0), self._start_again, dead.ref.instance_id)
+
+    def _start_again(self, instance_id: str) -> None:
+        host = self.hosts[instance_id]
+        host.incarnation += 1
+        host.instance = self._new_instance(instance_id, host.incarnation)
+
+    def _peer_died(self, instance_id: str, dead: InstanceRef) -> None:
+        """Its transfers fail with it."""
+        host = self.hosts[instance_id]
+        if host.instance is None or dead.instance_id == instance_id:
+            return
+        here = host.instance
+
+        def hear() -> None:
+            here.peer_died(dead.key)
+            self._fail_copies_with(here.ref, dead)
+
+        self._do_there(here.ref, hear)
+
+    def _pause_one(self) -> None:
+        self._pause(self.rng.choice(INSTANCE_IDS))
+
+    def _pause(self, instance_id: str) -> None:
+        host = self.hosts[instance_id]
+        if host.instance is not None and not host.paused and not self._healed:
+            host.paused = True
+            self.note("pause", host.instance.ref.key)
+            seconds = self.rng.choice([1.0, 3.0, 8.0])
+            self.after(seconds, self._go_on, host.instance.ref)
+
+    def _go_on(self, ref: InstanceRef) -> None:
+        host = self.hosts[ref.instance_id]
+        if host.instance is None or host.instance.ref != ref or not host.paused:
+            return
+        host.paused = False
+        came, host.inbox = host.inbox, []
+        for do in came:
+            do()
+            self._check(host.instance)
+
+    def _cut_link(self) -> None:
+        """Nothing gets through, one way or both ways; it is lost."""
+        a, b = self.rng.sample(INSTANCE_IDS, 2)
+        until_s = self.now_s + self.rng.choice([1.0, 3.0, 8.0])
+        self._cut[a, b] = until_s
+        if self.rng.random() < 0.6:
+            self._cut[b, a] = until_s
+
+    def _stall_link(self) -> None:
+        """What is sent waits, and comes in the end."""
+        a, b = self.rng.sample([*INSTANCE_IDS, FRONTEND.instance_id], 2)
+        self._stalled_until[a, b] = self.now_s + self.rng.choice([1.0, 3.0, 8.0])
+
+    def _client_leaves(self) -> None:
+        if self.frontend.routes:
+            request_id = self.rng.choice(sorted(self.frontend.routes))
+            self.frontend.client_leaves(request_id)
+
+    def _evict(self) -> None:
+        if (instance := self.hosts[self.rng.choice(INSTANCE_IDS)].instance) is not None:
+            instance.evict_one()
+
+    def _change_rank(self) -> None:
+        if not self.frontend.routes:
+            return
+        request_id = self.rng.choice(sorted(self.frontend.routes))
+        owner = self.frontend.routes[request_id].ownership.owner
+        rank = self.rng.choice([0, 1, 2])
+        self._do_there(owner, lambda: self._instance(owner).change_rank(request_id, rank))
+
+    def _cancel_moves(self) -> None:
+        host = self.hosts[self.rng.choice(INSTANCE_IDS)]
+        if host.instance is not None and not host.paused:
+            host.instance.cancel_moves()
+
+    def _heal(self) -> None:
+        self._healed = True
+        self._cut.clear()
+        self._stalled_until.clear()
+        for host in self.hosts.values():
+            if host.instance is not None and host.paused:
+                self._go_on(host.instance.ref)
+
+    # -- turns ---------------------------------------------------------------------------
+
+    def _turn(self, instance_id: str) -> None:
+        """A step of the engine, and of the loop, which may be late."""
+        self.after(TURN_S, self._turn, instance_id)
+        host = self.hosts[instance_id]
+        if host.instance is None or host.paused:
+            return
+        if self.rng.random() < 0.8:
+            host.instance.engine_turn()
+            self._check(host.instance)
+        if self.rng.random() < 0.8:
+            host.instance.loop_turn()
+            self._check(host.instance)
+
+    def _frontend_turn(self) -> None:
+        self.after(TURN_S, self._frontend_turn)
+        self.frontend.tick()
+        self.check_owners()
+
+    # -- deliveries ----------------------------------------------------------------------
+
+    def _put(self, sender: InstanceRef, receiver: InstanceRef, body: Any, in_order: bool) -> None:
+        arrival_s = self._arrival_s(sender, receiver)
+        if in_order:
+            way = (sender.key, receiver.key)
+            arrival_s = max(arrival_s, self._last_arrival.get(way, 0.0) + 1e-6)
+            self._last_arrival[way] = arrival_s
+        self.at(arrival_s, self._deliver, sender, receiver, body)
+
+    def _arrival_s(self, sender: InstanceRef, receiver: InstanceRef) -> float:
+        stalled_s = self._stalled_until.get((sender.instance_id, receiver.instance_id), 0.0)
+        return max(self.now_s, stalled_s) + self.rng.uniform(0.001, self.slowness_s)
+
+    def _is_cut(self, sender: InstanceRef, receiver: InstanceRef) -> bool:
+        return self._cut.get((sender.instance_id, receiver.instance_id), 0.0) > self.now_s
+
+    def _deliver(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
+        if (sender.key, receiver.instance_id) in self._lost:
+            return
+        if receiver == FRONTEND:
+            self.frontend.receive(sender, body)
+            return
+        self._do_there(receiver, lambda: self._hear(receiver, body))
+
+    def _hear(self, receiver: InstanceRef, body: Any) -> None:
+        self.note("said", receiver.key, _words(body))
+        self._instance(receiver).receive(body)
+
+    def _do_there(self, ref: InstanceRef, do: Callable[[], None]) -> None:
+        """Unless that incarnation is dead; when it goes on, if it is paused."""
+        host = self.hosts[ref.instance_id]
+        if host.instance is None or host.instance.ref != ref:
+            return
+        if host.paused:
+            host.inbox.append(do)
+            return
+        do()
+        self._check(host.instance)
+
+    def _copied(self, stage_id: str, fails: bool) -> None:
+        copy = self._copies.get(stage_id)
+        if copy is None:
+            return
+        if self._is_dead(copy.source):
+            return
+        if stage_id not in self._expected and not fails:  # called off there: nobody takes it
+            fails = True
+        contents = copy.read()
+        if fails:
+            self._fail_copy(stage_id)
+            return
+        _, expected = self._expected[stage_id]
+        del self._copies[stage_id]
+        self._do_there(copy.source, lambda: copy.sent(copy.num_blocks))
+        self.after(
+            self.rng.uniform(0, self.slowness_s), self._received, stage_id, expected, contents
+        )
+
+    def _received(self, stage_id: str, expected: Expected, contents: list[Any]) -> None:
+        known = self._expected.get(stage_id)
+        if known is None:
+            return
+
+        def take() -> None:
+            if self._expected.pop(stage_id, None) is not None:
+                expected.write(contents)
+                expected.received(len(contents))
+
+        self._do_there(known[0], take)
+
+    def _fail_copy(self, stage_id: str) -> None:
+        copy = self._copies.pop(stage_id, None)
+        if copy is not None:
+            self._do_there(copy.source, lambda: copy.sent(None))
+        if stage_id in self._expected:
+            owner, _ = self._expected[stage_id]
+            self._do_there(owner, lambda: self._fail_expected(stage_id))
+
+    def _fail_expected(self, stage_id: str) -> None:
+        known = self._expected.pop(stage_id, None)
+        if known is not None:
+            known[1].received(None)
+
+    def _cancelled(self, owner: InstanceRef, stage_id: str) -> None:
+        copy = self._copies.get(stage_id)
+        if copy is not None and copy.source == owner:
+            del self._copies[stage_id]
+            self._do_there(owner, lambda: copy.sent(None))
+        elif stage_id in self._expected and self._expected[stage_id][0] == owner:
+            self._do_there(owner, lambda: self._fail_expected(stage_id))
+
+    def _fail_copies_with(self, here: InstanceRef, dead: InstanceRef) -> None:
+        for stage_id, copy in list(self._copies.items()):
+            if copy.source == here and copy.destination == dead:
+                del self._copies[stage_id]
+                copy.sent(None)
+        instance = self._instance(here)
+        for stage_id, (owner, _) in list(self._expected.items()):
+            migration_id = stage_id.split("/")[0]
+            if owner == here and instance.incoming[migration_id].source == dead:
+                self._fail_expected(stage_id)
+
+    # -- what must hold --------------------------------------------------------------------
+
+    def _check(self, instance: Instance) -> None:
+        instance.check()
+
+    def check_owners(self) -> None:
+        """At most one instance decodes in the epoch that the frontend reads."""
+        for request_id, route in self.frontend.routes.items():
+            hop = route.ownership.epoch.hop
+            owners = [
+                instance.ref.key
+                for instance in self._instances()
+                if request_id in instance.live
+                and instance.live[request_id].hop == hop
+                and request_id in instance.engine.requests
+                and instance.engine.requests[request_id].place != "suspended"
+            ]
+            if len(owners) > 1:
+                raise Violation(f"{request_id} has two owners in hop {hop}: {owners}")
+
+    def check_quiet(self) -> None:
+        for request_id, outcomes in self.frontend.outcomes.items():
+            if len(outcomes) != 1:
+                raise Violation(f"{request_id} ended {len(outcomes)} times: {outcomes}")
+            if outcomes == ["error"] and not self.num_deaths:
+                raise Violation(f"{request_id} failed, though no instance died")
+        for instance in self._instances():
+            if not instance.quiet:
+                raise Violation(f"something is left on {instance.ref.key}: {leftovers(instance)}")
+            if instance.engine.num_free != instance.engine.num_blocks:
+                raise Violation(f"blocks leaked on {instance.ref.key}")
+        if len(self._instances()) != len(INSTANCE_IDS):
+            raise Violation("an instance did not come back")
+
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.trace).encode()).hexdigest()
+
+    # ------------------------------------------------------------------------------------
+
+    def _new_instance(self, instance_id: str, incarnation: int) -> Instance:
+        self._num_engines += 1
+        num_blocks = self.rng.choice([blocks_for(72), 24, 40])
+        ref = InstanceRef(instance_id, incarnation, instance_id)
+        return Instance(ref, SimulatedEngine(self._num_engines, num_blocks), self)
+
+    def _instances(self) -> list[Instance]:
+        return [host.instance for host in self.hosts.values() if host.instance is not None]
+
+    def _alive(self) -> list[InstanceRef]:
+        """As far as the frontend knows."""
+        refs = [instance.ref for instance in self._instances()]
+        return [ref for ref in refs if ref.key not in self.frontend.dead]
+
+    def _instance(self, ref: InstanceRef) -> Instance:
+        instance = self.hosts[ref.instance_id].instance
+        assert instance is not None
+        return instance
+
+    def _is_dead(self, ref: InstanceRef) -> bool:
+        instance = self.hosts[ref.instance_id].instance
+        return instance is None or instance.ref != ref
+
+
+def leftovers(instance: Instance) -> str:
+    moves = {
+        migration_id: str(move.machine.state)
+        for moves in (instance.outgoing, instance.incoming)
+        for migration_id, move in moves.items()
+    }
+    engine = instance.engine
+    return (
+        f"moves {moves}, requests {sorted(engine.requests)}, pins {sorted(engine.pins)}, "
+        f"reserved {sorted(engine.reserved)}, live {sorted(instance.live)}"
+    )
+
+
+def _words(body: Any) -> str:
+    if isinstance(body, MoveSaid):
+        return f"{body.migration_id} {body.said.verb} {body.said.stage}"
+    return f"{type(body).__name__} {getattr(body, 'request_id', '')}"
+
+
+def _how_many(rng: random.Random, mean: float) -> int:
+    """0, 1, 2, ...: half as likely each time, so that quiet histories come too."""
+    number = 0
+    while rng.random() < mean / (1 + mean):
+        number += 1
+    return number
+
+
+class HistoryError(AssertionError):
+    """A history that went wrong, by its seed."""
+
+
+def run_seed(seed: int) -> Simulation:
+    simulation = Simulation(seed)
+    try:
+        simulation.run()
+    except Exception as error:
+        tail = "\n".join(str(line) for line in simulation.trace[-30:])
+        raise HistoryError(f"seed {seed}: {error!r} at {simulation.now_s:.2f} s\n{tail}") from error
+    return simulation

@@ -1,0 +1,77 @@
+"""What a frontend knows of one request's owner, where the order of what it hears matters."""
+
+import pytest
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Loss, Ownership
+from controller.core.token_order import Epoch
+
+A, B, C = (InstanceRef(each, 1, each) for each in "abc")
+
+
+def _ownership() -> Ownership[str]:
+    return Ownership(A)
+
+
+def test_a_move_announced_before_the_first_token_of_its_hop_is_not_forgotten() -> None:
+    """The source has the request back, and moves it on before it decoded again."""
+    ownership = _ownership()
+    ownership.announce(B, 1)
+    ownership.announce(C, 3)
+    ownership.offer(A, Epoch(0, 2), 0, 1, "0")
+    assert ownership.holders == [A, C]
+    assert ownership.lost(*A.key) is Loss.ASK
+    assert ownership.to_ask == (C, 3)
+    ownership.check()
+
+
+def test_an_announcement_of_a_hop_that_is_over_says_nothing() -> None:
+    ownership = _ownership()
+    assert ownership.fence(A, 2)
+    ownership.announce(B, 1)
+    assert ownership.holders == [A]
+
+
+def test_a_fence_is_granted_once_and_again_and_not_to_one_whose_destination_was_heard() -> None:
+    ownership = _ownership()
+    assert ownership.fence(A, 2)
+    assert ownership.fence(A, 2)
+    assert not ownership.moved(B, 1, 0)
+    assert ownership.moved(B, 3, 0)
+    assert not ownership.fence(A, 4)
+    assert ownership.owner == B
+
+
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_both_dead_is_lost(asked_first: bool) -> None:
+    ownership = _ownership()
+    ownership.announce(B, 1)
+    dead = (A, B) if asked_first else (B, A)
+    found = [ownership.lost(*each.key) for each in dead]
+    assert found == ([Loss.ASK, Loss.REQUEST] if asked_first else [Loss.NONE, Loss.REQUEST])
+
+
+def test_who_was_asked_and_says_no_in_that_hop_ends_it() -> None:
+    ownership = _ownership()
+    ownership.announce(B, 1)
+    assert not ownership.disowned(1), "nobody asked"
+    ownership.lost(*A.key)
+    assert not ownership.disowned(3)
+    assert ownership.disowned(1)
+
+
+def test_a_dead_one_is_announced_to_nobody() -> None:
+    ownership = _ownership()
+    ownership.lost(*B.key)
+    ownership.announce(B, 1)
+    assert ownership.lost(*A.key) is Loss.REQUEST
+
+
+def test_a_request_given_to_one_that_died_unheard_is_lost() -> None:
+    ownership = _ownership()
+    ownership.announce(B, 1)
+    assert ownership.lost(*B.key) is Loss.NONE
+    assert ownership.lost_in(1)
+    heard = _ownership()
+    heard.moved(B, 1, 0)
+    assert not heard.lost_in(1), "its death itself says so"

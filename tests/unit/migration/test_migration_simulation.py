@@ -1,0 +1,51 @@
+"""Thousands of histories under random faults; each is told by its seed alone."""
+
+import pytest
+from simulation import HistoryError, Simulation, run_seed
+
+NUM_SEEDS = 2000
+NUM_GROUPS = 20
+
+
+@pytest.mark.parametrize("group", range(NUM_GROUPS))
+def test_no_history_breaks_a_rule(group: int) -> None:
+    """About 8 ms each. One that does is run again by `run_seed(seed)`."""
+    each = NUM_SEEDS // NUM_GROUPS
+    for seed in range(group * each, (group + 1) * each):
+        run_seed(seed)
+
+
+def test_histories_are_not_all_alike() -> None:
+    """Faults that always, or never, keep moves from their end would prove nothing."""
+    closed: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    fences = {True: 0, False: 0}
+    for seed in range(300):
+        simulation = run_seed(seed)
+        for _, what, *rest in simulation.trace:
+            if what == "closed":
+                closed[rest[1]] = closed.get(rest[1], 0) + 1
+            if what == "fence":
+                fences[rest[3]] += 1
+        for (outcome,) in simulation.frontend.outcomes.values():
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    assert min(closed[outcome] for outcome in ("migrated", "kept", "resumed", "ended")) > 20
+    assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error")) > 20
+    assert min(fences.values()) > 5, "the frontend granted some fences, and refused some"
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    for seed in range(5):
+        first, second = run_seed(seed), run_seed(seed)
+        assert first.trace == second.trace
+        assert first.digest() == second.digest()
+    assert len({run_seed(seed).digest() for seed in range(5)}) == 5
+
+
+def test_a_history_that_goes_wrong_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_simulation: Simulation) -> None:
+        raise AssertionError("two owners")
+
+    monkeypatch.setattr(Simulation, "check_quiet", broken)
+    with pytest.raises(HistoryError, match=r"^seed 1234: AssertionError\('two owners'\)"):
+        run_seed(1234)

@@ -1,0 +1,478 @@
+"""What moves do to an engine model, rule by rule; the machine beside this does everything."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import pytest
+
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import InstanceSnapshot
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel
+from controller.model.moves import MovingState
+from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
+
+PROFILE = load_profile("a10-llama-7b")
+CHUNKED = ModelConfig(
+    block_size=16,
+    num_total_blocks=10,
+    watermark_blocks=0,
+    max_num_running=4,
+    max_num_batched_tokens=100,
+    max_model_len=160,
+    prefix_caching=False,
+    mode="chunked",
+)
+CACHING = replace(CHUNKED, prefix_caching=True)
+PAPER = replace(CHUNKED, mode="prefill-first")
+
+
+def request(request_id: str, num_prompt_tokens: int, max_output_tokens: int = 50, **more):  # type: ignore[no-untyped-def]
+    return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)
+
+
+def hashes(group: str) -> Callable[[int], Hashable]:
+    return lambda index: (group, index)
+
+
+def engine(config: ModelConfig, *requests: ModelRequest, num_steps: int = 1) -> EngineModel:
+    model = EngineModel(config, PROFILE)
+    for each in requests:
+        model.add(each)
+    for _ in range(num_steps):
+        model.step()
+    return model
+
+
+def seen(model: EngineModel) -> InstanceSnapshot:
+    model.check()
+    return model.snapshot("i-0", 1)
+
+
+def running(num_tokens: int, rank: int = 0) -> MovingState:
+    return MovingState(num_tokens, rank, queued=False, evicted=False)
+
+
+# -- source: pins ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [None, "a"], ids=["blank", "cached"])
+@pytest.mark.parametrize("end", ["abort", "evict", "finish", "release"])
+def test_pinned_blocks_stay_whatever_becomes_of_the_request(group: str | None, end: str) -> None:
+    config = CACHING if group else CHUNKED
+    block_hash = hashes(group) if group else None
+    model = engine(config, request("a", 40, 3, block_hash=block_hash, arrival_time_s=5.0))
+    assert model.moves.pin("a", 0) == 2
+    if end == "abort":
+        model.abort(["a"])
+    elif end == "evict":
+        # The other one grows into everything that is not pinned.
+        model.add(request("b", 106, 50, rank=1))
+        model.moves.suspend("a")
+        for _ in range(7):
+            model.step()
+        model.moves.resume("a")
+        while not model.num_evictions:
+            model.step()
+    elif end == "finish":
+        for _ in range(2):
+            model.step()
+        assert not model.has_work()
+    else:
+        model.moves.suspend("a")
+        model.moves.release("a")
+    model.abort(["a", "b"])
+    assert seen(model).num_used_blocks == 2
+    model.moves.unpin("a")
+    assert seen(model).num_used_blocks == 0
+    model.moves.unpin("a")
+    assert seen(model).num_used_blocks == 0
+
+
+@pytest.mark.parametrize("config", [CHUNKED, CACHING])
+def test_a_block_pinned_twice_or_of_a_running_request_counts_once(config: ModelConfig) -> None:
+    model = engine(config, request("a", 50, block_hash=hashes("a")))
+    for first_block in (0, 2, 0):
+        assert model.moves.pin("a", first_block) == 3
+        assert seen(model).num_used_blocks == 4
+    model.moves.unpin("a")
+    assert seen(model).num_used_blocks == 4
+
+
+def test_more_is_pinned_as_more_blocks_are_full() -> None:
+    model = engine(CHUNKED, request("a", 40))
+    assert model.moves.pin("a", 0) == 2
+    for _ in range(8):
+        model.step()
+    assert model.moves.pin("a", 2) == 3
+    model.abort(["a"])
+    assert seen(model).num_used_blocks == 3
+
+
+def test_who_does_not_decode_is_not_pinned() -> None:
+    model = engine(CHUNKED, request("a", 150), request("b", 20))
+    for request_id in ("a", "b", "unknown"):
+        assert model.moves.pin(request_id, 0) is None
+    model.step()
+    assert model.moves.pin("a", 0) == 9
+    model.moves.suspend("a")
+    assert model.moves.pin("a", 0) is None
+    assert seen(model).num_used_blocks == 10
+
+
+def test_pinned_blocks_hold_up_who_waits_and_nobody_spins() -> None:
+    model = engine(CHUNKED, request("a", 50))
+    model.moves.pin("a", 0)
+    model.abort(["a"])
+    model.add(request("b", 120))
+    assert not model.has_work()
+    assert model.step().admitted == ()
+    model.moves.unpin("a")
+    assert model.has_work()
+    assert model.step().admitted == ("b",)
+
+
+# -- source: suspend ------------------------------------------------------------------------
+
+
+def test_a_suspended_request_keeps_everything_and_decodes_nothing() -> None:
+    model = engine(CHUNKED, request("a", 40, rank=1), request("b", 20))
+    before = seen(model)
+    assert model.moves.suspend("a") == running(41, rank=1)
+    assert seen(model) == before
+    assert model.step().emitted == ("b",)
+    model.abort(["b"])
+    assert not model.has_work()
+    assert seen(model).num_running_by_rank == {1: 1}
+    model.moves.resume("a")
+    assert model.has_work()
+    assert model.step().emitted == ("a",)
+    assert seen(model).num_running == 1
+
+
+@pytest.mark.parametrize("config", [CHUNKED, PAPER])
+def test_a_resumed_request_is_served_by_the_next_step(config: ModelConfig) -> None:
+    """Neither a prefill that takes whole steps nor one that could begin comes first."""
+    small = replace(config, num_total_blocks=40, max_num_batched_tokens=30)
+    model = engine(small, request("a", 20))
+    model.moves.suspend("a")
+    model.add(request("b", 150))
+    model.step()
+    model.add(request("c", 150))
+    model.moves.resume("a")
+    assert "a" in model.step().emitted
+    model.check()
+
+
+def test_its_place_in_the_batch_is_kept() -> None:
+    model = engine(replace(CHUNKED, max_num_running=2), request("a", 20), request("b", 20))
+    model.moves.suspend("a")
+    model.add(request("c", 20))
+    assert model.step().admitted == ()
+    model.moves.release("a")
+    assert model.step().admitted == ("c",)
+    assert seen(model).num_running == 2
+
+
+def test_a_suspended_request_is_never_evicted() -> None:
+    model = engine(CHUNKED, request("a", 60, 90, arrival_time_s=9.0), request("b", 30, 99, rank=1))
+    model.moves.suspend("a")
+    for _ in range(90):
+        model.step()
+    assert model.num_evictions > 0, "b evicts itself, for want of another"
+    assert seen(model).num_used_blocks == 4
+    assert not model.has_work()
+    model.moves.release("a")
+    assert model.step().admitted == ("b",)
+
+
+@pytest.mark.parametrize("config", [CHUNKED, PAPER])
+def test_a_queued_request_goes_back_to_its_place(config: ModelConfig) -> None:
+    waiting = [request(name, 20, arrival_time_s=n) for n, name in enumerate("abcd")]
+    model = engine(replace(config, max_num_running=1), *waiting)
+    before = seen(model)
+    assert before.queue_head is not None
+    assert before.queue_head.request_id == "b"
+    assert model.moves.is_queued("b")
+    assert not model.moves.is_queued("a")
+    assert model.moves.suspend("b") == MovingState(20, 0, queued=True, evicted=False)
+    assert seen(model) == before, "it waits as before until it lives elsewhere"
+    model.abort(["a"])
+    assert model.step().admitted == ("c",), "but is not admitted"
+    model.moves.resume("b")
+    model.abort(["c"])
+    assert model.step().admitted == ("b",)
+    model.moves.suspend("d")
+    model.moves.release("d")
+    found = seen(model)
+    assert (found.num_queued, found.queued_demand_blocks, found.queue_head) == (0, 0, None)
+
+
+@pytest.mark.parametrize("place", ["batch", "queue"])
+def test_a_suspended_request_can_be_aborted(place: str) -> None:
+    model = engine(replace(CHUNKED, max_num_running=1), request("batch", 20), request("queue", 20))
+    model.moves.suspend(place)
+    model.abort(["batch", "queue"])
+    found = seen(model)
+    assert (found.num_running, found.num_queued, found.num_used_blocks) == (0, 0, 0)
+    before = seen(model)
+    model.moves.resume(place)
+    assert not model.moves.release(place)
+    assert seen(model) == before
+
+
+def test_who_cannot_be_suspended_resumed_or_released() -> None:
+    model = engine(CHUNKED, request("long", 150), request("next", 20))
+    before = seen(model)
+    assert model.moves.suspend("long") is None, "in prefill"
+    for request_id in ("long", "next", "unknown"):
+        model.moves.resume(request_id)
+        assert not model.moves.release(request_id)
+    assert seen(model) == before
+    for operation in (model.moves.suspend, model.moves.is_queued):
+        with pytest.raises(KeyError):
+            operation("unknown")
+    model.step()
+    model.moves.suspend("long")
+    with pytest.raises(ValueError, match="suspended already"):
+        model.moves.suspend("long")
+    model.check()
+
+
+def test_refusals() -> None:
+    model = engine(CHUNKED, request("long", 150), request("next", 20))
+    assert model.moves.refusal("long") is MoveRefusal.IN_PREFILL
+    assert model.moves.refusal("next") is None
+    assert model.moves.refusal("unknown") is MoveRefusal.UNKNOWN
+    model.step()
+    assert model.moves.refusal("long") is None
+    model.moves.pin("long", 0)
+    assert model.moves.refusal("long") is MoveRefusal.MOVING
+    model.moves.unpin("long")
+    for request_id in ("long", "next"):
+        model.moves.suspend(request_id)
+        assert model.moves.refusal(request_id) is MoveRefusal.MOVING
+
+
+@pytest.mark.parametrize("config", [CHUNKED, PAPER])
+def test_a_new_rank(config: ModelConfig) -> None:
+    waiting = [request(name, 20, arrival_time_s=n) for n, name in enumerate("abcd")]
+    model = engine(replace(config, max_num_running=2), *waiting, request("e", 20, rank=2))
+    assert seen(model).num_running_by_rank == {0: 1, 2: 1}
+    for request_id, rank in (("a", 1), ("b", 3), ("d", 2), ("unknown", 9)):
+        model.moves.set_rank(request_id, rank)
+    head = seen(model).queue_head
+    assert head is not None
+    assert (head.request_id, head.rank) == ("b", 3)
+    assert seen(model).num_running_by_rank == {1: 1, 2: 1}
+    for request_id in ("a", "d"):
+        model.moves.suspend(request_id)
+        model.moves.set_rank(request_id, 5)
+    head = seen(model).queue_head
+    assert head is not None
+    assert (head.request_id, head.rank) == ("d", 5)
+    assert seen(model).num_running_by_rank == {2: 1, 5: 1}
+    for request_id in ("a", "d"):
+        model.moves.resume(request_id)
+    model.abort(["a", "e"])
+    assert model.step().admitted == ("d", "b")
+    assert seen(model).num_running_by_rank == {5: 1, 3: 1}
+
+
+# -- destination ----------------------------------------------------------------------------
+
+
+def test_what_arrives_counts_as_running_and_used_and_is_no_work() -> None:
+    model = engine(CHUNKED, num_steps=0)
+    assert model.moves.reserve(request("a", 40, rank=1), 5, 3) == 0
+    found = seen(model)
+    assert (found.num_running, found.num_running_by_rank) == (1, {1: 1})
+    assert (found.num_used_blocks, found.num_queued) == (3, 0)
+    assert not model.has_work()
+    assert model.moves.extend("a", 5)
+    assert model.moves.extend("a", 4), "it has more"
+    assert seen(model).num_used_blocks == 5
+    model.moves.cancel("a")
+    model.moves.cancel("a")
+    found = seen(model)
+    assert (found.num_running, found.num_running_by_rank, found.num_used_blocks) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("config", [CHUNKED, CACHING, PAPER])
+def test_a_committed_request_decodes_in_the_very_next_step(config: ModelConfig) -> None:
+    small = replace(config, num_total_blocks=40, max_num_batched_tokens=30)
+    model = engine(small, request("long", 150))
+    if config.mode == "chunked":
+        assert seen(model).fill_blocks, "a prefill that could take whole steps"
+    model.moves.reserve(request("a", 40, block_hash=hashes("a")), 5, 3)
+    model.moves.extend("a", 4)
+    model.moves.commit("a", running(50, rank=2))
+    model.add(request("b", 20))
+    before = seen(model)
+    assert (before.num_running, before.num_running_by_rank) == (2, {0: 1, 2: 1})
+    step = model.step()
+    assert "a" in step.emitted
+    assert "a" not in step.num_prefill_tokens
+    assert "a" not in step.admitted
+    assert seen(model).num_evictions == 0
+    num_more = 1
+    while "a" not in step.finished:
+        step = model.step()
+        num_more += "a" in step.emitted
+    assert num_more == 90 - 50, "its tokens so far count"
+    model.check()
+
+
+def test_blocks_beyond_the_next_token_are_freed() -> None:
+    model = engine(CHUNKED, num_steps=0)
+    model.moves.reserve(request("a", 30), 0, 9)
+    model.moves.commit("a", running(33))
+    assert seen(model).num_used_blocks == 3, "two are full, and the next token has its own"
+    assert model.step().emitted == ("a",)
+    assert seen(model).num_used_blocks == 3
+
+
+def test_a_full_batch_and_places_that_are_kept() -> None:
+    model = engine(replace(CHUNKED, max_num_running=2), request("a", 20))
+    assert model.moves.reserve(request("b", 20), 1, 2) == 0
+    assert model.moves.reserve(request("c", 20), 1, 2) is MoveRefusal.NO_SLOT
+    assert model.moves.reserve(request("d", 20), 1, 0) == 0, "it will wait"
+    model.add(request("e", 20))
+    assert model.step().admitted == ()
+    model.moves.cancel("b")
+    assert model.step().admitted == ("e",)
+    model.moves.commit("d", MovingState(21, 0, queued=True, evicted=True))
+    assert seen(model).num_evicted_queued == 1
+
+
+def test_the_watermark_is_left_free_unless_it_is_alone() -> None:
+    careful = replace(CHUNKED, watermark_blocks=2)
+    model = engine(careful, num_steps=0)
+    assert model.moves.reserve(request("a", 100), 1, 7) == 0
+    assert model.moves.extend("a", 10)
+    assert not model.moves.extend("a", 11)
+    model.moves.cancel("a")
+    model.add(request("b", 20))
+    model.step()
+    assert model.moves.reserve(request("a", 100), 1, 7) is MoveRefusal.NO_BLOCKS
+    assert model.moves.reserve(request("a", 80), 1, 6) == 0
+    assert not model.moves.extend("a", 7)
+    assert seen(model).num_free_blocks == 2
+    model.abort(["b"])
+    assert model.moves.extend("a", 7)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 2])
+def test_cached_blocks_need_no_copy(num_blocks: int) -> None:
+    model = engine(CACHING, request("old", 40, 1, block_hash=hashes("same")))
+    assert seen(model).num_used_blocks == 0
+    moving = request("a", 40, block_hash=hashes("same"))
+    assert model.moves.reserve(moving, 8, num_blocks) == 2
+    assert seen(model).num_used_blocks == num_blocks
+    model.moves.extend("a", 3)
+    model.moves.commit("a", running(49))
+    # What it brought is found by others.
+    assert model.moves.reserve(request("b", 49, block_hash=hashes("same")), 1, 4) == 3
+    assert seen(model).num_used_blocks == 4
+
+
+def test_shared_blocks_cost_nothing() -> None:
+    model = engine(CACHING, request("old", 113, 40, block_hash=hashes("same")), num_steps=2)
+    assert seen(model).num_free_blocks == 2
+    found = model.moves.reserve(request("a", 113, block_hash=hashes("same")), 8, 8)
+    assert found == 7
+    assert seen(model).num_free_blocks == 1
+
+
+def test_a_cached_block_that_nobody_uses_is_one_of_the_free() -> None:
+    model = engine(CACHING, request("old", 40, 1, block_hash=hashes("same")))
+    model.add(request("b", 100))
+    model.step()
+    moving = request("a", 40, block_hash=hashes("same"))
+    before = seen(model)
+    assert before.num_free_blocks == 3
+    assert model.moves.reserve(moving, 20, 4) is MoveRefusal.NO_BLOCKS
+    assert seen(model) == before
+    assert model.moves.reserve(moving, 8, 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_outputs"),
+    [
+        (request("there", 20), 0),
+        (request("arriving", 20), 0),
+        (request("a", 20, 5), 5),
+        (request("a", 160), 0),
+        (request("a", 0), 0),
+    ],
+)
+def test_what_cannot_be_taken(asked: ModelRequest, num_outputs: int) -> None:
+    model = engine(CHUNKED, request("there", 20))
+    model.moves.reserve(request("arriving", 20), 0, 1)
+    before = seen(model)
+    assert model.moves.reserve(asked, num_outputs, 1) is MoveRefusal.NOT_TAKEN
+    assert seen(model) == before
+
+
+@pytest.mark.parametrize(
+    ("moved", "complaint"),
+    [
+        (running(44), "cannot have 44 tokens"),
+        (running(90), "cannot have 90 tokens"),
+        (running(50), "but 3 blocks are kept"),
+        (MovingState(46, 0, queued=True, evicted=True), "queued on one side"),
+    ],
+)
+def test_a_state_that_does_not_fit(moved: MovingState, complaint: str) -> None:
+    model = engine(CHUNKED, num_steps=0)
+    model.moves.reserve(request("a", 40), 5, 3)
+    before = seen(model)
+    with pytest.raises(ValueError, match=complaint):
+        model.moves.commit("a", moved)
+    assert seen(model) == before
+    model.moves.commit("a", running(49))
+    assert model.step().emitted == ("a",)
+    for request_id in ("a", "unknown"):
+        with pytest.raises(KeyError):
+            model.moves.commit(request_id, running(49))
+        with pytest.raises(KeyError):
+            model.moves.extend(request_id, 3)
+
+
+def test_a_queued_arrival_gets_no_blocks_before_its_turn() -> None:
+    model = engine(replace(CHUNKED, max_num_running=1), request("a", 20, 1))
+    model.add(request("late", 20, arrival_time_s=9.0))
+    assert model.moves.reserve(request("b", 20, arrival_time_s=5.0), 6, 0) == 0
+    assert not model.moves.extend("b", 2)
+    assert seen(model).num_queued == 1
+    with pytest.raises(ValueError, match="queued on one side"):
+        model.moves.commit("b", running(26))
+    model.moves.commit("b", MovingState(26, 1, queued=True, evicted=True))
+    found = seen(model)
+    assert (found.num_queued, found.num_evicted_queued, found.num_evictions) == (2, 1, 0)
+    assert found.queue_head is not None
+    assert (found.queue_head.request_id, found.queue_head.rank) == ("b", 1)
+    step = model.step()
+    assert step.admitted == ("b",)
+    assert step.num_prefill_tokens == {"b": 26}
+
+
+def test_abort_leaves_what_arrives_to_its_move() -> None:
+    model = engine(CHUNKED, num_steps=0)
+    model.moves.reserve(request("a", 40), 5, 3)
+    model.abort(["a"])
+    assert seen(model).num_used_blocks == 3
+    with pytest.raises(ValueError, match="already there"):
+        model.add(request("a", 40))
+
+
+def test_a_committed_request_without_a_free_block_takes_another_s() -> None:
+    """Its destination evicts like for any running request."""
+    model = engine(CHUNKED, request("low", 100, arrival_time_s=9.0))
+    model.moves.reserve(request("a", 40, rank=1), 5, 3)
+    model.moves.commit("a", running(49, rank=1))
+    step = model.step()
+    assert step.evicted == ("low",)
+    assert step.emitted == ("a",)
+    model.check()

@@ -1,0 +1,291 @@
+"""Whatever two engine models do to each other's requests: every request gets its tokens once."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import blocks_for
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel
+from controller.model.moves import MovingState
+from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
+
+BLOCK_SIZE = 4
+TIGHT = ModelConfig(
+    block_size=BLOCK_SIZE,
+    num_total_blocks=12,
+    watermark_blocks=1,
+    max_num_running=4,
+    max_num_batched_tokens=8,
+    max_model_len=40,
+    prefix_caching=False,
+    mode="chunked",
+)
+
+
+@dataclass
+class Seen:
+    request: ModelRequest
+    owner: int
+    num_left: int
+    num_tokens: int
+    running: bool = False
+    evicted: bool = False
+
+
+@dataclass
+class Move:
+    """From the owner to the other one. `reserved`: how many blocks there, None before."""
+
+    source: int
+    num_pinned: int = 0
+    reserved: int | None = None
+    suspended: MovingState | None = None
+
+    @property
+    def destination(self) -> int:
+        return 1 - self.source
+
+
+class TwoEngines(RuleBasedStateMachine):
+    @initialize(
+        mode=st.sampled_from(["chunked", "prefill-first"]),
+        prefix_caching=st.booleans(),
+        watermark_blocks=st.integers(0, 2),
+        prompts=st.lists(st.integers(1, 12), min_size=2, max_size=6),
+    )
+    def start(self, mode, prefix_caching, watermark_blocks, prompts) -> None:  # type: ignore[no-untyped-def]
+        config = replace(
+            TIGHT, mode=mode, prefix_caching=prefix_caching, watermark_blocks=watermark_blocks
+        )
+        self.models = [EngineModel(config, load_profile("a10-llama-7b")) for _ in range(2)]
+        self.seen: dict[str, Seen] = {}
+        self.moves: dict[str, Move] = {}
+        self.just_committed: list[set[str]] = [set(), set()]
+        self.num_evictions = [0, 0]
+        self.num_added = 0
+        for number, num_prompt_tokens in enumerate(prompts):
+            self.add(number % 2, num_prompt_tokens, 30, number % 3, 0, "ab"[number // 2 % 2])
+        for at in (0, 1):
+            self.step(at, 2)
+
+    # -- what clients and engines do --------------------------------------------------------
+
+    @rule(
+        at=st.integers(0, 1),
+        num_prompt_tokens=st.integers(1, 20),
+        max_output_tokens=st.integers(5, 30),
+        rank=st.integers(0, 2),
+        late_s=st.integers(0, 3),
+        group=st.sampled_from([None, "a", "b"]),
+    )
+    def add(self, at, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:  # type: ignore[no-untyped-def]
+        self.num_added += 1
+        request = ModelRequest(
+            f"r{self.num_added}",
+            num_prompt_tokens,
+            max_output_tokens,
+            rank,
+            self.num_added - late_s,
+            None if group is None else lambda index: (group, index),
+        )
+        self.models[at].add(request)
+        num_left = min(max_output_tokens, TIGHT.max_model_len - num_prompt_tokens)
+        self.seen[request.request_id] = Seen(request, at, num_left, num_prompt_tokens)
+
+    @rule(at=st.integers(0, 1), num_steps=st.integers(1, 5))
+    def step(self, at: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.one_step(at)
+            self.books()
+
+    def one_step(self, at: int) -> None:
+        model = self.models[at]
+        had_work = model.has_work()
+        step = model.step()
+        assert had_work == bool(step.emitted or step.num_prefill_tokens or step.evicted)
+        assert self.just_committed[at] <= {*step.emitted, *step.evicted}, "not served at once"
+        self.just_committed[at].clear()
+        for request_id in (*step.emitted, *step.evicted, *step.admitted):
+            assert self.seen[request_id].owner == at
+            move = self.moves.get(request_id)
+            assert move is None or move.suspended is None, "a suspended request was touched"
+        for request_id in step.evicted:
+            self.seen[request_id].running, self.seen[request_id].evicted = False, True
+            self.num_evictions[at] += 1
+        for request_id in step.admitted:
+            self.seen[request_id].running, self.seen[request_id].evicted = True, False
+        for request_id in step.emitted:
+            seen = self.seen[request_id]
+            seen.num_tokens += 1
+            seen.num_left -= 1
+            assert (seen.num_left == 0) == (request_id in step.finished)
+        for request_id in step.finished:
+            del self.seen[request_id]
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def abort(self, data) -> None:  # type: ignore[no-untyped-def]
+        request_id = data.draw(st.sampled_from(sorted(self.seen)))
+        owner = self.seen.pop(request_id).owner
+        self.models[owner].abort([request_id])
+        self.just_committed[owner].discard(request_id)
+
+    # -- what moves do ----------------------------------------------------------------------
+
+    @precondition(lambda self: self.seen.keys() - self.moves.keys())
+    @rule(data=st.data())
+    def begin(self, data) -> None:  # type: ignore[no-untyped-def]
+        request_id = data.draw(st.sampled_from(sorted(self.seen.keys() - self.moves.keys())))
+        self.moves[request_id] = Move(self.seen[request_id].owner)
+
+    @precondition(lambda self: self.moves)
+    @rule(data=st.data(), num_times=st.integers(1, 4))
+    def carry_on(self, data, num_times) -> None:  # type: ignore[no-untyped-def]
+        """What a move would do next."""
+        request_id = data.draw(st.sampled_from(sorted(self.moves)))
+        for _ in range(num_times):
+            move = self.moves.get(request_id)
+            if move is None or request_id not in self.seen:
+                return
+            if move.reserved is None:
+                self.pin(request_id, move)
+                self.reserve(request_id, move, 0)
+            elif move.suspended is None:
+                self.suspend(request_id, move)
+            else:
+                self.reserve(request_id, move, 0)
+                self.commit(request_id, move)
+
+    @precondition(lambda self: self.moves.keys() & self.seen.keys())
+    @rule(
+        data=st.data(),
+        operation=st.sampled_from(["pin", "reserve", "suspend", "commit", "cancel"]),
+        num_extra=st.integers(0, 2),
+    )
+    def out_of_order(self, data, operation, num_extra) -> None:  # type: ignore[no-untyped-def]
+        request_id = data.draw(st.sampled_from(sorted(self.moves.keys() & self.seen.keys())))
+        move = self.moves[request_id]
+        if operation == "reserve":
+            self.reserve(request_id, move, num_extra)
+        elif operation == "cancel":
+            self.models[move.destination].moves.cancel(request_id)
+            move.reserved = None
+        else:
+            getattr(self, operation)(request_id, move)
+
+    @precondition(lambda self: self.moves)
+    @rule(data=st.data())
+    def give_up(self, data) -> None:  # type: ignore[no-untyped-def]
+        self.end(data.draw(st.sampled_from(sorted(self.moves))))
+
+    def pin(self, request_id: str, move: Move) -> None:
+        num_full = self.models[move.source].moves.pin(request_id, move.num_pinned)
+        if num_full is not None:
+            assert self.seen[request_id].running
+            assert num_full == (self.seen[request_id].num_tokens - 1) // BLOCK_SIZE
+            move.num_pinned = num_full
+
+    def reserve(self, request_id: str, move: Move, num_extra: int) -> None:
+        """For what is known now, later for more; or for nothing, to wait there."""
+        seen, there = self.seen[request_id], self.models[move.destination]
+        num_blocks = blocks_for(seen.num_tokens - 1, BLOCK_SIZE) + num_extra if seen.running else 0
+        free = there.snapshot("", 0).num_free_blocks
+        if move.reserved is None:
+            num_outputs = seen.num_tokens - seen.request.num_prompt_tokens
+            got = there.moves.reserve(seen.request, num_outputs, num_blocks)
+            assert got is not MoveRefusal.NOT_TAKEN
+            if isinstance(got, MoveRefusal):
+                assert there.snapshot("", 0).num_free_blocks == free
+            else:
+                move.reserved = num_blocks
+        elif there.moves.extend(request_id, num_blocks):
+            move.reserved = max(move.reserved, num_blocks)
+        else:
+            assert there.snapshot("", 0).num_free_blocks == free
+
+    def suspend(self, request_id: str, move: Move) -> None:
+        if move.suspended is not None:
+            return
+        seen = self.seen[request_id]
+        move.suspended = self.models[move.source].moves.suspend(request_id)
+        self.just_committed[move.source].discard(request_id)
+        if move.suspended is not None:
+            rank = seen.request.rank
+            assert move.suspended == MovingState(
+                seen.num_tokens, rank, not seen.running, seen.evicted
+            )
+
+    def commit(self, request_id: str, move: Move) -> None:
+        moved = move.suspended
+        if moved is None or move.reserved is None:
+            return
+        there = self.models[move.destination]
+        wanted = 0 if moved.queued else blocks_for(moved.num_tokens - 1, BLOCK_SIZE)
+        fits = moved.queued == (move.reserved == 0) and wanted <= move.reserved
+        try:
+            there.moves.commit(request_id, moved)
+        except ValueError:
+            assert not fits
+            return
+        assert fits
+        self.models[move.source].moves.release(request_id)
+        self.models[move.source].moves.unpin(request_id)
+        del self.moves[request_id]
+        self.seen[request_id].owner = move.destination
+        if not moved.queued:
+            self.just_committed[move.destination].add(request_id)
+
+    def end(self, request_id: str) -> None:
+        move = self.moves.pop(request_id)
+        source = self.models[move.source].moves
+        self.models[move.destination].moves.cancel(request_id)
+        if request_id in self.seen and move.suspended is not None:
+            source.resume(request_id)
+            if self.seen[request_id].running:
+                self.just_committed[move.source].add(request_id)
+        source.unpin(request_id)
+
+    # -- what must hold ---------------------------------------------------------------------
+
+    @invariant()
+    def books(self) -> None:
+        for at, model in enumerate(self.models):
+            model.check()
+            found = model.snapshot("", 0)
+            mine = [seen for seen in self.seen.values() if seen.owner == at]
+            arriving = [
+                request_id
+                for request_id, move in self.moves.items()
+                if move.destination == at and move.reserved
+            ]
+            assert found.num_running == sum(seen.running for seen in mine) + len(arriving)
+            assert found.num_running == sum(found.num_running_by_rank.values())
+            assert found.num_queued == sum(not seen.running for seen in mine)
+            assert found.num_evicted_queued == sum(seen.evicted for seen in mine)
+            assert found.num_evictions == self.num_evictions[at], "a move is no eviction"
+            assert (found.queue_head is None) == (found.num_queued == 0)
+
+    def teardown(self) -> None:
+        """When moves are over all get their tokens, and every block and place is back."""
+        for request_id in list(self.moves):
+            self.end(request_id)
+        num_steps_at_most = 300 * (1 + len(self.seen))
+        while any(model.has_work() for model in self.models):
+            for at in (0, 1):
+                self.step(at, 1)
+            num_steps_at_most -= 1
+            assert num_steps_at_most, "it goes round in circles"
+        assert not self.seen
+        for model in self.models:
+            found = model.snapshot("", 0)
+            assert found.num_free_blocks == TIGHT.num_total_blocks
+            assert (found.num_running, found.num_running_by_rank) == (0, {})
+
+
+TwoEngines.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTwoEngines = TwoEngines.TestCase

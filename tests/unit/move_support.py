@@ -1,0 +1,85 @@
+"""A request that runs on i-0 of a listener, and a source that says what the test wants."""
+
+import asyncio
+from typing import Any
+
+from control_support import Listener
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
+from controller.runtime.messages import (
+    EventsTold,
+    Message,
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+    MoveTimed,
+    encode,
+)
+from controller.runtime.request_book import RequestBook
+
+PLAN = MovePlan(num_tokens=153, num_blocks=10, num_bytes=4096, expected_copy_time_s=0.0125)
+
+
+def serve_running_request(listener: Listener, *, num_choices: int = 1) -> RequestBook:
+    """r-1 (r-2, ...), all of the client's cmpl-1, run on i-0."""
+    book = RequestBook("f-0", {0: "normal"}, on_event=lambda event: _log(listener, event))
+    parent = "cmpl-1" if num_choices > 1 else None
+    for number in range(1, num_choices + 1):
+        request_id = f"r-{number}"
+        book.arrived(request_id, "cmpl-1", parent, 0, 120, 1_700_000_000.0)
+        book.dispatched(request_id, "i-0", 1, (("i-0", 520.0),), "the only one", tell=False)
+        admitted = LoggedEvent(
+            EventKind.ADMITTED, 5.0, "step-i-0-1-2", "", "i-0", 1, request_id=request_id
+        )
+        book.happened(admitted)
+        book.emitted(request_id, 33, None)
+    listener.cluster.mailbox.books["mem://f-0"] = book
+    return book
+
+
+class Source:
+    """i-0: `ends` are (outcome, code) of its next moves, by default it migrates."""
+
+    def __init__(self, listener: Listener, book: RequestBook) -> None:
+        self.ends: list[tuple[str, str]] = []
+        self.refusal = ""
+        """Why nothing can be begun; empty if it can."""
+        self.refusals: dict[str, str] = {}
+        self.silent = False
+        self.moved: list[MoveAsked] = []
+        self._book = book
+        listener.cluster.mailbox.answers["mem://i-0"] = self._answer
+
+    def _answer(self, message: Any) -> Message | None:
+        if self.silent:
+            return None
+        if isinstance(message, MoveRefusalAsked):
+            found = tuple((i, self.refusals[i]) for i in message.request_ids if i in self.refusals)
+            return MoveRefusalsAnswered(message.query_id, found)
+        if not isinstance(message, MoveAsked):
+            return None
+        if self.refusal:
+            return MoveAnswered(message.query_id, self.refusal)
+        if message.dry_run:
+            return MoveAnswered(message.query_id, "", PLAN)
+        self.moved.append(message)
+        outcome, code = self.ends.pop(0) if self.ends else ("migrated", "")
+        record = record_of(message, outcome, code)
+        if outcome == "migrated":
+            self._book.moved(message.request_id, record.destination_id, 1)
+            timed = MoveTimed(record, 0.02)
+            asyncio.get_running_loop().call_soon(self._book.move_timed, timed, 0.0244)
+        return MoveAnswered(message.query_id, code, record=record)
+
+
+def record_of(asked: MoveAsked, outcome: str, code: str) -> MoveRecord:
+    stages = (StageRecord(9, 3686, 0.01), StageRecord(1, 410, 0.002))
+    destination = asked.destination.instance_id
+    ids = (asked.migration_id, asked.request_id, "i-0", destination)
+    return MoveRecord(*ids, asked.reason, outcome, code, 153, 2, 0.05, stages)
+
+
+def _log(listener: Listener, event: LoggedEvent) -> None:
+    listener.cluster.mailbox.say(encode(EventsTold("f-0", 1, 0, (event,))), [])

@@ -1,0 +1,69 @@
+"""A controller with its launcher and members played by the test."""
+
+import asyncio
+from typing import Any
+
+from fakes import FakeLauncher, FakeNetwork, FakePeer, hello, idle_snapshot, settle
+
+from controller.core.scheduler import SchedulerConfig
+from controller.runtime.controller import Controller
+from controller.runtime.messages import DispatchAsked, Dispatched, StatusPushed
+
+HERE = "mem://controller"
+CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
+
+
+class Bed:
+    def __init__(self, network: FakeNetwork, num_instances: int = 2, num_frontends: int = 1):
+        self.network = network
+        self.launcher = FakeLauncher()
+        self.controller = Controller(network.mailbox(HERE), self.launcher, CONFIG)
+        ids = [f"i-{n}" for n in range(num_instances)] + [f"f-{n}" for n in range(num_frontends)]
+        self.peers: dict[str, FakePeer] = {i: network.peer(f"mem://{i}") for i in ids}
+        self.controller.start(num_instances, num_frontends)
+        self.task = asyncio.create_task(self.controller.run())
+
+    @property
+    def f0(self) -> FakePeer:
+        return self.peers["f-0"]
+
+    def says(self, member_id: str, message: Any) -> None:
+        self.peers[member_id].send(HERE, message)
+
+    async def joins(self, member_id: str, **what: Any) -> None:
+        self.says(member_id, hello(member_id, **what))
+        await settle()
+
+    async def reports(
+        self, member_id: str, *, incarnation: int = 1, seen: int = 0, num_steps: int = 0, **what
+    ) -> None:
+        snapshot = idle_snapshot(member_id, incarnation, **what)
+        self.says(member_id, StatusPushed(snapshot, seen, num_steps, 0.01))
+        await settle()
+
+    async def serve(self) -> None:
+        for member_id in self.peers:
+            await self.joins(member_id)
+        for member_id in self.peers:
+            await self.joins(member_id, incarnation=1)
+            if member_id.startswith("i"):
+                await self.reports(member_id)
+        await settle()  # what the last ones were sent because they serve
+        for peer in self.peers.values():
+            peer.inbox.clear()
+
+    def asks(self, request_id: str = "r", frontend_id: str = "f-0", tokens: int = 160) -> None:
+        self.says("f-0", DispatchAsked(request_id, frontend_id, tokens, 0, 1.0))
+
+    async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatched:
+        self.asks(request_id, tokens=tokens)
+        return await self.f0.receive(Dispatched, lambda d: d.request_id == request_id)
+
+    def restart_controller(self) -> None:
+        """A new process at the same address."""
+        self.task.cancel()
+        self.network.lose(HERE)
+        self.controller = Controller(self.network.mailbox(HERE), FakeLauncher(), CONFIG)
+        instances = [i for i in self.peers if i.startswith("i")]
+        self.controller.start(len(instances), len(self.peers) - len(instances))
+        self.task = asyncio.create_task(self.controller.run())

@@ -1,0 +1,518 @@
+"""An engine in memory with real blocks: its tokens are right only where its KV cache is.
+
+The KV of a token is one byte, a fixed function of the request and the position. A request that
+finds another byte anywhere in its blocks answers with `WRONG` from there on, like a real engine:
+without any other sign.
+"""
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+import msgspec
+from fakes import PATIENCE_S
+
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs
+from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
+
+BLOCK_SIZE = 16
+WRONG = -1
+
+
+class FakeRequest(msgspec.Struct, array_like=True):
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    frontend_index: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        return blocks_for(self.num_tokens, BLOCK_SIZE)
+
+
+class FakeOutput(msgspec.Struct, array_like=True):
+    """What `Router.accept` wants of an output: an id and whether it is the last."""
+
+    request_id: str
+    tokens: list[int]
+    finished: bool
+
+
+def token_at(request_id: str, position: int) -> int:
+    """A token is a fixed function of these: one lost, doubled or moved shows."""
+    return crc32(f"{request_id}:{position}".encode()) % 50_000
+
+
+def tokens_of(request_id: str, num_tokens: int) -> list[int]:
+    return [token_at(request_id, position) for position in range(num_tokens)]
+
+
+@lru_cache(maxsize=256)
+def kv_of(request_id: str) -> bytes:
+    return bytes(crc32(f"{request_id}/{position}".encode()) & 0xFF for position in range(1100))
+
+
+def request_frames(request_id: str, num_prompt_tokens: int = 4, max_tokens: int = 5) -> Frames:
+    return [msgspec.msgpack.encode(FakeRequest(request_id, num_prompt_tokens, max_tokens))]
+
+
+def decode_outputs(payload: Sequence[bytes | memoryview]) -> list[FakeOutput]:
+    return msgspec.msgpack.decode(payload[0], type=list[FakeOutput])
+
+
+class FakeBlocks:
+    """Blocks 1 to `num_gpu_blocks` - 1, counted by who refers to them."""
+
+    block_bytes = BLOCK_SIZE
+
+    def __init__(self, num_gpu_blocks: int) -> None:
+        self.memory = bytearray(num_gpu_blocks * self.block_bytes)
+        self.refs: Counter[int] = Counter()
+        self.free = list(range(num_gpu_blocks - 1, 0, -1))
+
+    def take(self, num_blocks: int) -> list[int] | None:
+        if num_blocks > len(self.free):
+            return None
+        taken = [self.free.pop() for _ in range(num_blocks)]
+        self.refs.update(taken)
+        return taken
+
+    def share(self, block_ids: Sequence[int]) -> None:
+        assert all(self.refs[block_id] > 0 for block_id in block_ids)
+        self.refs.update(block_ids)
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            assert self.refs[block_id] > 0, f"block {block_id} is free already"
+            self.refs[block_id] -= 1
+            if not self.refs[block_id]:
+                del self.refs[block_id]
+                self.memory[block_id * BLOCK_SIZE : (block_id + 1) * BLOCK_SIZE] = bytes(BLOCK_SIZE)
+                self.free.append(block_id)
+
+    def buffer(self, num_blocks: int) -> bytearray:
+        return bytearray(num_blocks * self.block_bytes)
+
+    def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
+        for place, block_id in enumerate(block_ids):
+            at = block_id * BLOCK_SIZE
+            into[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE] = self.memory[at : at + BLOCK_SIZE]
+        return memoryview(into)[: len(block_ids) * BLOCK_SIZE]
+
+    def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
+        for place, block_id in enumerate(block_ids):
+            part = buffer[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE]
+            self.memory[block_id * BLOCK_SIZE : (block_id + 1) * BLOCK_SIZE] = part
+
+    def writable(self, buffer: bytearray, num_blocks: int) -> memoryview:
+        return memoryview(buffer)[: num_blocks * BLOCK_SIZE]
+
+    def write(self, table: Sequence[int], request_id: str, first: int, end: int) -> None:
+        kv = kv_of(request_id)
+        for position in range(first, end):
+            block_id = table[position // BLOCK_SIZE]
+            self.memory[block_id * BLOCK_SIZE + position % BLOCK_SIZE] = kv[position]
+
+    def holds(self, table: Sequence[int], request_id: str, num_tokens: int) -> bool:
+        found = self.gather(table, self.buffer(len(table)))
+        return found[:num_tokens] == kv_of(request_id)[:num_tokens]
+
+
+class FakeEngine:
+    """One token per running request and step; first come, first served. It evicts the last
+    admitted where a block is missing, and on `evict`."""
+
+    max_model_len = 512
+    block_size = BLOCK_SIZE
+    max_num_running = 64
+    emulation = None
+    supported_tasks = ("generate",)
+
+    def __init__(self, num_gpu_blocks: int = 65, on_step: Callable[[], None] = lambda: None):
+        self.num_gpu_blocks = num_gpu_blocks
+        self.blocks = FakeBlocks(num_gpu_blocks)
+        self.running: dict[str, FakeRequest] = {}
+        self.waiting: dict[str, FakeRequest] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.moves = FakeMoves(self)
+        self.admits = True
+        self.refuses_at_add: set[str] = set()
+        self.aborted: list[str] = []
+        self.events: list[EngineEvent] = []
+        self.num_steps = 0
+        self.steps: threading.Semaphore | None = None
+        """Steps that may be taken; None: as many as there is work for."""
+        self.blocks_thread = True
+        """Whether the thread waits for a step that may be taken, or goes on without it."""
+        self._on_step = on_step
+        self._death: BaseException | None = None
+
+    def prepare(self, frames: Frames, frontend_index: int) -> FakeRequest:
+        request = msgspec.msgpack.decode(frames[0], type=FakeRequest)
+        request.frontend_index = frontend_index
+        if request.num_prompt_tokens >= self.max_model_len:
+            raise ValueError("the prompt is too long")
+        return request
+
+    def add(self, prepared: FakeRequest) -> None:
+        if prepared.request_id in self.refuses_at_add:
+            raise ValueError("no adapter of that name")
+        self.waiting[prepared.request_id] = prepared
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self.aborted.extend(request_ids)
+        for request_id in request_ids:
+            self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self.running.pop(request_id, None)
+        self.waiting.pop(request_id, None)
+        self.moves.suspended.pop(request_id, None)
+        self.blocks.drop(self.tables.pop(request_id, []))
+
+    def has_work(self) -> bool:
+        if self._death is not None and self.steps is None:
+            raise self._death
+        return bool(self.running or self.waiting)
+
+    def step(self) -> Sequence[StepOutputs]:
+        if self.steps is not None and not self.steps.acquire(
+            timeout=None if self.blocks_thread else 0.001
+        ):
+            return []
+        if self._death is not None:
+            raise self._death
+        self._on_step()
+        self.num_steps += 1
+        self._admit()
+        by_frontend: dict[int, list[FakeOutput]] = {}
+        for request in list(self.running.values()):
+            if request.request_id not in self.running or not self._grow(request):
+                continue  # evicted for, or by, another one
+            output = self._next(request)
+            by_frontend.setdefault(request.frontend_index, []).append(output)
+        return [
+            StepOutputs(
+                index,
+                tuple(
+                    EmittedTokens(o.request_id, len(o.tokens), "length" if o.finished else None)
+                    for o in outputs
+                ),
+                outputs,
+            )
+            for index, outputs in by_frontend.items()
+        ]
+
+    def encode(self, body: list[FakeOutput]) -> Frames:
+        return [msgspec.msgpack.encode(body)]
+
+    def encode_one(self, body: list[FakeOutput], request_id: str) -> Frames:
+        return self.encode([output for output in body if output.request_id == request_id])
+
+    def take_events(self) -> Sequence[EngineEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
+        head = next(iter(self.waiting.values()), None)
+        num_running = len(self.running) + self.moves.num_running
+        return InstanceSnapshot(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            block_size=self.block_size,
+            num_total_blocks=self.num_gpu_blocks - 1,
+            num_free_blocks=len(self.blocks.free),
+            num_running=num_running,
+            num_running_by_rank=Counter({0: num_running}),
+            num_queued=len(self.waiting),
+            queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
+            queue_head=head and QueueHead(head.request_id, 0, head.num_blocks, 0.0),
+        )
+
+    def shutdown(self) -> None:
+        pass
+
+    def evict(self, request_id: str) -> None:
+        """On the engine's thread. It waits until the blocks of all its tokens are free again."""
+        request = self.running.pop(request_id)
+        self.blocks.drop(self.tables.pop(request_id))
+        self.waiting = {request_id: request, **self.waiting}
+        self.events.append(EngineEvent("evicted", request_id, 7.0, request.num_tokens))
+
+    # what tests do to it, from any thread
+
+    def hold(self, *, blocks_thread: bool = True) -> None:
+        """No step is taken until `allow`. Unless the thread is blocked, commands still run."""
+        self.blocks_thread = blocks_thread
+        self.steps = threading.Semaphore(0)
+
+    def allow(self, num_steps: int) -> None:
+        assert self.steps is not None
+        self.steps.release(num_steps)
+
+    def go_on(self) -> None:
+        steps, self.steps = self.steps, None
+        if steps is not None:
+            steps.release(1)
+
+    def die(self, error: BaseException) -> None:
+        """The next time that the engine thread asks something of it."""
+        self._death = error
+        self.go_on()
+
+    def check(self) -> None:
+        """Every block is free or belongs to what refers to it. Only while its thread rests."""
+        held: Counter[int] = Counter()
+        for table in self.tables.values():
+            held.update(table)
+        held.update(self.moves.held())
+        assert held == self.blocks.refs
+        assert len(held) + len(self.blocks.free) == self.num_gpu_blocks - 1
+
+    def _admit(self) -> None:
+        for request in list(self.waiting.values()):
+            there = [*self.running.values(), *self.moves.in_the_batch()]
+            whole = sum(
+                blocks_for(r.num_prompt_tokens + r.max_tokens, BLOCK_SIZE)
+                for r in (*there, request)
+            )
+            if not self.admits or whole > self.num_gpu_blocks - 1:
+                return
+            table = self.blocks.take(request.num_blocks)
+            if table is None:
+                return
+            request_id = request.request_id
+            self.blocks.write(table, request_id, 0, request.num_tokens - 1)
+            self.tables[request_id] = table
+            self.running[request_id] = self.waiting.pop(request_id)
+            self.events.append(EngineEvent("admitted", request_id, 7.0, request.num_tokens, 0))
+
+    def _grow(self, request: FakeRequest) -> bool:
+        table = self.tables[request.request_id]
+        while len(table) < request.num_blocks:
+            if taken := self.blocks.take(1):
+                table += taken
+                continue
+            last = next(reversed(self.running))
+            self.evict(last)
+            if last == request.request_id:
+                return False
+        return True
+
+    def _next(self, request: FakeRequest) -> FakeOutput:
+        request_id, num_tokens = request.request_id, request.num_tokens
+        table = self.tables[request_id]
+        self.blocks.write(table, request_id, num_tokens - 1, num_tokens)
+        right = self.blocks.holds(table, request_id, num_tokens)
+        token = token_at(request_id, request.num_output_tokens) if right else WRONG
+        request.num_output_tokens += 1
+        finished = request.num_output_tokens == request.max_tokens
+        if finished:
+            self.forget(request_id)
+        return FakeOutput(request_id, [token], finished)
+
+
+@dataclass(slots=True)
+class _Out:
+    """A suspended request."""
+
+    request: FakeRequest
+    queued: bool
+
+
+@dataclass(slots=True)
+class _Arrival:
+    request: FakeRequest
+    queued: bool
+    table: list[int]
+    num_cached: int
+
+
+class FakeMoves:
+    fingerprint = "fake"
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.blocks = engine.blocks
+        self.suspended: dict[str, _Out] = {}
+        self.arriving: dict[str, _Arrival] = {}
+        self.pins: dict[str, list[int]] = {}
+        self.ranks: dict[str, int] = {}
+        self._engine = engine
+        # what tests set
+        self.refusals: dict[str, MoveRefusal] = {}
+        self.num_cached = 0
+        """How many first blocks of an arriving request the prefix cache has."""
+        self.reluctant = False
+        """A step that includes the request is under way for ever."""
+        self.commits = True
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        self.ranks[request_id] = rank
+
+    # for the engine
+
+    @property
+    def num_running(self) -> int:
+        return len(self.in_the_batch())
+
+    def in_the_batch(self) -> list[FakeRequest]:
+        both = (*self.suspended.values(), *self.arriving.values())
+        return [each.request for each in both if not each.queued]
+
+    def held(self) -> list[int]:
+        arriving = [block_id for each in self.arriving.values() for block_id in each.table]
+        return arriving + [block_id for pinned in self.pins.values() for block_id in pinned]
+
+    # source
+
+    def refusal(self, request_id: str) -> MoveRefusal | None:
+        if request_id in self.suspended or request_id in self.pins:
+            return MoveRefusal.MOVING
+        if request_id not in self._engine.running and request_id not in self._engine.waiting:
+            return MoveRefusal.UNKNOWN
+        return self.refusals.get(request_id)
+
+    def is_queued(self, request_id: str) -> bool:
+        if (out := self.suspended.get(request_id)) is not None:
+            return out.queued
+        if request_id in self._engine.waiting:
+            return True
+        if request_id in self._engine.running:
+            return False
+        raise KeyError(request_id)
+
+    def outputs(self, request_id: str) -> Sequence[int]:
+        engine = self._engine
+        request = engine.running.get(request_id) or engine.waiting[request_id]
+        return tokens_of(request_id, request.num_output_tokens)
+
+    def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
+        request = self._engine.running.get(request_id)
+        if request is None:
+            return None
+        table = self._engine.tables[request_id]
+        full = table[first_block : (request.num_tokens - 1) // BLOCK_SIZE]
+        self.blocks.share(full)
+        self.pins.setdefault(request_id, []).extend(full)
+        return PinnedBlocks(tuple(full), request.num_tokens)
+
+    def unpin(self, request_id: str) -> None:
+        self.blocks.drop(self.pins.pop(request_id, []))
+
+    def suspend(self, request_id: str) -> SuspendedRequest | None:
+        out = self.suspended.get(request_id)
+        if out is None:
+            queued = self.is_queued(request_id)
+            books = self._engine.waiting if queued else self._engine.running
+            out = self.suspended[request_id] = _Out(books.pop(request_id), queued)
+        if self.reluctant:
+            return None
+        num_tokens = out.request.num_tokens
+        table = self._engine.tables.get(request_id, [])
+        return SuspendedRequest(
+            tuple(table[: blocks_for(num_tokens - 1, BLOCK_SIZE)]),
+            [msgspec.msgpack.encode((out.request.num_output_tokens, out.queued))],
+            num_tokens,
+        )
+
+    def resume(self, request_id: str) -> None:
+        out = self.suspended.pop(request_id, None)
+        if out is not None:
+            books = self._engine.waiting if out.queued else self._engine.running
+            books[request_id] = out.request
+
+    def release(self, request_id: str) -> None:
+        if request_id in self.suspended:
+            self._engine.forget(request_id)
+
+    # destination
+
+    def reserve(
+        self, prepared: FakeRequest, output_token_ids: Sequence[int], num_blocks: int
+    ) -> ReservedBlocks | MoveRefusal:
+        request_id, engine = prepared.request_id, self._engine
+        known = (engine.running, engine.waiting, self.suspended, self.arriving)
+        if any(request_id in books for books in known):
+            return MoveRefusal.NOT_TAKEN
+        if list(output_token_ids) != tokens_of(request_id, len(output_token_ids)):
+            return MoveRefusal.NOT_TAKEN
+        if num_blocks and len(engine.running) + self.num_running >= engine.max_num_running:
+            return MoveRefusal.NO_SLOT
+        table = self.blocks.take(num_blocks)
+        if table is None:
+            return MoveRefusal.NO_BLOCKS
+        num_cached = min(self.num_cached, num_blocks)
+        self.blocks.write(table, request_id, 0, num_cached * BLOCK_SIZE)
+        prepared.num_output_tokens = len(output_token_ids)
+        self.arriving[request_id] = _Arrival(prepared, num_blocks == 0, table, num_cached)
+        return ReservedBlocks(tuple(table), num_cached)
+
+    def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
+        arrival = self.arriving[request_id]
+        taken = self.blocks.take(max(0, num_blocks - len(arrival.table)))
+        if taken is None:
+            return None
+        arrival.table += taken
+        return ReservedBlocks(tuple(arrival.table), arrival.num_cached)
+
+    def cancel(self, request_id: str) -> None:
+        if (arrival := self.arriving.pop(request_id, None)) is not None:
+            self.blocks.drop(arrival.table)
+
+    def commit(self, request_id: str, state: Frames) -> None:
+        arrival = self.arriving[request_id]
+        num_outputs, queued = msgspec.msgpack.decode(state[0], type=tuple[int, bool])
+        num_tokens = arrival.request.num_prompt_tokens + num_outputs
+        if not self.commits or queued != arrival.queued:
+            raise ValueError("the state does not fit")
+        if not queued and blocks_for(num_tokens, BLOCK_SIZE) > len(arrival.table):
+            raise ValueError("more tokens than blocks")
+        del self.arriving[request_id]
+        arrival.request.num_output_tokens = num_outputs
+        if queued:
+            self._engine.waiting[request_id] = arrival.request
+        else:
+            self._engine.running[request_id] = arrival.request
+            self._engine.tables[request_id] = arrival.table
+
+    def drop(self, request_id: str) -> None:
+        self._engine.forget(request_id)
+
+
+@dataclass
+class Scripted:
+    """An engine factory that waits for the test, then builds or fails."""
+
+    engine: FakeEngine
+    error: BaseException | None = None
+    details: tuple[str, ...] = ("loading",)
+    start: "queue.SimpleQueue[None] | None" = None
+
+    def __call__(self, report: Callable[[str], None]) -> FakeEngine:
+        for detail in self.details:
+            report(detail)
+        if self.start is not None:
+            self.start.get(timeout=PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        return self.engine
+
+
+def assert_empty(engine: FakeEngine) -> None:
+    engine.check()
+    assert not engine.running
+    assert not engine.waiting
+    assert not engine.moves.suspended
+    assert not engine.moves.arriving
+    assert not engine.blocks.refs

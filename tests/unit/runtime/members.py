@@ -1,0 +1,97 @@
+"""An instance and a frontend on the fake network, with real engine threads."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
+from fake_transfer import FakeTransfer
+from fakes import FakeNetwork
+
+from controller.runtime.llumlet import Llumlet
+from controller.runtime.member import Membership
+from controller.runtime.messages import OutputsEmitted
+from controller.runtime.request_book import RequestBook
+from controller.runtime.router import Arrival, Router, RouterEvents
+
+CONTROLLER = "mem://controller"
+
+
+class EndedByTestError(Exception):
+    pass
+
+
+class Instance:
+    def __init__(
+        self,
+        network: FakeNetwork,
+        instance_id: str,
+        process: int = 0,
+        engine: FakeEngine | None = None,
+    ) -> None:
+        self.address = f"mem://{instance_id}.{process}"
+        self.engine = engine or FakeEngine()
+        self.transfer = FakeTransfer()
+        mailbox = network.mailbox(self.address)
+        self.member = Membership(
+            "instance", instance_id, mailbox, CONTROLLER, "n", lambda: self.llumlet.num_live_reqs
+        )
+        build = Scripted(self.engine)
+        self.llumlet = Llumlet(self.member, mailbox, build, 0.001, self.transfer)
+        self.task = asyncio.create_task(self.llumlet.run())
+
+    def hold_thread(self) -> threading.Event:
+        """The engine's thread waits at its next boundary until the event is set."""
+        event = threading.Event()
+        self.llumlet._commands.put(lambda engine: event.wait(10.0) and None)
+        return event
+
+    async def end(self) -> None:
+        self.engine.die(EndedByTestError())
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class Frontend:
+    """A client per request, without vLLM's app in between."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        mailbox = network.mailbox("mem://f-0")
+        member = Membership(
+            "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
+        )
+        self.known: list[str] = []
+        self.ended: dict[str, asyncio.Future[str]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
+        self.router = Router(
+            member,
+            mailbox,
+            self.book,
+            RouterEvents(
+                on_outputs=self.on_outputs,
+                on_failed=lambda r, why: self.ended[r].set_result("failed"),
+                on_refused=lambda r, why: self.ended[r].set_result("refused"),
+                on_directory=lambda entries: self.known.__setitem__(
+                    slice(None), [e.instance_id for e in entries if e.snapshot]
+                ),
+                on_drain=lambda grace_s: None,
+            ),
+        )
+        self.router.start()
+        member.report("active")
+
+    def on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        for output, num_skip in self.router.accept(emitted, decode_outputs(payload)):
+            self.tokens[output.request_id] += output.tokens[num_skip:]
+            if output.finished:
+                self.ended[output.request_id].set_result("finished")
+
+    async def submit(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> None:
+        self.tokens[request_id] = []
+        self.ended[request_id] = asyncio.get_running_loop().create_future()
+        frames = request_frames(request_id, num_prompt_tokens, max_tokens)
+        await self.router.submit(Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0), frames)
+
+    async def request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> str:
+        await self.submit(request_id, num_prompt_tokens, max_tokens)
+        return await self.ended[request_id]

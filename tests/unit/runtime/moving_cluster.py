@@ -1,0 +1,260 @@
+"""Llumlets, a frontend and a controller that only does what the test says: for moves in memory.
+
+Engine threads and the event loop are real; the clock of the moves is the test's.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fake_engine import FakeEngine, assert_empty, tokens_of
+from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot
+from members import CONTROLLER, Frontend, Instance
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.destination import DestinationState
+from controller.core.migration.source import SourceState
+from controller.core.request_record import RequestRecord, RequestState
+from controller.ports.engine import Engine
+from controller.runtime.messages import (
+    Directory,
+    DispatchAsked,
+    Dispatched,
+    EventsTold,
+    Hello,
+    InstanceEntry,
+    InstanceLost,
+    Message,
+    MoveAnswered,
+    MoveAsked,
+    RequestsAsked,
+    StatusPushed,
+    Welcome,
+    decode,
+    encode,
+)
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Of the moves: their retries, patience and memory."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+
+class ScriptedController:
+    """Welcomes everybody, dispatches where it is told to, and keeps what it hears."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self.mailbox = network.mailbox(CONTROLLER)
+        self.mailbox.start(self._on_message, lambda address: None)
+        self.places: dict[str, str] = {}
+        """Request id to instance id."""
+        self.members: dict[str, Hello] = {}
+        self.statuses: dict[str, StatusPushed] = {}
+        self.events: list[LoggedEvent] = []
+        self.answers: dict[str, Any] = {}
+        self._num_dispatched = 0
+
+    def send(self, member_id: str, message: Message) -> None:
+        self.mailbox.send(self.members[member_id].address, encode(message))
+
+    def ref(self, instance_id: str) -> InstanceRef:
+        member = self.members[instance_id]
+        return InstanceRef(instance_id, member.incarnation, member.address)
+
+    def _on_message(self, head: Any, _payload: Any) -> None:
+        match decode(head):
+            case Hello() as hello:
+                self._hello(hello)
+            case StatusPushed(snapshot=snapshot) as status:
+                self.statuses[snapshot.instance_id] = status
+            case EventsTold(events=events):
+                self.events.extend(events)
+            case DispatchAsked(request_id=request_id, frontend_id=frontend_id):
+                instance_id = self.places.get(request_id, "i-0")
+                self._num_dispatched += 1
+                ref = self.ref(instance_id)
+                answer = Dispatched(request_id, ref.instance_id, ref.incarnation, 1)
+                self.send(frontend_id, answer)
+            case other if hasattr(other, "query_id"):
+                self.answers[other.query_id] = other
+
+    def _hello(self, hello: Hello) -> None:
+        self.members[hello.member_id] = hello
+        if hello.incarnation == 0:
+            self.send(hello.member_id, Welcome(hello.nonce, 1))
+        instances = [m for m in self.members.values() if m.kind == "instance" and m.incarnation]
+        directory = Directory(
+            tuple(
+                InstanceEntry(
+                    m.member_id,
+                    m.incarnation,
+                    m.address,
+                    INFO,
+                    idle_snapshot(m.member_id, m.incarnation),
+                )
+                for m in instances
+                if m.phase == "active"
+            )
+        )
+        for member in self.members.values():
+            if member.kind == "frontend":
+                self.send(member.member_id, directory)
+
+
+class MovingCluster:
+    def __init__(self, network: FakeNetwork, clock: Clock, num_gpu_blocks: int = 65) -> None:
+        self.network = network
+        self.clock = clock
+        self.controller = ScriptedController(network)
+        self.frontend = Frontend(network)
+        self.instances = {
+            i: Instance(network, i, engine=FakeEngine(num_gpu_blocks))
+            for i in ("i-0", "i-1", "i-2")
+        }
+        self._num_asked = 0
+
+    @property
+    def a(self) -> Instance:
+        return self.instances["i-0"]
+
+    @property
+    def b(self) -> Instance:
+        return self.instances["i-1"]
+
+    async def start(self) -> None:
+        await self.until(lambda: len(self.frontend.known) == len(self.instances))
+
+    async def end(self) -> None:
+        self.network.release()
+        for instance in self.instances.values():
+            await instance.end()
+        await self.frontend.router.close()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async def holds() -> None:
+            while not condition():
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(holds(), PATIENCE_S)
+
+    # -- requests ------------------------------------------------------------------------
+
+    async def stream(
+        self, request_id: str = "r", *, prompt: int = 100, max_tokens: int = 60, first: int = 5
+    ) -> None:
+        """Begin a request on i-0, which stops after the first tokens; no instance takes a step
+        until it is told to."""
+        self.hold()
+        await self.frontend.submit(request_id, prompt, max_tokens)
+        await self.more(request_id, first, self.a)
+
+    def hold(self) -> None:
+        for instance in self.instances.values():
+            instance.engine.hold(blocks_thread=False)
+
+    async def evict(self, request_id: str, instance: Instance) -> None:
+        await self.at_boundary(instance, lambda _: instance.engine.evict(request_id))
+        await self.until(lambda: self.record(request_id).state is RequestState.EVICTED)
+
+    async def more(self, request_id: str, num_tokens: int, instance: Instance) -> None:
+        """Exactly so many steps. Only where nothing but this request runs."""
+        goal = len(self.frontend.tokens[request_id]) + num_tokens
+        instance.engine.allow(num_tokens)
+        await self.until(lambda: len(self.frontend.tokens[request_id]) >= goal)
+
+    async def ends(self, request_id: str = "r") -> str:
+        for instance in self.instances.values():
+            instance.engine.go_on()
+        return await asyncio.wait_for(self.frontend.ended[request_id], PATIENCE_S)
+
+    async def finishes(self, request_id: str = "r", max_tokens: int = 60) -> None:
+        assert await self.ends(request_id) == "finished"
+        assert self.frontend.tokens[request_id] == tokens_of(request_id, max_tokens)
+
+    def record(self, request_id: str = "r") -> RequestRecord:
+        asked = RequestsAsked("q", None, (), request_id, True, 9)
+        records, _ = self.frontend.book.answer(asked)
+        return next(record for record in records if record.request_id == request_id)
+
+    def events(self, kind: EventKind, request_id: str = "r") -> list[LoggedEvent]:
+        return [e for e in self.record(request_id).history if e.kind is kind]
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def order(
+        self,
+        source_id: str = "i-0",
+        destination_id: str = "i-1",
+        request_id: str = "r",
+        *,
+        dry_run: bool = False,
+        verify_kv: bool = False,
+    ) -> str:
+        """The id of the move and of the question."""
+        self._num_asked += 1
+        move_id = f"m-{self._num_asked}"
+        destination = self.controller.ref(destination_id)
+        asked = MoveAsked(move_id, move_id, request_id, destination, "test", dry_run, verify_kv)
+        self.controller.send(source_id, asked)
+        return move_id
+
+    async def answer(self, move_id: str) -> MoveAnswered:
+        await self.until(lambda: move_id in self.controller.answers)
+        return self.controller.answers[move_id]
+
+    async def move(self, *args: Any, **options: Any) -> MoveAnswered:
+        return await self.answer(self.order(*args, **options))
+
+    def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
+        desk = self.instances[instance_id].llumlet._desk
+        move = desk._outgoing.get(move_id) if desk else None
+        return move.machine.state if move else None
+
+    def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
+        desk = self.instances[instance_id].llumlet._desk
+        move = desk._incoming.get(move_id) if desk else None
+        return move.machine.state if move else None
+
+    # -- ends ----------------------------------------------------------------------------
+
+    async def at_boundary(self, instance: Instance, look: Callable[[Engine], T]) -> T:
+        found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        instance.llumlet.between_steps(look, found.set_result)
+        return await asyncio.wait_for(found, PATIENCE_S)
+
+    async def kill(self, instance_id: str, let_go: Callable[[], None] = lambda: None) -> None:
+        """Sockets close, and the controller says so to everybody. `let_go` ends what its engine's
+        thread waits for."""
+        dead = self.instances.pop(instance_id)
+        self.network.lose(dead.address)
+        self.controller.members.pop(instance_id)
+        self.tell_lost(instance_id)
+        let_go()
+        await dead.end()
+
+    def tell_lost(self, instance_id: str) -> None:
+        for member_id in self.controller.members:
+            self.controller.send(member_id, InstanceLost(instance_id, 1))
+
+    async def nothing_is_left(self) -> None:
+        """Of requests and of moves, once what is remembered of them may be forgotten."""
+        for instance in self.instances.values():
+            instance.engine.go_on()
+
+        def quiet() -> bool:
+            self.clock.now_s += 5.0
+            return all(
+                not instance.llumlet.requests and instance.llumlet._desk.quiet
+                for instance in self.instances.values()
+            )
+
+        await self.until(quiet)
+        for instance in self.instances.values():
+            assert instance.transfer.num_under_way == 0
+            await self.at_boundary(instance, assert_empty)
+        assert self.frontend.router.num_live_reqs == 0

@@ -1,0 +1,122 @@
+"""Many requests on few blocks, moved about at random, over a network that loses and doubles."""
+
+import asyncio
+import random
+import time
+
+import pytest
+from fake_engine import tokens_of
+from moving_cluster import MovingCluster
+
+from controller.core.request_record import RequestState
+from controller.runtime.messages import AnyMessage, MoveLimitsSet, MoveSaid
+
+FEW_BLOCKS = pytest.mark.parametrize("moving", [45], indirect=True)
+MAX_MOVES = 6
+
+
+class Chaos:
+    """One seed, one sequence of requests and decisions; threads still interleave as they like."""
+
+    def __init__(self, moving: MovingCluster, seed: int, num_requests: int) -> None:
+        self.moving = moving
+        self.random = random.Random(seed)
+        self.lengths = {
+            f"r{n}": (self.random.randrange(4, 150), self.random.randrange(20, 250))
+            for n in range(num_requests)
+        }
+        self.aborted: set[str] = set()
+        self.move_ids: list[str] = []
+        for instance in moving.instances.values():
+            instance.engine._on_step = lambda: time.sleep(0.0005)  # or a move takes 50 steps
+
+    async def submit(self) -> None:
+        for request_id, lengths in self.lengths.items():
+            self.moving.controller.places[request_id] = self.random.choice(["i-0", "i-1", "i-2"])
+            await self.moving.frontend.submit(request_id, *lengths)
+
+    def is_live(self, request_id: str) -> bool:
+        done = self.moving.frontend.ended[request_id].done()
+        return not done and request_id not in self.aborted
+
+    async def run(self, abort_ratio: float) -> None:
+        """Until all have ended."""
+        while live := [r for r in self.lengths if self.is_live(r)]:
+            self.moving.clock.now_s += 0.02
+            request_id = self.random.choice(live)
+            source_id = self.moving.record(request_id).instance_id
+            if source_id not in self.moving.instances:
+                await asyncio.sleep(0.002)
+                continue
+            if self.random.random() < abort_ratio:
+                self.aborted.add(request_id)
+                self.moving.frontend.router.abort([request_id], RequestState.ABORTED, "left")
+            else:
+                others = [i for i in self.moving.instances if i != source_id]
+                self.move_ids.append(
+                    self.moving.order(source_id, self.random.choice(others), request_id)
+                )
+            await asyncio.sleep(0.002)
+
+    def check(self) -> int:
+        """Returns how many failed."""
+        frontend, num_failed = self.moving.frontend, 0
+        for request_id, (_, max_tokens) in self.lengths.items():
+            tokens, whole = frontend.tokens[request_id], tokens_of(request_id, max_tokens)
+            failed = request_id not in self.aborted and frontend.ended[request_id].result()
+            if failed == "finished":
+                assert tokens == whole
+            else:
+                assert tokens == whole[: len(tokens)]
+                num_failed += failed == "failed"
+        return num_failed
+
+    def outcomes(self) -> set[str]:
+        answers = self.moving.controller.answers
+        records = [answers[m].record for m in self.move_ids if m in answers]
+        return {record.outcome for record in records if record is not None}
+
+
+@FEW_BLOCKS
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_moves_of_many_requests(moving: MovingCluster, seed: int) -> None:
+    chaos = Chaos(moving, seed, num_requests=16)
+    await chaos.submit()
+    await asyncio.wait_for(chaos.run(abort_ratio=0.02), 60.0)
+    assert chaos.check() == 0
+    assert "migrated" in chaos.outcomes()
+    await moving.nothing_is_left()
+
+
+@FEW_BLOCKS
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_moves_over_a_bad_network(moving: MovingCluster, seed: int) -> None:
+    chaos = Chaos(moving, seed, num_requests=10)
+    dice = random.Random(seed + 1000)
+
+    def sometimes(message: AnyMessage) -> bool:
+        return isinstance(message, MoveSaid) and dice.random() < 0.1
+
+    moving.network.drops = moving.network.doubles = sometimes
+    for instance_id in moving.instances:
+        moving.controller.send(instance_id, MoveLimitsSet(MAX_MOVES, None))
+    await chaos.submit()
+    await asyncio.wait_for(chaos.run(abort_ratio=0.01), 60.0)
+    assert chaos.check() == 0
+    moving.network.drops = moving.network.doubles = lambda message: False
+    await moving.nothing_is_left()
+
+
+@FEW_BLOCKS
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_moves_and_an_instance_dies(moving: MovingCluster, seed: int) -> None:
+    """A request ends once, whole or with an error; the survivors have nothing left of it."""
+    chaos = Chaos(moving, seed, num_requests=12)
+    await chaos.submit()
+    running = asyncio.create_task(chaos.run(abort_ratio=0.01))
+    num_moves = chaos.random.randrange(5, 40)
+    await moving.until(lambda: len(chaos.move_ids) >= num_moves)
+    await moving.kill(chaos.random.choice(list(moving.instances)))
+    await asyncio.wait_for(running, 60.0)
+    assert chaos.check() < len(chaos.lengths)
+    await moving.nothing_is_left()

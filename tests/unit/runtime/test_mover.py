@@ -1,0 +1,292 @@
+"""Moves as the controller orders them: sources and frontends played by the test."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from controller_bed import Bed
+from fakes import FakeNetwork, settle, virtual_time
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.record import DESTINATION_FAILED, MovePlan, MoveRecord, StageRecord
+from controller.runtime.messages import (
+    EventsTold,
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+)
+from controller.runtime.move_calls import (
+    PLAN_PATIENCE_S,
+    REFUSALS_PATIENCE_S,
+    SourceDiedError,
+)
+from controller.runtime.mover import MAX_TRIES, TIMED_PATIENCE_S, Attempt, Mover, Order
+
+ORDER = Order("r", "i-0", 4, "by hand")
+PATIENCE_S = 60.0
+REFUSED_THERE = ("no_blocks", "no_slot", "no_adapter", "not_taken", "fingerprint", "too_many_moves")
+
+
+async def serving(network: FakeNetwork, num_instances: int = 3) -> Bed:
+    bed = Bed(network, num_instances)
+    await bed.serve()
+    return bed
+
+
+def ordered(
+    bed: Bed, to: str | None = None, order: Order = ORDER, patience_s: float = PATIENCE_S
+) -> "asyncio.Task[Sequence[Attempt]]":
+    mover: Mover = bed.controller.mover
+    return asyncio.create_task(mover.move(order, to, mover.next_migration_id(), patience_s))
+
+
+def record_of(asked: MoveAsked, outcome: str = "migrated", code: str = "") -> MoveRecord:
+    stages = (StageRecord(4, 4096, 0.01),)
+    destination = asked.destination.instance_id
+    ids = (asked.migration_id, asked.request_id, "i-0", destination)
+    return MoveRecord(*ids, asked.reason, outcome, code, 60, 0, 0.05, stages)
+
+
+async def asked_of(bed: Bed, instance_id: str = "i-0") -> MoveAsked:
+    return await bed.peers[instance_id].receive(MoveAsked)
+
+
+def answers(bed: Bed, asked: MoveAsked, outcome: str = "migrated", code: str = "") -> None:
+    record = record_of(asked, outcome, code)
+    bed.says("i-0", MoveAnswered(asked.query_id, code, record=record))
+
+
+def tells_downtime(bed: Bed, migration_id: str) -> None:
+    numbers = {"downtime_s": 0.024, "step_time_s": 0.02, "excess_s": 0.004}
+    event = LoggedEvent(EventKind.MIGRATED, 1.0, migration_id, request_id="r", numbers=numbers)
+    bed.says("f-0", EventsTold("f-0", 1, 0, (event,)))
+
+
+@virtual_time
+async def test_a_move_to_an_instance_that_was_named(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed, "i-2", replace(ORDER, verify_kv=True))
+    asked = await asked_of(bed)
+    assert asked.destination == InstanceRef("i-2", 1, "mem://i-2")
+    assert (asked.request_id, asked.reason) == ("r", "by hand")
+    assert (asked.verify_kv, asked.dry_run) == (True, False)
+    answers(bed, asked)
+    await settle()
+    tells_downtime(bed, asked.migration_id)
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.code, attempt.destination_id) == ("migrated", "", "i-2")
+    assert (attempt.downtime_s, attempt.step_time_s, attempt.excess_s) == (0.024, 0.02, 0.004)
+    assert attempt.record == record_of(asked)
+    log = bed.controller.mover.log
+    assert [move.downtime_s for move in log.recent] == [0.024]
+    assert log.typical_excess_s() == 0.004
+
+
+@virtual_time
+async def test_the_downtime_may_be_told_before_the_source_answers(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    asked = await asked_of(bed)
+    tells_downtime(bed, asked.migration_id)
+    await settle()
+    answers(bed, asked)
+    (attempt,) = await moving
+    assert attempt.downtime_s == 0.024
+    assert bed.controller.mover.log.recent[0].downtime_s == 0.024
+
+
+@virtual_time
+async def test_a_downtime_that_nobody_tells_is_not_waited_for_long(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    answers(bed, await asked_of(bed))
+    began_s = asyncio.get_running_loop().time()
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.downtime_s) == ("migrated", None)
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert waited_s == pytest.approx(TIMED_PATIENCE_S, abs=0.2)
+
+
+@virtual_time
+async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    await bed.reports("i-1", free=40, num_running=1)
+    moving = ordered(bed)
+    assert (await asked_of(bed)).destination.instance_id == "i-2"
+    moving.cancel()
+    assert bed.controller.mover.choose(replace(ORDER, source_id="i-2")) == "i-0"
+    assert bed.controller.mover.choose(ORDER, tried=["i-2"]) == "i-1"
+    assert bed.controller.mover.choose(replace(ORDER, num_blocks=65)) is None
+
+
+@virtual_time
+@pytest.mark.parametrize("code", [*sorted(DESTINATION_FAILED), *REFUSED_THERE])
+async def test_another_is_tried_where_the_destination_failed(
+    network: FakeNetwork, code: str
+) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    first = await asked_of(bed)
+    answers(bed, first, "kept", code)
+    second = await asked_of(bed)
+    assert (first.destination.instance_id, second.destination.instance_id) == ("i-1", "i-2")
+    assert first.migration_id != second.migration_id
+    answers(bed, second)
+    attempts = await moving
+    assert [(each.outcome, each.code) for each in attempts] == [("kept", code), ("migrated", "")]
+    cooling = bed.controller.mover.cooling
+    cools = cooling.remaining_s("i-1", bed.controller.now_s()) > 0
+    assert cools == (code in DESTINATION_FAILED), "a full one is not at fault"
+
+
+@virtual_time
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [("kept", "evicted"), ("ended", ""), ("ended", "no_answer"), ("kept", "in_prefill")],
+)
+async def test_no_other_is_tried_where_the_request_is_the_reason(
+    network: FakeNetwork, outcome: str, code: str
+) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    answers(bed, await asked_of(bed), outcome, code)
+    assert [each.outcome for each in await moving] == [outcome]
+
+
+@virtual_time
+async def test_one_that_was_named_is_tried_once_though_it_cools(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    for _ in range(2):
+        moving = ordered(bed, "i-1")
+        answers(bed, await asked_of(bed), "resumed", "no_answer")
+        assert [each.destination_id for each in await moving] == ["i-1"]
+    assert bed.controller.mover.choose(ORDER) == "i-2"
+    await asyncio.sleep(31)
+    await bed.reports("i-1")
+    assert bed.controller.mover.choose(ORDER) == "i-1"
+
+
+@virtual_time
+async def test_tries_are_bounded(network: FakeNetwork) -> None:
+    bed = await serving(network, num_instances=MAX_TRIES + 3)
+    moving = ordered(bed)
+    for _ in range(MAX_TRIES):
+        answers(bed, await asked_of(bed), "kept", "transfer")
+    attempts = await moving
+    assert len({each.destination_id for each in attempts}) == MAX_TRIES
+    assert len({each.migration_id for each in attempts}) == MAX_TRIES
+
+
+@virtual_time
+async def test_without_a_destination_nothing_is_tried(network: FakeNetwork) -> None:
+    bed = await serving(network, num_instances=1)
+    assert list(await ordered(bed)) == []
+    assert bed.peers["i-0"].received(MoveAsked) == []
+
+
+@virtual_time
+async def test_what_a_source_refuses_was_not_begun(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    asked = await asked_of(bed)
+    bed.says("i-0", MoveAnswered(asked.query_id, "too_many_moves"))
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.code, attempt.record) == ("refused", "too_many_moves", None)
+    assert not bed.controller.mover.log.recent
+
+
+@virtual_time
+async def test_a_source_that_dies_is_not_waited_for(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    await asked_of(bed)
+    network.lose("mem://i-0")
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.code) == ("unknown", "source_died")
+
+
+@virtual_time
+async def test_a_request_that_moved_before_its_source_died_has_moved(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    asked = await asked_of(bed)
+    network.lose("mem://i-0")
+    await settle()
+    tells_downtime(bed, asked.migration_id)
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.code, attempt.downtime_s) == ("migrated", "", 0.024)
+
+
+@virtual_time
+async def test_a_move_that_takes_too_long_goes_on_and_is_counted(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed, patience_s=3.0)
+    asked = await asked_of(bed)
+    (attempt,) = await moving
+    assert (attempt.outcome, attempt.code) == ("unknown", "timed_out")
+    answers(bed, asked)
+    await settle()
+    log = bed.controller.mover.log
+    assert [move.record.migration_id for move in log.recent] == [asked.migration_id]
+    assert log.last_minute(bed.controller.now_s()) == (1, 0)
+
+
+@virtual_time
+async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed)
+    asked = await asked_of(bed)
+    bed.says("i-0", MoveAnswered("another-0", "in_prefill"))
+    bed.says("i-0", MoveRefusalsAnswered("another-1", ()))
+    await settle()
+    assert not moving.done()
+    answers(bed, asked)
+    answers(bed, asked)
+    assert [each.outcome for each in await moving] == ["migrated"]
+
+
+@virtual_time
+async def test_a_plan(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    mover = bed.controller.mover
+    planning = asyncio.create_task(mover.calls.plan("i-0", "r", mover.destination("i-1")))
+    asked = await asked_of(bed)
+    assert asked.dry_run
+    plan = MovePlan(60, 4, 4096, 0.01)
+    bed.says("i-0", MoveAnswered(asked.query_id, "", plan))
+    assert (await planning).plan == plan
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await mover.calls.plan("i-0", "r", mover.destination("i-1"))
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert waited_s == pytest.approx(PLAN_PATIENCE_S, abs=0.2)
+    planning = asyncio.create_task(mover.calls.plan("i-0", "r", mover.destination("i-1")))
+    await settle()
+    network.lose("mem://i-0")
+    with pytest.raises(SourceDiedError):
+        await planning
+
+
+async def refused(bed: Bed, instance_id: str, *refusals: tuple[str, str]) -> Any:
+    asked = await bed.peers[instance_id].receive(MoveRefusalAsked)
+    bed.says(instance_id, MoveRefusalsAnswered(asked.query_id, refusals))
+    return asked.request_ids
+
+
+@virtual_time
+async def test_all_instances_are_asked_at_once_who_cannot_move(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    calls = bed.controller.mover.calls
+    wanted = {"i-0": ["a", "b"], "i-1": ["c"], "i-2": ["d"]}
+    asking = asyncio.create_task(calls.refusals(wanted))
+    assert await refused(bed, "i-0", ("b", "in_prefill")) == ("a", "b")
+    assert await refused(bed, "i-1") == ("c",)
+    began_s = asyncio.get_running_loop().time()
+    assert await asking == {"i-0": {"b": "in_prefill"}, "i-1": {}}, "i-2 says nothing"
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert waited_s == pytest.approx(REFUSALS_PATIENCE_S, abs=0.2)
+    assert await calls.refusals({}) == {}

@@ -1,0 +1,308 @@
+"""A move is stopped in each of its phases, and there somebody leaves, dies, or is done.
+
+The phases are told apart by the state of the machine on either side; what holds a move there is
+the transfer, an engine's thread or a message that is under way.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from fake_engine import tokens_of
+from moving_cluster import MovingCluster
+
+from controller.core.event_log import EventKind
+from controller.core.migration.protocol import Verb
+from controller.core.request_record import RequestState
+from controller.runtime.messages import AnyMessage, FenceAsked, MoveSaid, Welcome
+
+
+@dataclass
+class Phase:
+    """`let_go` ends what holds the move."""
+
+    move_id: str
+    let_go: Callable[[], None]
+
+
+Hold = Callable[[MovingCluster], Awaitable[Phase]]
+
+
+def says(verb: Verb) -> Callable[[AnyMessage], bool]:
+    return lambda message: isinstance(message, MoveSaid) and message.said.verb is verb
+
+
+async def planning(moving: MovingCluster) -> Phase:
+    thread = moving.a.hold_thread()
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "planning")
+    return Phase(move_id, thread.set)
+
+
+async def pre_allocating(moving: MovingCluster) -> Phase:
+    moving.network.hold(says(Verb.PRE_ALLOC))
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "pre_allocating")
+    await moving.until(lambda: moving.network.num_held)
+    return Phase(move_id, moving.network.release)
+
+
+async def reserving(moving: MovingCluster) -> Phase:
+    thread = moving.b.hold_thread()
+    move_id = moving.order()
+    await moving.until(lambda: moving.destination_state(move_id) == "reserving")
+    return Phase(move_id, thread.set)
+
+
+async def copying(moving: MovingCluster) -> Phase:
+    moving.a.transfer.holds = lambda stage_id: True
+    move_id = moving.order()
+    await moving.until(lambda: moving.a.transfer.held(f"{move_id}/0"))
+    assert moving.source_state(move_id) == "copying"
+    return Phase(move_id, moving.a.transfer.let_go)
+
+
+async def copying_to_one_slow_to_let_go(moving: MovingCluster) -> Phase:
+    moving.b.transfer.lets_go_at_once = False
+    phase = await copying(moving)
+
+    def let_go() -> None:
+        phase.let_go()
+        if "i-1" in moving.instances:
+            moving.b.transfer.let_go()
+
+    return Phase(phase.move_id, let_go)
+
+
+async def suspending(moving: MovingCluster) -> Phase:
+    moves = moving.a.engine.moves
+    moves.reluctant = True
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "suspending" and moves.suspended)
+    return Phase(move_id, lambda: setattr(moves, "reluctant", False))
+
+
+async def suspended(moving: MovingCluster) -> Phase:
+    moving.a.transfer.holds = lambda stage_id: stage_id.endswith("/1")
+    move_id = moving.order()
+    await moving.until(lambda: moving.a.transfer.held(f"{move_id}/1"))
+    assert moving.source_state(move_id) == "suspended"
+    return Phase(move_id, moving.a.transfer.let_go)
+
+
+async def committing(moving: MovingCluster) -> Phase:
+    moving.network.hold(says(Verb.COMMIT))
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "committing")
+    return Phase(move_id, moving.network.release)
+
+
+async def applying(moving: MovingCluster) -> Phase:
+    phase = await committing(moving)
+    thread = moving.b.hold_thread()
+    phase.let_go()
+    await moving.until(lambda: moving.destination_state(phase.move_id) == "applying")
+    return Phase(phase.move_id, thread.set)
+
+
+async def committed(moving: MovingCluster) -> Phase:
+    """The frontend knows it, the source does not."""
+    moving.network.hold(says(Verb.COMMITTED))
+    move_id = moving.order()
+    await moving.until(lambda: moving.record().instance_id == "i-1")
+    assert moving.source_state(move_id) == "committing"
+    return Phase(move_id, moving.network.release)
+
+
+async def fencing(moving: MovingCluster) -> Phase:
+    moving.network.hold(lambda m: says(Verb.COMMIT)(m) or isinstance(m, FenceAsked))
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "committing")
+    moving.clock.now_s += 3.0
+    await moving.until(lambda: moving.source_state(move_id) == "fencing")
+    return Phase(move_id, moving.network.release)
+
+
+async def migrated(moving: MovingCluster) -> Phase:
+    """The destination does not know that the source knows."""
+    moving.network.hold(says(Verb.NOTED))
+    move_id = moving.order()
+    await moving.answer(move_id)
+    assert moving.source_state(move_id) == "migrated"
+    return Phase(move_id, moving.network.release)
+
+
+BEFORE_THE_CUT: list[Hold] = [
+    planning,
+    pre_allocating,
+    reserving,
+    copying,
+    copying_to_one_slow_to_let_go,
+    suspending,
+]
+IN_DOUBT: list[Hold] = [committing, applying, fencing]
+"""Nobody but the two knows of COMMIT."""
+AFTER_COMMIT: list[Hold] = [committed, migrated]
+PHASES: list[Hold] = [*BEFORE_THE_CUT, suspended, *IN_DOUBT, *AFTER_COMMIT]
+
+every_phase = pytest.mark.parametrize("hold", PHASES)
+
+
+@every_phase
+async def test_nothing_but_a_pause(moving: MovingCluster, hold: Hold) -> None:
+    """What holds a move does not end it."""
+    await moving.stream()
+    phase = await hold(moving)
+    phase.let_go()
+    answer = await moving.answer(phase.move_id)
+    assert answer.record is not None
+    assert answer.record.outcome == ("resumed" if hold is fencing else "migrated")
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_client_leaves(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
+    phase.let_go()
+    await moving.nothing_is_left()
+    assert moving.record().state is RequestState.ABORTED
+    assert moving.frontend.tokens["r"] == tokens_of("r", 5)
+    assert moving.source_state(phase.move_id) is None
+
+
+@pytest.mark.parametrize("hold", [hold for hold in PHASES if hold is not committed])
+async def test_the_client_leaves_and_the_source_hears_it_first(
+    moving: MovingCluster, hold: Hold
+) -> None:
+    """What holds the move goes on after the source has dealt with it."""
+    await moving.stream()
+    phase = await hold(moving)
+    moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
+    await moving.until(lambda: "r" not in moving.a.llumlet.requests)
+    phase.let_go()
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    moving.network.lose("mem://f-0")
+    moving.frontend.router._routes.clear()
+    phase.let_go()
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_source_dies(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    await moving.kill("i-0", phase.let_go)
+    if hold in (applying, *AFTER_COMMIT):
+        await moving.finishes()
+        assert moving.record().instance_id == "i-1"
+    else:
+        assert await moving.ends() == "failed"
+        assert moving.record().state is RequestState.FAILED
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_destination_dies(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    await moving.kill("i-1", phase.let_go)
+    if hold in AFTER_COMMIT:
+        assert await moving.ends() == "failed"
+    else:
+        await moving.finishes()
+        assert moving.record().instance_id == "i-0"
+        answer = await moving.answer(phase.move_id)
+        assert answer.record is not None
+        kept = hold in BEFORE_THE_CUT
+        assert answer.record.outcome == ("kept" if kept else "resumed")
+        assert answer.code in ("destination_died", "no_answer")
+        assert len(moving.events(EventKind.MIGRATION_FAILED)) == 1
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("hold", [planning, pre_allocating, reserving, copying])
+async def test_the_request_finishes_meanwhile(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream(max_tokens=6)
+    phase = await hold(moving)
+    if hold is planning:
+        phase.let_go()
+        await moving.finishes(max_tokens=6)
+    else:
+        await moving.more("r", 1, moving.a)
+        await moving.finishes(max_tokens=6)
+        answer = await moving.answer(phase.move_id)
+        assert (answer.code, answer.record and answer.record.outcome) == ("finished", "ended")
+        phase.let_go()
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("hold", [pre_allocating, reserving, copying])
+async def test_the_request_is_evicted_meanwhile(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    moving.a.engine.admits = False
+    await moving.evict("r", moving.a)
+    answer = await moving.answer(phase.move_id)
+    assert (answer.code, answer.record and answer.record.outcome) == ("evicted", "kept")
+    phase.let_go()
+    moving.a.engine.admits = True
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_destination_is_fenced(moving: MovingCluster, hold: Hold) -> None:
+    """The cluster took it for dead; it comes back with another incarnation and without requests."""
+    await moving.stream()
+    phase = await hold(moving)
+    nonce = moving.controller.members["i-1"].nonce
+    moving.controller.send("i-1", Welcome(nonce, 2, fenced=True))
+    moving.tell_lost("i-1")
+    await moving.until(lambda: moving.b.member.incarnation == 2)
+    phase.let_go()
+    if hold in AFTER_COMMIT:
+        assert await moving.ends() == "failed"
+    else:
+        await moving.finishes()
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_the_source_is_fenced(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    nonce = moving.controller.members["i-0"].nonce
+    moving.controller.send("i-0", Welcome(nonce, 2, fenced=True))
+    moving.tell_lost("i-0")
+    await moving.until(lambda: moving.a.member.incarnation == 2)
+    phase.let_go()
+    if hold in (applying, *AFTER_COMMIT):
+        await moving.finishes()
+        assert moving.record().instance_id == "i-1"
+    else:
+        assert await moving.ends() == "failed"
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_a_second_move_is_not_begun(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    if hold is not migrated:
+        again = await moving.move(destination_id="i-2")
+        assert (again.code, again.record) == ("moving", None)
+    if hold in AFTER_COMMIT:
+        again = await moving.move("i-1", "i-2")
+        assert (again.code, again.record) == ("moving", None)
+    phase.let_go()
+    await moving.finishes()
+    await moving.nothing_is_left()

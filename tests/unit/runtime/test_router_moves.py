@@ -1,0 +1,225 @@
+"""What a frontend does about requests that move: whom it reads, asks and answers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_engine import FakeOutput, tokens_of
+from fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
+from router_bed import HERE, Bed, new_tokens
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.record import MoveRecord
+from controller.core.request_record import RequestRecord, RequestState
+from controller.runtime.messages import (
+    AbortRequests,
+    Directory,
+    FenceAnswered,
+    FenceAsked,
+    Happened,
+    InstanceLost,
+    MoveAnnounced,
+    MoveTimed,
+    OutputItem,
+    OutputsEmitted,
+    OutputsMissing,
+    OutputsReceived,
+    OwnerAsked,
+    RequestMoved,
+    RequestNotMoved,
+    RequestsAsked,
+)
+from controller.runtime.router import MISSING_S, UNCLEAR_S
+
+I0 = InstanceRef("i-0", 1, "mem://i-0")
+I1 = InstanceRef("i-1", 1, "mem://i-1")
+T = tokens_of("r", 100)
+
+
+def timed(step_time_s: float = 0.25) -> MoveTimed:
+    record = MoveRecord("m-1", "r", "i-0", "i-1", "test", "migrated", "", 5, 0, 1.0)
+    return MoveTimed(record, step_time_s)
+
+
+class MoveBed(Bed):
+    def emit(self, ref: InstanceRef, hop: int, first: int, end: int, *, last: bool = False) -> Any:
+        """New tokens of "r" at its client."""
+        finish_reason = "length" if last else None
+        item = OutputItem("r", 0, hop, first, end - first, finish_reason)
+        emitted = OutputsEmitted(ref.instance_id, ref.incarnation, (item,))
+        return new_tokens(self.router.accept(emitted, [FakeOutput("r", T[first:end], last)]))
+
+    async def hear(self, *messages: Any) -> None:
+        for message in messages:
+            self.say(message)
+        await settle()
+
+    def record(self) -> RequestRecord:
+        return self.book.answer(RequestsAsked("q", None, (), "r", True, 1))[0][0]
+
+    def moves(self) -> list[LoggedEvent]:
+        return [event for event in self.record().history if event.kind is EventKind.MIGRATED]
+
+    async def begin(self) -> None:
+        await self.know()
+        await self.runs_on("i-0")
+        assert self.emit(I0, 0, 0, 5) == T[:5]
+
+
+@virtual_time
+async def test_the_downtime_is_from_the_last_token_of_one_to_the_first_of_the_next(
+    network: FakeNetwork,
+) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), RequestMoved("r", I1, 1, 5))
+    assert bed.record().instance_id == "i-1"
+    await asyncio.sleep(2.0)
+    await bed.hear(timed())
+    assert bed.moves() == [], "not before its token"
+    assert bed.emit(I1, 1, 5, 6, last=True) == T[5:6]
+    (event,) = bed.moves()
+    assert event.cause_id == "m-1"
+    assert event.numbers["downtime_s"] == pytest.approx(2.0)
+    assert event.numbers["excess_s"] == pytest.approx(1.75)
+    assert bed.record().state is RequestState.FINISHED
+
+
+@virtual_time
+async def test_a_first_token_that_overtakes_the_last_ones_is_timed_when_it_is_delivered(
+    network: FakeNetwork,
+) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(RequestMoved("r", I1, 1, 7), timed())
+    assert bed.emit(I1, 1, 7, 8) == []
+    assert bed.moves() == []
+    assert bed.emit(I0, 0, 5, 7) == T[5:8]
+    assert len(bed.moves()) == 1
+    await bed.hear(RequestMoved("r", I0, 2, 8))
+    assert bed.emit(I0, 2, 8, 9) == T[8:9]
+    assert len(bed.moves()) == 1, "each once"
+
+
+@virtual_time
+async def test_a_move_that_was_fenced_off_is_not_counted(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), FenceAsked("r", I0, 2))
+    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, True)
+    await bed.hear(RequestMoved("r", I1, 1, 5), timed())
+    assert bed.emit(I1, 1, 5, 6) == []
+    assert bed.emit(I0, 2, 5, 6) == T[5:6]
+    assert bed.moves() == []
+    assert bed.record().instance_id == "i-0"
+
+
+@virtual_time
+async def test_a_fence_is_refused_once_the_destination_was_heard(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(RequestMoved("r", I1, 1, 5), FenceAsked("r", I0, 2))
+    assert await bed.instances["i-0"].receive(FenceAnswered) == FenceAnswered("r", 2, False)
+    assert bed.emit(I1, 1, 5, 6) == T[5:6]
+
+
+@virtual_time
+async def test_who_wants_back_what_is_over_gets_it_and_ends_it(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.know()
+    await bed.hear(FenceAsked("r", I0, 2), RequestMoved("r", I1, 1, 5))
+    assert [message for message, _ in bed.instances["i-0"].inbox] == [
+        FenceAnswered("r", 2, True),
+        AbortRequests(("r",)),
+    ]
+    assert await bed.instances["i-1"].receive(AbortRequests) == AbortRequests(("r",))
+
+
+@virtual_time
+async def test_an_abort_goes_to_both_while_a_move_is_announced(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1))
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
+    for instance in bed.instances.values():
+        assert await instance.receive(AbortRequests) == AbortRequests(("r",))
+
+
+@virtual_time
+async def test_the_destination_is_asked_again_and_again_who_owns_it(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1))
+    for _ in range(3):
+        assert await bed.instances["i-1"].receive(OwnerAsked) == OwnerAsked("r", HERE, 1)
+    await bed.hear(RequestMoved("r", I1, 1, 5))
+    assert bed.emit(I1, 1, 5, 6) == T[5:6]
+    bed.instances["i-1"].inbox.clear()
+    await asyncio.sleep(UNCLEAR_S * 2)
+    assert bed.instances["i-1"].inbox == []
+    assert bed.told.failed == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@virtual_time
+async def test_a_request_that_nobody_owns_fails_once(network: FakeNetwork, answers: bool) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1))
+    if answers:
+        await bed.hear(RequestNotMoved("r", 1), RequestNotMoved("r", 1))
+    else:
+        await asyncio.sleep(UNCLEAR_S * 2)
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+    assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_what_is_missing_is_asked_of_the_owner(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(RequestMoved("r", I1, 1, 8))
+    assert bed.emit(I1, 1, 8, 9) == []
+    await asyncio.sleep(MISSING_S * 3)
+    missing = bed.instances["i-1"].received(OutputsMissing)
+    assert set(missing) == {OutputsMissing("r", 5, 8)}
+    assert bed.emit(I1, 1, 3, 8) == T[5:9], "in its own epoch, whoever produced them"
+    await asyncio.sleep(UNCLEAR_S * 2)
+    assert bed.told.failed == []
+
+
+@virtual_time
+async def test_a_gap_that_stays_is_an_error(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    assert bed.emit(I0, 0, 6, 7) == []
+    await asyncio.sleep(UNCLEAR_S * 2)
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+
+
+@virtual_time
+async def test_an_instance_that_is_not_listed_is_known_by_its_request(
+    network: FakeNetwork,
+) -> None:
+    """A controller that was restarted does not know all instances at once."""
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(RequestMoved("r", I1, 1, 5), Directory(()))
+    assert bed.emit(I1, 1, 5, 40) == T[5:40]
+    assert await bed.instances["i-1"].receive(OutputsReceived) == OutputsReceived((("r", 40),))
+    await bed.know(directory(idle_snapshot("i-1")))
+    assert bed.told.failed == []
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
+    assert await bed.instances["i-1"].receive(AbortRequests) == AbortRequests(("r",))
+
+
+@virtual_time
+async def test_a_move_that_failed_changes_no_state(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.know()
+    await bed.runs_on("i-0")
+    event = LoggedEvent(EventKind.MIGRATION_FAILED, 1.0, "m-1", "kept", "i-0", 1, request_id="r")
+    await bed.hear(Happened((event,)))
+    assert bed.record().state is RequestState.WAITING
+    assert event in bed.record().history
