@@ -28,7 +28,7 @@ from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
 from controller.api import run_state
 from controller.api.client import ControlClient
-from controller.api.models import MigrateRequest, MoveReport
+from controller.api.models import MigrateRequest, MigrationReport, SettingsPatch
 
 LENGTHS = (256, 1024, 3500, 7500)
 OTHER_LENGTH = 128
@@ -36,11 +36,9 @@ NUM_WARM_UP = 2
 FIRST_WORD_ID = 300
 # 7,500 tokens are 30 MB in the embedded model; the slowest limit takes them 2 s.
 LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15_000_000)
-ENGINE_ARGS = {
-    "kv_cache_memory_bytes": 256 << 20,
-    # A block that is found in the destination's prefix cache is not copied: nothing to measure.
-    "enable_prefix_caching": False,
-}
+KV_BYTES = 256 << 20
+# A prefill of 7,500 tokens takes steps of 512: about what a GPU's takes beside its decode steps.
+STEP_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,15 @@ class Sample:
     num_stages: int
 
 
+class MigrationCluster(LlumctlServer):
+    """A block that is found in the destination's prefix cache is not copied: there would be
+    nothing to measure."""
+
+    def _command(self) -> list[str]:
+        arguments = ("enable_prefix_caching=false", f"max_num_batched_tokens={STEP_TOKENS}")
+        return [*super()._command(), *(p for a in arguments for p in ("--engine-arg", a))]
+
+
 class Bench:
     def __init__(self, plan: Any, http: httpx.AsyncClient, control: ControlClient) -> None:
         self._model = plan.served_model_name
@@ -80,7 +87,9 @@ class Bench:
         assert found.instance_id is not None
         return str(found.instance_id)
 
-    async def move(self, stream: TokenStream, to: str, max_stages: int | None = None) -> MoveReport:
+    async def move(
+        self, stream: TokenStream, to: str, max_stages: int | None = None
+    ) -> MigrationReport:
         wanted = MigrateRequest(to=to, max_stages=max_stages, reason="benchmark")
         report = await asyncio.to_thread(self._control.migrate, stream.reference, wanted)
         if report.outcome != "migrated":
@@ -94,8 +103,8 @@ class Bench:
                 await self.move(stream, to)
 
     async def limit(self, max_bytes_per_s: float | None) -> None:
-        change = {"migration.max_bytes_per_s": max_bytes_per_s or 0}
-        await asyncio.to_thread(self._control.change_settings, change)
+        patch = SettingsPatch(changes={"migration.max_bytes_per_s": float(max_bytes_per_s or 0)})
+        await asyncio.to_thread(self._control.change_settings, patch)
 
     async def measure(self, case: Case, repeats: int) -> dict[str, list[Sample]]:
         """Live moves and stop-and-copy in turn, so that both see the same machine."""
@@ -127,15 +136,16 @@ class Bench:
         report = await self.move(moving, there, max_stages)
         if prefill is not None:
             await prefill.stop()
-        if report.downtime_s is None or report.step_time_s is None:
+        attempt = report.attempts[-1]
+        if report.downtime_s is None or report.excess_s is None:
             return None
         await moving.wait_tokens(len(moving.token_times_s) + 3)
         return Sample(
             report.downtime_s,
-            report.downtime_s - report.step_time_s,
-            report.step_time_s,
-            report.duration_s,
-            len(report.stages),
+            report.excess_s,
+            report.downtime_s - report.excess_s,
+            attempt.duration_s or 0.0,
+            len(attempt.stages),
         )
 
     async def _prefill_on(self, instance_id: str) -> TokenStream:
@@ -190,7 +200,7 @@ class Bench:
                 quiet_s = time.perf_counter()
                 report = await self.move(moving, there)
                 ended_s = time.perf_counter()
-                durations_s.append(report.duration_s)
+                durations_s.append(report.attempts[-1].duration_s or 0.0)
                 for side, streams in sides.items():
                     for stream in streams:
                         without[side] += stream.steps_between(began_s, quiet_s)
@@ -241,8 +251,8 @@ def main() -> int:
     options = _options()
     console = results.make_console()
     plan = make_plan(2)
-    plan = replace(plan, engine_args=plan.engine_args | ENGINE_ARGS)
-    cluster = LlumctlServer(plan)
+    plan = replace(plan, engine_args=plan.engine_args | {"kv_cache_memory_bytes": KV_BYTES})
+    cluster = MigrationCluster(plan)
     try:
         with signals_interrupt(), running(cluster):
             state = run_state.load(plan.cluster)

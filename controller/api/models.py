@@ -319,6 +319,8 @@ class MigrateRequest(WireModel):
     dry_run: bool = False
     verify_kv: bool = False
     """Compare a digest of the KV blocks on both sides before the destination takes over."""
+    max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
+    """1: a stop-and-copy. None: as many as it takes, 12 at most."""
     reason: str = Field("", max_length=200)
     timeout_s: float = Field(60.0, gt=0, le=600, allow_inf_nan=False)
     """How long to wait for the end. A move that is not over by then goes on."""

@@ -48,11 +48,19 @@ class MoveCalls:
         reason: str,
         *,
         verify_kv: bool,
+        max_stages: int,
         patience_s: float,
     ) -> MoveAnswered:
         """Raises TimeoutError (the move goes on) and SourceDiedError."""
         asked = MoveAsked(
-            self._next_id(), migration_id, request_id, destination, reason, False, verify_kv
+            self._next_id(),
+            migration_id,
+            request_id,
+            destination,
+            reason,
+            dry_run=False,
+            verify_kv=verify_kv,
+            max_stages=max_stages,
         )
         answer: MoveAnswered = await self._ask(source_id, asked.query_id, asked, patience_s)
         return answer

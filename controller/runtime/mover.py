@@ -16,6 +16,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.record import DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.stages import MAX_STAGES
 from controller.core.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
 from controller.core.snapshot import InstanceSnapshot, Level
@@ -49,6 +50,7 @@ class Order:
     num_blocks: int
     reason: str
     verify_kv: bool = False
+    max_stages: int = MAX_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class Mover:
                 self.destination(destination_id),
                 order.reason,
                 verify_kv=order.verify_kv,
+                max_stages=order.max_stages,
                 patience_s=patience_s,
             )
         except TimeoutError:

@@ -360,6 +360,9 @@ class Router:
             case MoveAnnounced(request_id=request_id, destination=destination, hop=hop):
                 if route := self._routes.get(request_id):
                     route.ownership.announce(destination, hop)
+                    known = self._instances.get(destination.instance_id)
+                    if known is not None and known.incarnation > destination.incarnation:
+                        self._lose_holder(request_id, route, destination)
             case RequestMoved(request_id=request_id) as moved:
                 self._moved(moved)
             case RequestNotMoved(request_id=request_id, hop=hop):

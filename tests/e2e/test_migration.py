@@ -1,6 +1,10 @@
 """Requests that move while they are read: their readers cannot tell."""
 
 import itertools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +39,8 @@ SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
                                                "json_schema": {"name": "p", "schema": NUMBERS}}}),
 }  # fmt: skip
 NUM_TOKENS = 300
+NUM_BLOCKS = 280
+NUM_MOVERS = 3
 AT = {
     "once": [15],
     "there and back": [15, 120],
@@ -94,8 +100,34 @@ def test_a_moved_request_says_so(cluster: Cluster) -> None:
     cluster.wait_quiet()
 
 
-def test_beside_a_long_prefill_the_next_step_serves_it(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
+    """Few blocks, small steps, and no prefix cache to find a block in."""
+    arguments = (
+        f"kv_cache_memory_bytes={(NUM_BLOCKS + 1) * 32 * 4096}",
+        "max_num_batched_tokens=512",
+        "enable_prefix_caching=false",
+    )
+    options = (option for argument in arguments for option in ("--engine-arg", argument))
+    cluster = Cluster(base_env, name="tight", up_args=("-n", "2", *options))
+    cluster.start()
+    try:
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.clean_up()
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "json schema"])
+def test_moved_equals_unmoved_without_a_prefix_cache(tight: Cluster, kind: str) -> None:
+    path, body = SAMPLING[kind]
+    unmoved = read(tight, path, body, [])
+    assert read(tight, path, body, AT["every 20 tokens"], num_moves=2) == unmoved
+
+
+def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
     """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most."""
+    cluster = tight
     path, body = SAMPLING["seeded"]
     body = body | {"max_tokens": 3000, "ignore_eos": True}
     unmoved = Stream(cluster, path, body, next(_names)).result()
@@ -119,3 +151,45 @@ def test_beside_a_long_prefill_the_next_step_serves_it(cluster: Cluster) -> None
 
 def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
     return next((r.instance_id for r in stream.live(client) if r.state == "running"), None)
+
+
+def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) -> None:
+    """Of 16 requests that together need more blocks than there are: room is refused, requests are
+    evicted, and no reader can tell."""
+    kinds = [kind for kind in SAMPLING if kind != "n=2"]
+    bodies = [
+        (path, body | {"max_tokens": 1500, "ignore_eos": "response_format" not in body})
+        for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(16))
+    ]
+    for index, (_path, body) in enumerate(bodies):
+        body["seed"] = index
+    alone = [Stream(tight, *each, next(_names)).result() for each in bodies]
+    streams = [Stream(tight, *each, next(_names)) for each in bodies]
+    with control(tight) as client, ThreadPoolExecutor(NUM_MOVERS) as movers:
+        outcomes = [
+            outcome
+            for moved in movers.map(
+                partial(_move_until_all_ended, client, streams), range(NUM_MOVERS)
+            )
+            for outcome in moved
+        ]
+        evicted = [r for r in client.requests().requests if r.num_evictions]
+        refused = [e for e in client.events(limit=10_000).events if e.kind == "migration_failed"]
+    together = [stream.result() for stream in streams]
+    assert [
+        i for i, pair in enumerate(zip(alone, together, strict=True)) if pair[0] != pair[1]
+    ] == []
+    assert outcomes.count("migrated") >= 100, outcomes
+    assert evicted, "there were blocks enough"
+    assert any("no" in (event.reason or "") for event in refused), "room was never refused"
+    tight.wait_quiet()
+    assert all(
+        not i["num_moves_in"] and not i["num_moves_out"] for i in tight.status()["instances"]
+    )
+
+
+def _move_until_all_ended(client: ControlClient, streams: list[Stream], seed: int) -> list[str]:
+    dice, outcomes = random.Random(seed), []
+    while running := [stream for stream in streams if not stream.ended]:
+        outcomes += [report.outcome for report in dice.choice(running).move(client)]
+    return outcomes

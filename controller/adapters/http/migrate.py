@@ -8,6 +8,7 @@ from controller.adapters.http.requests import find_record
 from controller.api.models import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.words import duration
 from controller.core.choose_destination import lacks
+from controller.core.migration.stages import MAX_STAGES
 from controller.core.migration.words import why
 from controller.core.request_record import ENDED, RequestRecord, RequestState
 from controller.core.snapshot import blocks_for
@@ -132,6 +133,7 @@ class Migration:
             blocks_for(num_tokens, snapshot.block_size) if runs else 0,
             self.wanted.reason or BY_HAND,
             self.wanted.verify_kv,
+            self.wanted.max_stages or MAX_STAGES,
         )
 
     def _expected_downtime_s(self, target: str) -> float | None:

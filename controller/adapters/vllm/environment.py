@@ -18,8 +18,17 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": None,
 }
 
+DEFAULTS = {
+    # The second model runner, which vLLM prefers on GPUs, learns a request's tokens at its
+    # admission only; a request that moves is not admitted again (docs/decisions/0009). Whoever
+    # sets 1 gets it, and requests that say they cannot move.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+
 
 def prepare() -> None:
+    for key, default in DEFAULTS.items():
+        os.environ.setdefault(key, default)
     for key, value in ENVIRONMENT.items():
         if value is None:
             os.environ.pop(key, None)

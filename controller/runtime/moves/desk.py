@@ -195,7 +195,9 @@ class MoveDesk:
             Verb.COMMIT: Said(Verb.REFUSED, message.said.stage, code="forgotten"),
             Verb.ABORT: Said(Verb.ABORTED, message.said.stage),
             Verb.END: Said(Verb.ENDED, message.said.stage),
-            Verb.PRIORITY: Said(Verb.PRIORITY_SET, message.said.stage),
+            Verb.PRIORITY: Said(
+                Verb.PRIORITY_SET, message.said.stage, change=message.said.change
+            ),
         }
         if answer := answers.get(message.said.verb):
             self._reply(message, answer)

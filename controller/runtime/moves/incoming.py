@@ -111,9 +111,11 @@ class IncomingMove:
                 host.between_steps(self._free, _nothing)
             case destination.Apply(rank=rank):
                 self._apply(rank)
-            case destination.Drop():
-                host.requests.pop(request_id, None)
-                host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
+            case destination.Drop(hop=hop):
+                live = host.requests.get(request_id)
+                if live is not None and live.hop == hop:  # it may have come back in a later one
+                    del host.requests[request_id]
+                    host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
             case destination.EndRequest():
                 host.end(request_id, self.machine.hop)
             case destination.SetRank(rank=rank):

@@ -15,6 +15,7 @@ from controller.core.migration.protocol import Said, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.stages import blocks_to_reserve, is_last
+from controller.core.migration.words import why
 from controller.ports.engine import Engine
 from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
@@ -358,7 +359,7 @@ def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
         EventKind.MIGRATION_FAILED,
         time.time(),
         record.migration_id,
-        f"{record.outcome}: {record.code}; {record.reason}",
+        f"{why(record.code) or record.outcome}; {record.reason}",
         instance_id=me.instance_id,
         incarnation=me.incarnation,
         request_id=record.request_id,

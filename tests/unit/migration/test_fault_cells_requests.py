@@ -159,6 +159,11 @@ def test_client_disconnects_or_aborts__commit_in_doubt__the_source_says_so_alone
     pair.loses = lambda _said: False
     pair.settle()
     assert pair.outcome == ENDED
+    came = (column, position) not in (
+        ("commit_unheard", "lost_once"),
+        ("commit_unheard", "fencing"),
+    )
+    assert (dst.EndRequest() in pair.destination_did) == came
 
 
 def test_client_disconnects_or_aborts__committed__ended_and_forwarded() -> None:
