@@ -1,0 +1,104 @@
+"""The two kinds of engines that the processes are made of, and the requests for them."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from controller.adapters.emulated import vllm_wire as wire
+from controller.core.instance_ref import InstanceRef
+from controller.model.config import ModelConfig
+from controller.model.profile import LatencyProfile
+from controller.ports.engine import EngineFactory, Frames
+from controller.ports.kv_transfer import KvTransfer
+
+PROFILE = LatencyProfile(
+    name="faults",
+    description="slow enough that a test can be at the right place at the right time",
+    source="made up",
+    measured=False,
+    block_size=16,
+    num_total_blocks=96,
+    watermark_ratio=0.01,
+    max_num_running=8,
+    max_num_batched_tokens=2048,
+    max_model_len=1536,
+    kv_bytes_per_token=1000,
+    copy_bytes_per_s=10e6,  # 12 blocks in 19 ms
+    prefill_base_s=1e-3,
+    prefill_per_token_s=1e-6,
+    prefill_per_token_squared_s=1e-12,
+    decode_base_s=5e-3,
+    decode_per_context_token_s=1e-9,
+    decode_per_request_s=1e-6,
+)
+
+VLLM_BLOCK_TOKENS = 32
+VLLM_NUM_BLOCKS = 80
+
+
+def engine_factory(kind: str, model: str) -> EngineFactory:
+    if kind == "emulated":
+        from controller.adapters.emulated.engine import EmulatedEngine
+
+        return partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
+    from controller.adapters.vllm.engine import VllmEngine
+
+    return partial(VllmEngine, vllm_args(model))
+
+
+def vllm_args(model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "served_model_name": "embedded",
+        "block_size": VLLM_BLOCK_TOKENS,
+        "max_model_len": 1600,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "kv_cache_memory_bytes": (VLLM_NUM_BLOCKS + 1) * VLLM_BLOCK_TOKENS * 4096,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "scheduling_policy": "priority",
+    }
+
+
+def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:
+    if kind == "emulated":
+        from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+
+        return EmulatedKvTransfer(PROFILE, 1.0)
+    from controller.adapters.gloo.transfer import GlooKvTransfer
+
+    return GlooKvTransfer(me, "127.0.0.1")
+
+
+def num_held(engine: Any) -> int:
+    """What moves hold on an engine beyond what its snapshot counts."""
+    if engine.emulation is not None:
+        return len(engine.moves.blocks._contents)
+    return int(engine.max_num_running - engine._scheduler.max_num_active_reqs)
+
+
+# -- requests -----------------------------------------------------------------------------
+
+
+def prompt_of(request_id: str, num_tokens: int) -> list[int]:
+    """Of its own, so that no prefix cache knows it."""
+    dice = random.Random(request_id)
+    return [dice.randrange(300, 2000) for _ in range(num_tokens)]
+
+
+def request_frames(request_id: str, prompt: Sequence[int], max_tokens: int) -> Frames:
+    """A greedy request as a frontend of vLLM sends it, position by position (vllm_wire.py)."""
+    sampling = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True}
+    fields = [request_id, prompt, None, sampling, None, 0.0, None, None, None]
+    return [msgspec.msgpack.encode(fields)]
+
+
+_outputs = msgspec.msgpack.Decoder(wire.Outputs)
+
+
+def decode_outputs(payload: Sequence[Any]) -> list[wire.Output]:
+    return _outputs.decode(payload[0]).outputs

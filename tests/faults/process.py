@@ -1,0 +1,228 @@
+"""One process of a cluster without Ray: `python -m tests.faults.process`.
+
+Its first command says what it is: a controller, an instance or a frontend, composed of the real
+shells and adapters as controller/main/roles.py does it. A launcher that launches nothing stands
+in for Ray, the test for vLLM's OpenAI app.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination, source
+from controller.core.migration.protocol import MoveTiming
+from controller.core.scheduler import SchedulerConfig
+from controller.runtime.controller import Controller
+from controller.runtime.llumlet import Llumlet
+from controller.runtime.member import Membership
+from controller.runtime.messages import DispatchAsked, Dispatched, MoveAsked, OutputsEmitted, encode
+from controller.runtime.request_book import RequestBook
+from controller.runtime.router import Arrival, Router, RouterEvents
+from tests.faults import breakpoints, engines
+from tests.faults.lines import die_with_the_test, listen, say, take_over_stdout
+
+HOST = "127.0.0.1"
+STATUS_INTERVAL_S = 0.02
+
+
+class NoLauncher:
+    def launch_instance(self, instance_id: str) -> None:
+        """The test starts it."""
+
+    def launch_frontend(self, frontend_id: str) -> None:
+        """The test starts it."""
+
+    def terminate(self, member_id: str) -> None:
+        """The test ends it."""
+
+
+async def controller(
+    key: str, port: int, num_instances: int, num_frontends: int, **_others: Any
+) -> None:
+    mailbox = ZmqMailbox(HOST, port, ClusterKey(key))
+    service = Controller(mailbox, NoLauncher(), SchedulerConfig())
+    service.start(num_instances, num_frontends)
+
+    def move(migration_id: str, request_id: str, source_id: str, destination_id: str) -> None:
+        members = service.roster.members
+        to = members[destination_id]
+        ref = InstanceRef(to.member_id, to.incarnation, to.address)
+        asked = MoveAsked("q", migration_id, request_id, ref, "a test", False, False)
+        mailbox.send(members[source_id].address, encode(asked))
+
+    listen({"move": move})
+    say("serving")
+    await service.run()
+
+
+# -- instances ----------------------------------------------------------------------------
+
+
+async def instance(
+    member_id: str,
+    key: str,
+    controller_address: str,
+    engine: str,
+    model: str,
+    timing: dict[str, float],
+    **_others: Any,
+) -> None:
+    _set_timing(MoveTiming(**timing))
+    breakpoints.install()
+    mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
+    member = Membership(
+        "instance", member_id, mailbox, controller_address, HOST, lambda: service.num_live_reqs
+    )
+    transfer = engines.kv_transfer(
+        engine, lambda: InstanceRef(member.member_id, member.incarnation, mailbox.address)
+    )
+    service = Llumlet(
+        member, mailbox, engines.engine_factory(engine, model), STATUS_INTERVAL_S, transfer
+    )
+    listen(
+        {
+            "arm": breakpoints.arm,
+            "go_on": breakpoints.go_on,
+            "report": lambda number: service.between_steps(
+                _count, partial(_report, service, number)
+            ),
+        }
+    )
+    say("serving", address=mailbox.address)
+    await service.run()
+
+
+def _set_timing(timing: MoveTiming) -> None:
+    source.SourceMove = partial(source.SourceMove, timing=timing)  # type: ignore[assignment, misc]
+    destination.DestinationMove = partial(  # type: ignore[assignment, misc]
+        destination.DestinationMove, timing=timing
+    )
+
+
+def _count(engine: Any) -> dict[str, int]:
+    """On the engine's thread: what it holds."""
+    found = engine.snapshot("", 0)
+    return {
+        "total": found.num_total_blocks,
+        "free": found.num_free_blocks,
+        "running": found.num_running,
+        "queued": found.num_queued,
+        "held": engines.num_held(engine),
+    }
+
+
+def _report(service: Llumlet, number: int, counts: dict[str, int]) -> None:
+    desk = service._desk
+    assert desk is not None
+    say(
+        "report",
+        number=number,
+        welcome=service.me.incarnation > 0,
+        **counts,
+        requests=sorted(service.requests),
+        moves=desk.num_moves,
+        states=sorted(str(move.machine.state) for move in desk._outgoing.values()),
+        remembered=len(desk._outgoing) + len(desk._incoming),
+    )
+
+
+# -- frontends ----------------------------------------------------------------------------
+
+
+class PlacedRouter(Router):
+    """The test says where a request goes."""
+
+    places: dict[str, str]
+
+    async def _ask(self, ask: DispatchAsked, asked: asyncio.Future[Dispatched]) -> Dispatched:  # noqa: ARG002
+        entry = self._instances[self.places[ask.request_id]]
+        return Dispatched(ask.request_id, entry.instance_id, entry.incarnation, seq=0)
+
+
+class ToldBook(RequestBook):
+    def happened(self, event: Any) -> None:
+        say("event", kind=event.kind, request_id=event.request_id, reason=event.reason)
+        super().happened(event)
+
+
+async def frontend(member_id: str, key: str, controller_address: str, **_others: Any) -> None:
+    mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
+    member = Membership(
+        "frontend", member_id, mailbox, controller_address, HOST, lambda: router.num_live_reqs
+    )
+
+    def on_event(event: Any) -> None:
+        say("event", kind=event.kind, request_id=event.request_id, reason=event.reason)
+        member.tell(event)
+
+    def on_outputs(emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        for output, num_skip in router.accept(emitted, engines.decode_outputs(payload)):
+            say(
+                "tokens",
+                request_id=output.request_id,
+                tokens=output.new_token_ids[num_skip:],
+                finished=output.finish_reason is not None,
+                instance_id=emitted.instance_id,
+            )
+
+    def on_error(request_id: str, why: str) -> None:
+        say("error", request_id=request_id, why=why)
+
+    book = ToldBook(member_id, {0: "normal"}, on_event)
+    router = PlacedRouter(
+        member,
+        mailbox,
+        book,
+        RouterEvents(
+            on_outputs=on_outputs,
+            on_failed=on_error,
+            on_refused=on_error,
+            on_directory=lambda entries: say(
+                "directory", addresses=[entry.address for entry in entries]
+            ),
+            on_drain=lambda grace_s: None,
+        ),
+    )
+    router.places = {}
+
+    def submit(
+        request_id: str, instance_id: str, prompt_of: str, num_prompt_tokens: int, max_tokens: int
+    ) -> None:
+        router.places[request_id] = instance_id
+        prompt = engines.prompt_of(prompt_of, num_prompt_tokens)
+        frames = engines.request_frames(request_id, prompt, max_tokens)
+        arrival = Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0)
+        tasks.add(asyncio.get_running_loop().create_task(router.submit(arrival, frames)))
+
+    tasks: set[asyncio.Task[None]] = set()
+    router.start()
+    member.report("active")
+    listen({"submit": submit})
+    say("serving")
+    await asyncio.Event().wait()
+
+
+ROLES = {"controller": controller, "instance": instance, "frontend": frontend}
+
+
+def main() -> None:
+    die_with_the_test()
+    take_over_stdout()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    options = json.loads(sys.stdin.readline())
+    uvloop.run(ROLES[options.pop("role")](**options))
+
+
+if __name__ == "__main__":
+    main()

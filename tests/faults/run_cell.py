@@ -1,0 +1,212 @@
+"""One cell: a move, a fault in it, and what the clients and the survivors must see."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.faults.breakpoints import HOLD
+from tests.faults.cells import Cell
+from tests.faults.children import Child, wait_for
+from tests.faults.cluster import Client, FaultCluster
+
+Answer = Callable[[FaultCluster, Client], list[int]]
+"""The right tokens of a request."""
+
+SOURCE, DESTINATION = "i-0", "i-1"
+MEMBERS = {
+    "source": SOURCE,
+    "destination": DESTINATION,
+    "controller": "controller",
+    "frontend": "f-0",
+}
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of requests, in tokens. `long_outputs` outlast the timeouts of a move. Beside a `prompt` and
+    a `blocker` there is no room for one that is `queued`."""
+
+    prompt: int
+    queued: int
+    blocker: int
+    outputs: int
+    long_outputs: int
+
+
+@dataclass
+class CellRun:
+    cluster: FaultCluster
+    cell: Cell
+    sizes: Sizes
+    answer: Answer
+    others: list[Client] = field(default_factory=list)
+
+    def run(self) -> str:
+        """The outcome, one of the cell's; fails if anything is not as it must be."""
+        self.cluster.mend()
+        number, cell, sizes = next(_numbers), self.cell, self.sizes
+        self._start_others(number)
+        moving = self.cluster.submit(
+            "f-0",
+            f"moving-{number}",
+            SOURCE,
+            sizes.queued if cell.queued else sizes.prompt,
+            sizes.long_outputs if self._decodes_for_long else sizes.outputs,
+        )
+        self._wait_begun(moving)
+        self._strike(moving)
+        self._settle(moving)
+        self._check_survivors()
+        self._check_others()
+        assert not (errors := self.cluster.new_errors()), errors
+        outcome = self._outcome(moving)
+        assert outcome in cell.outcomes, f"{outcome}, not {cell.outcomes}"
+        return outcome
+
+    # -- the fault -----------------------------------------------------------------------
+
+    def _strike(self, moving: Client) -> None:
+        cell, place, cluster = self.cell, self.cell.place, self.cluster
+        itself = cell.victim == place.side
+        if place.held is not None:
+            self._arm(*place.held, HOLD)
+        side = cluster.children[MEMBERS[place.side]]
+        begun = len(side.said)
+        self._arm(place.side, place.state, cell.signal if itself else HOLD)
+        cluster.move(moving.request_id, SOURCE, DESTINATION)
+        side.wait_heard("reached", begun, side=place.side, state=place.state)
+        victim = self._victim
+        if itself:
+            victim.wait_signalled(cell.signal)
+        else:
+            victim.signal(cell.signal)
+        for each in (SOURCE, DESTINATION):
+            cluster.children[each].tell("go_on")
+        if cell.signal == "SIGSTOP":
+            self._wait_reaction(moving)
+            victim.signal("SIGCONT")
+
+    def _arm(self, side: str, state: str, action: str) -> None:
+        child = self.cluster.children[MEMBERS[side]]
+        begun = len(child.said)
+        child.tell("arm", side=side, state=state, action=action)
+        child.wait_heard("armed", begun, side=side, state=state)
+
+    @property
+    def _victim(self) -> Child:
+        return self.cluster.children[MEMBERS[self.cell.victim]]
+
+    def _wait_reaction(self, moving: Client) -> None:
+        cluster, until = self.cluster, self.cell.until
+        if until == "went_on":
+            other = next(each for each in self.others if self._runs_on_survivor(each))
+            other.wait_tokens(len(other.read().tokens) + 20)
+        elif until == "freed":
+            cluster.wait_report(DESTINATION, "to have freed", moves=0, held=0)
+        elif until == "failed":
+            wait_for(lambda: moving.events("migration_failed"), "the move to fail")
+        elif until == "moved":
+            wait_for(lambda: DESTINATION in moving.read().places, "tokens of the destination")
+        elif until == "over":
+            cluster.wait_report(SOURCE, "its move to be over", moves=0)
+        elif until == "settled":
+            cluster.wait_report(DESTINATION, "to have committed", moves=0)
+        else:
+            raise AssertionError(f"no such reaction: {until}")
+
+    # -- requests ------------------------------------------------------------------------
+
+    @property
+    def _decodes_for_long(self) -> bool:
+        """The source keeps it for as long as it takes to give a move up."""
+        return self.cell.waits_for_a_timeout and not self.cell.queued
+
+    def _start_others(self, number: int) -> None:
+        """They must not be touched: one beside the request at either side. Where that one waits
+        in the queue they outlast its stay there."""
+        cluster, sizes = self.cluster, self.sizes
+        num_outputs = sizes.long_outputs if self.cell.queued else sizes.outputs
+        wanted = [(f"other-{number}-{each}", each, sizes.prompt) for each in (SOURCE, DESTINATION)]
+        if self.cell.queued:
+            wanted.append((f"blocker-{number}", SOURCE, sizes.blocker))
+        for request_id, place, num_prompt in wanted:
+            other = cluster.submit("f-1", request_id, place, num_prompt, num_outputs)
+            self.others.append(other)
+        for other in self.others:
+            other.wait_tokens(1)
+
+    def _wait_begun(self, moving: Client) -> None:
+        if self.cell.queued:
+            self.cluster.wait_report(SOURCE, "to have it in its queue", queued=1)
+        else:
+            moving.wait_tokens(3)
+
+    def _runs_on_survivor(self, other: Client) -> bool:
+        return MEMBERS[self.cell.victim] not in other.read().places
+
+    # -- what came of it -----------------------------------------------------------------
+
+    @property
+    def _client_is_gone(self) -> bool:
+        return self.cell.victim == "frontend" and self.cell.signal == "SIGKILL"
+
+    def _settle(self, moving: Client) -> None:
+        if self.cell.queued and self.cell.outcomes in ("K", "R"):
+            wait_for(lambda: moving.events("migration_failed"), "the move to fail")
+            self.cluster.wait_report(SOURCE, "to have it back in its queue", queued=1)
+        for client in self.others if self._client_is_gone else (moving, *self.others):
+            client.wait_over()
+
+    def _outcome(self, moving: Client) -> str:
+        if self._client_is_gone:
+            return "X"
+        read = moving.read()
+        right = self.answer(self.cluster, moving)
+        assert read.tokens == right[: len(read.tokens)], "wrong tokens"
+        assert read.num_ends + len(read.errors) == 1, read
+        migrated, failed = moving.events("migrated"), moving.events("migration_failed")
+        if read.errors:
+            return "P"
+        assert len(read.tokens) == len(right), "too few tokens"
+        if migrated:
+            assert (len(migrated), failed) == (1, []), (migrated, failed)
+            assert read.places[-1] == DESTINATION
+            return "M"
+        assert len(failed) == 1, f"no word of how the move ended, tokens from {set(read.places)}"
+        assert set(read.places) == {SOURCE}
+        closed = self.cluster.children[SOURCE].heard("closed", request_id=moving.request_id)
+        return {"kept": "K", "resumed": "R", "ended": "X"}[closed[-1]["outcome"]]
+
+    def _check_others(self) -> None:
+        for other in self.others:
+            read = other.read()
+            right = self.answer(self.cluster, other)
+            assert read.tokens == right[: len(read.tokens)], f"{other.request_id}: wrong tokens"
+            if self.cell.signal == "SIGKILL" and not self._runs_on_survivor(other):
+                assert read.num_ends + len(read.errors) == 1, read
+            else:
+                assert (read.num_ends, read.errors) == (1, []), read
+                assert read.tokens == right, f"{other.request_id}: too few tokens"
+
+    def _check_survivors(self) -> None:
+        alive = [i for i in (SOURCE, DESTINATION) if not self.cluster.children[i].dead]
+        self.cluster.wait_quiet(*alive)
+
+
+def move_there_and_back(cluster: FaultCluster, sizes: Sizes, answer: Answer) -> None:
+    """Without a fault: nobody can tell but by the events."""
+    cluster.mend()
+    name = f"moving-{next(_numbers)}"
+    moving = cluster.submit("f-0", name, SOURCE, sizes.prompt, sizes.long_outputs)
+    for here, there in ((SOURCE, DESTINATION), (DESTINATION, SOURCE)):
+        moving.wait_tokens(len(moving.read().tokens) + 3)
+        cluster.move(name, here, there)
+        wait_for(lambda to=there: moving.read().places[-1] == to, f"tokens of {there}")
+        cluster.wait_report(here, "its move to be over", moves=0)
+    read = moving.wait_over()
+    assert read.tokens == answer(cluster, moving)
+    assert (read.num_ends, read.errors) == (1, [])
+    assert (len(moving.events("migrated")), moving.events("migration_failed")) == (2, [])
+    cluster.wait_quiet(SOURCE, DESTINATION)

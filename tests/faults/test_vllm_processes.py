@@ -1,0 +1,60 @@
+"""The faults of a process in a move, on vLLM's engines: one kill and one stop of each role here,
+all cells by `make test-full`."""
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.adapters.embedded_model import ensure
+from tests.faults import answers
+from tests.faults.cells import CELLS, QUEUED_CELLS, Cell
+from tests.faults.conftest import Shared
+from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
+
+SIZES = Sizes(prompt=200, queued=1330, blocker=1000, outputs=200, long_outputs=600)
+# Seconds, as in MoveTiming: its defaults, less the long ones.
+TIMING = {
+    "retry_s": 0.2,
+    "answer_timeout_s": 1.0,
+    "stage_timeout_s": 1.5,
+    "suspended_timeout_s": 1.0,
+    "lease_s": 2.0,
+    "memory_s": 0.5,
+}
+
+# Engines that must be started again come last: that takes some 12 s each.
+ORDINARY = (
+    "frontend-SIGSTOP-source-suspended",
+    "frontend-SIGKILL-source-committing",
+    "controller-SIGSTOP-source-committing",
+    "controller-SIGKILL-source-copying",
+    "source-SIGSTOP-source-committing",
+    "destination-SIGSTOP-destination-applying",
+    "destination-SIGKILL-source-suspended",
+    "source-SIGKILL-destination-applying",
+)
+ALL = {cell.name: cell for cell in (*CELLS, *QUEUED_CELLS)}
+OTHERS = [cell for name, cell in ALL.items() if name not in ORDINARY]
+
+
+@pytest.fixture(scope="module")
+def shared(share: Callable[..., Shared], tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    return share("vllm", TIMING, str(ensure(tmp_path_factory.mktemp("models"))))
+
+
+def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
+    with shared.lend() as cluster:
+        move_there_and_back(cluster, SIZES, answers.unmoved)
+
+
+@pytest.mark.parametrize("cell", [ALL[name] for name in ORDINARY], ids=lambda cell: cell.name)
+def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
+    with shared.lend() as cluster:
+        CellRun(cluster, cell, SIZES, answers.unmoved).run()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
+def test_a_fault_in_a_move_of_the_whole_matrix(shared: Shared, cell: Cell) -> None:
+    with shared.lend() as cluster:
+        CellRun(cluster, cell, SIZES, answers.unmoved).run()
