@@ -9,6 +9,7 @@ abort and resend would cost. The others' steps are the gaps in streams that do n
 
 import argparse
 import asyncio
+import contextlib
 import random
 import statistics
 import sys
@@ -28,6 +29,7 @@ from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
 from controller.api import run_state
 from controller.api.client import ControlClient
+from controller.api.errors import NotFoundError
 from controller.api.models import MigrateRequest, MigrationReport, SettingsPatch
 
 LENGTHS = (256, 1024, 3500, 7500)
@@ -39,6 +41,11 @@ LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15
 KV_BYTES = 256 << 20
 # A prefill of 7,500 tokens takes steps of 512: about what a GPU's takes beside its decode steps.
 STEP_TOKENS = 512
+WITHOUT_S = 1.0
+# What the moving request may say: it stays about as long as it is said to be.
+MOVING_TOKENS = 600
+# From the end of a move to the answer: the first token at its frontend, and two messages.
+ANSWER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,14 @@ class Bench:
         others = [self.stream(OTHER_LENGTH, 6000) for _ in range(2 * case.num_others)]
         await self.place(others[: case.num_others], "i-0")
         await self.place(others[case.num_others :], "i-1")
-        moving = self.stream(case.num_tokens, 8192 - case.num_tokens - 32)
-        await moving.wait_tokens(2)
+        moving = await self._moving(case)
         samples: dict[str, list[Sample]] = {"live": [], "stop-and-copy": []}
         try:
             for index in range(repeats + NUM_WARM_UP):
                 for kind, max_stages in (("live", None), ("stop-and-copy", 1)):
+                    if len(moving.token_times_s) > MOVING_TOKENS / 4:
+                        await moving.stop()
+                        moving = await self._moving(case)
                     sample = await self._one_move(moving, case, max_stages)
                     if index >= NUM_WARM_UP and sample is not None:
                         samples[kind].append(sample)
@@ -124,6 +133,11 @@ class Bench:
             for stream in (moving, *others):
                 await stream.stop()
         return samples
+
+    async def _moving(self, case: Case) -> TokenStream:
+        moving = self.stream(case.num_tokens, min(4000, 8160 - case.num_tokens))
+        await moving.wait_tokens(2)
+        return moving
 
     async def _one_move(
         self, moving: TokenStream, case: Case, max_stages: int | None
@@ -155,9 +169,10 @@ class Bench:
             began_s = time.perf_counter()
             while time.perf_counter() - began_s < 0.25:
                 await asyncio.sleep(0.01)
-                found = await asyncio.to_thread(self._control.request, stream.reference)
-                if found.instance_id == instance_id and found.state == "running":
-                    return stream
+                with contextlib.suppress(NotFoundError):  # not there yet
+                    found = await asyncio.to_thread(self._control.request, stream.reference)
+                    if found.instance_id == instance_id and found.state == "running":
+                        return stream
             await stream.stop()
 
     async def recompute(self, num_tokens: int, num_others: int, repeats: int) -> list[float]:
@@ -183,30 +198,35 @@ class Bench:
         others = [self.stream(OTHER_LENGTH, 7000) for _ in range(6)]
         await self.place(others[:3], "i-0")
         await self.place(others[3:], "i-1")
-        moving = self.stream(7500, 600)
-        await moving.wait_tokens(2)
         during: dict[str, list[float]] = {"source": [], "destination": []}
         without: dict[str, list[float]] = {"source": [], "destination": []}
         durations_s: list[float] = []
+        moving = None
         try:
             for _ in range(repeats):
+                moving = self.stream(
+                    7500, MOVING_TOKENS
+                )  # a slow move takes most of what it may still say
+                await moving.wait_tokens(2)
                 here = await self.where(moving)
                 there = "i-1" if here == "i-0" else "i-0"
                 sides = {"source": others[:3], "destination": others[3:]}
                 if here == "i-1":
                     sides = {"source": others[3:], "destination": others[:3]}
                 began_s = time.perf_counter()
-                await asyncio.sleep(max(0.5, statistics.mean(durations_s or [0.5])))
+                await asyncio.sleep(WITHOUT_S)
                 quiet_s = time.perf_counter()
                 report = await self.move(moving, there)
-                ended_s = time.perf_counter()
-                durations_s.append(report.attempts[-1].duration_s or 0.0)
+                ended_s = time.perf_counter() - ANSWER_S
+                duration_s = report.attempts[-1].duration_s or 0.0
+                durations_s.append(duration_s)
+                await moving.stop()
                 for side, streams in sides.items():
                     for stream in streams:
                         without[side] += stream.steps_between(began_s, quiet_s)
-                        during[side] += stream.steps_between(quiet_s, ended_s)
+                        during[side] += stream.steps_between(ended_s - duration_s, ended_s)
         finally:
-            for stream in (moving, *others):
+            for stream in (*([moving] if moving else []), *others):
                 await stream.stop()
             await self.limit(None)
         return {

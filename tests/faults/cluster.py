@@ -146,13 +146,16 @@ class FaultCluster:
         )
         return Client(child, request_id, num_prompt_tokens, max_tokens)
 
-    def move(self, request_id: str, source_id: str, destination_id: str) -> None:
+    def move(
+        self, request_id: str, source_id: str, destination_id: str, *, verify_kv: bool = False
+    ) -> None:
         self.controller.tell(
             "move",
             migration_id=f"m-{next(self._numbers)}",
             request_id=request_id,
             source_id=source_id,
             destination_id=destination_id,
+            verify_kv=verify_kv,
         )
 
     def report(self, instance_id: str) -> dict[str, Any]:

@@ -52,11 +52,13 @@ async def controller(
     service = Controller(mailbox, NoLauncher(), SchedulerConfig())
     service.start(num_instances, num_frontends)
 
-    def move(migration_id: str, request_id: str, source_id: str, destination_id: str) -> None:
+    def move(
+        migration_id: str, request_id: str, source_id: str, destination_id: str, verify_kv: bool
+    ) -> None:
         members = service.roster.members
         to = members[destination_id]
         ref = InstanceRef(to.member_id, to.incarnation, to.address)
-        asked = MoveAsked("q", migration_id, request_id, ref, "a test", False, False)
+        asked = MoveAsked("q", migration_id, request_id, ref, "a test", False, verify_kv)
         mailbox.send(members[source_id].address, encode(asked))
 
     listen({"move": move})
@@ -92,6 +94,7 @@ async def instance(
         {
             "arm": breakpoints.arm,
             "go_on": breakpoints.go_on,
+            "corrupt": lambda: _corrupt_what_comes(service),
             "report": lambda number: service.between_steps(
                 _count, partial(_report, service, number)
             ),
@@ -106,6 +109,18 @@ def _set_timing(timing: MoveTiming) -> None:
     destination.DestinationMove = partial(  # type: ignore[assignment, misc]
         destination.DestinationMove, timing=timing
     )
+
+
+def _corrupt_what_comes(service: Llumlet) -> None:
+    """One bit of the first block of the next slice, in the exponent of a number."""
+    blocks, scatter = service.blocks, service.blocks.scatter
+
+    def spoil(block_ids: Sequence[int], buffer: Any) -> None:
+        blocks.scatter = scatter  # type: ignore[method-assign]
+        blocks.writable(buffer, 1)[3] ^= 0x40
+        scatter(block_ids, buffer)
+
+    blocks.scatter = spoil  # type: ignore[method-assign]
 
 
 def _count(engine: Any) -> dict[str, int]:

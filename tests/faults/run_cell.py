@@ -210,3 +210,24 @@ def move_there_and_back(cluster: FaultCluster, sizes: Sizes, answer: Answer) -> 
     assert (read.num_ends, read.errors) == (1, [])
     assert (len(moving.events("migrated")), moving.events("migration_failed")) == (2, [])
     cluster.wait_quiet(SOURCE, DESTINATION)
+
+
+def move_with_a_corrupted_block(
+    cluster: FaultCluster, sizes: Sizes, answer: Answer, *, verify_kv: bool
+) -> None:
+    """A bit of the KV cache flips on the way. The digests differ, and the request stays where it
+    was; without them its answer goes wrong, which the comparison of tokens sees."""
+    cluster.mend()
+    name = f"moving-{next(_numbers)}"
+    moving = cluster.submit("f-0", name, SOURCE, sizes.prompt, sizes.long_outputs)
+    moving.wait_tokens(3)
+    cluster.children[DESTINATION].tell("corrupt")
+    cluster.move(name, SOURCE, DESTINATION, verify_kv=verify_kv)
+    ended = "migration_failed" if verify_kv else "migrated"
+    wait_for(lambda: moving.events(ended), f"the move to be {ended}")
+    read = moving.wait_over()
+    cluster.new_errors()  # the destination says that the blocks differ
+    assert (read.num_ends, read.errors) == (1, [])
+    assert (read.tokens == answer(cluster, moving)) is verify_kv
+    assert (set(read.places) == {SOURCE}) is verify_kv
+    cluster.wait_quiet(SOURCE, DESTINATION)

@@ -9,7 +9,7 @@ from controller.adapters.embedded_model import ensure
 from tests.faults import answers
 from tests.faults.cells import CELLS, QUEUED_CELLS, Cell
 from tests.faults.conftest import Shared
-from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
+from tests.faults.run_cell import CellRun, Sizes, move_there_and_back, move_with_a_corrupted_block
 
 SIZES = Sizes(prompt=200, queued=1330, blocker=1000, outputs=200, long_outputs=600)
 # Seconds, as in MoveTiming: its defaults, less the long ones.
@@ -45,6 +45,12 @@ def shared(share: Callable[..., Shared], tmp_path_factory: pytest.TempPathFactor
 def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
     with shared.lend() as cluster:
         move_there_and_back(cluster, SIZES, answers.unmoved)
+
+
+@pytest.mark.parametrize("verify_kv", [True, False])
+def test_a_corrupted_block_is_seen(shared: Shared, verify_kv: bool) -> None:
+    with shared.lend() as cluster:
+        move_with_a_corrupted_block(cluster, SIZES, answers.unmoved, verify_kv=verify_kv)
 
 
 @pytest.mark.parametrize("cell", [ALL[name] for name in ORDINARY], ids=lambda cell: cell.name)
