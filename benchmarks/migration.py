@@ -29,7 +29,7 @@ from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
 from controller.api import run_state
 from controller.api.client import ControlClient
-from controller.api.errors import NotFoundError
+from controller.api.errors import LlumctlError, NotFoundError
 from controller.api.models import MigrateRequest, MigrationReport, SettingsPatch
 
 LENGTHS = (256, 1024, 3500, 7500)
@@ -242,10 +242,12 @@ class Bench:
         }
 
 
-async def measure(plan: Any, control: ControlClient, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(
+    plan: Any, control: ControlClient, options: argparse.Namespace, figures: dict[str, Any]
+) -> None:
+    """Adds to `figures` what is known, case by case."""
     cases = [Case(n, others) for others in (0, 3) for n in options.lengths]
     cases += [Case(n, 0, prefill=True) for n in options.lengths]
-    figures: dict[str, Any] = {"cases": [], "slowdown": []}
     timeout = httpx.Timeout(None, connect=10.0)
     url = f"http://127.0.0.1:{plan.port}"
     async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
@@ -264,7 +266,6 @@ async def measure(plan: Any, control: ControlClient, options: argparse.Namespace
         for limit in LIMITS_BYTES_PER_S:
             figures["slowdown"].append(await bench.slowdown(limit, options.repeats))
             print(f"  limit {limit}: done", flush=True)
-    return figures
 
 
 def main() -> int:
@@ -273,22 +274,27 @@ def main() -> int:
     plan = make_plan(2)
     plan = replace(plan, engine_args=plan.engine_args | {"kv_cache_memory_bytes": KV_BYTES})
     cluster = MigrationCluster(plan)
+    figures: dict[str, Any] = {"cases": [], "slowdown": []}
+    code = 0
     try:
         with signals_interrupt(), running(cluster):
             state = run_state.load(plan.cluster)
             assert state is not None
             with ControlClient(state.control_url, state.control_token) as control:
-                figures = asyncio.run(measure(plan, control, options))
+                asyncio.run(measure(plan, control, options, figures))
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")
         return 130
     except ServerError as error:
         console.print(f"[red]{error}[/red]")
         return 1
+    except (RuntimeError, LlumctlError) as error:
+        console.print(f"[red]cut short: {error}[/red]")
+        code = 1
     console.print(_case_table(figures["cases"]))
     console.print(_slowdown_table(figures["slowdown"]))
     console.print(f"written to {results.write('migration', figures)}")
-    return 0
+    return code
 
 
 def _case_table(cases: list[dict[str, Any]]) -> Table:
