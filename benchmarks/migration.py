@@ -195,18 +195,17 @@ class Bench:
     async def slowdown(self, limit: float | None, repeats: int) -> dict[str, Any]:
         """Steps of three others on each side while 7,500 tokens move and while nothing does."""
         await self.limit(limit)
-        others = [self.stream(OTHER_LENGTH, 7000) for _ in range(6)]
-        await self.place(others[:3], "i-0")
-        await self.place(others[3:], "i-1")
+        others: list[TokenStream] = []
         during: dict[str, list[float]] = {"source": [], "destination": []}
         without: dict[str, list[float]] = {"source": [], "destination": []}
         durations_s: list[float] = []
         moving = None
         try:
             for _ in range(repeats):
-                moving = self.stream(
-                    7500, MOVING_TOKENS
-                )  # a slow move takes most of what it may still say
+                others = [self.stream(OTHER_LENGTH, 4000) for _ in range(6)]
+                await self.place(others[:3], "i-0")
+                await self.place(others[3:], "i-1")
+                moving = self.stream(7500, MOVING_TOKENS)
                 await moving.wait_tokens(2)
                 here = await self.where(moving)
                 there = "i-1" if here == "i-0" else "i-0"
@@ -220,7 +219,8 @@ class Bench:
                 ended_s = time.perf_counter() - ANSWER_S
                 duration_s = report.attempts[-1].duration_s or 0.0
                 durations_s.append(duration_s)
-                await moving.stop()
+                for stream in (moving, *others):
+                    await stream.stop()
                 for side, streams in sides.items():
                     for stream in streams:
                         without[side] += stream.steps_between(began_s, quiet_s)

@@ -358,7 +358,10 @@ class Llumlet:
         while True:
             await asyncio.sleep(MOVES_TICK_S)
             if self._desk is not None and not self._desk.quiet:
-                self._desk.tick()
+                try:
+                    self._desk.tick()
+                except Exception:  # a defect in one move must not leave the others without an end
+                    log.exception("moves: a tick failed")
 
     # -- what moves need (runtime/moves/host.py) -----------------------------------------
 

@@ -285,7 +285,6 @@ class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     hop: int
     arrival_time_s: float
     fingerprint: str
-    verify_kv: bool
 
 
 class KeptOutput(msgspec.Struct, frozen=True, array_like=True):

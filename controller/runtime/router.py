@@ -216,7 +216,7 @@ class Router:
                 self._withdraw(request_id, asked)
                 asked.cancel()
         for address, ids in by_address.items():
-            self._mailbox.send(address, encode(AbortRequests(tuple(ids))))
+            self._send(address, AbortRequests(tuple(ids)))
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
         """Of `outputs` (each with a `request_id`), those due now, in order."""
@@ -438,13 +438,14 @@ class Router:
                 self._ask_about(request_id, route, asyncio.get_running_loop().time())
 
     def _fail(self, request_id: str, route: _Route, owner: InstanceRef | None = None) -> None:
-        if self._routes.pop(request_id, None) is None:
-            return
         owner = owner or route.ownership.owner
         why = f"instance {owner.instance_id} died while it ran this request; send it again"
-        cause_id = f"lost-{owner.instance_id}-{owner.incarnation}"
-        self._book.ended(request_id, RequestState.FAILED, why, cause_id)
-        self._events.on_failed(request_id, why)
+        self._end_failed(request_id, why, f"lost-{owner.instance_id}-{owner.incarnation}")
+
+    def _end_failed(self, request_id: str, why: str, cause_id: str | None = None) -> None:
+        if self._routes.pop(request_id, None) is not None:
+            self._book.ended(request_id, RequestState.FAILED, why, cause_id)
+            self._events.on_failed(request_id, why)
 
     # -- what is missing -----------------------------------------------------------------
 
@@ -463,9 +464,18 @@ class Router:
                     self._unclear.discard(request_id)
                 elif now_s - route.unclear_s >= UNCLEAR_S:
                     self._unclear.discard(request_id)
-                    self._fail(request_id, route)
+                    self._give_up(request_id, route)
                 elif now_s - route.asked_s >= MISSING_S:
                     self._ask_about(request_id, route, now_s)
+
+    def _give_up(self, request_id: str, route: _Route) -> None:
+        """Whoever still has something of it would go on with it to its end."""
+        for holder in route.ownership.holders:
+            self._send(holder.address, AbortRequests((request_id,)))
+        if route.ownership.to_ask is not None:
+            self._fail(request_id, route)
+        else:
+            self._end_failed(request_id, "tokens of it were lost on their way; send it again")
 
     def _ask_about(self, request_id: str, route: _Route, now_s: float) -> None:
         ownership = route.ownership
@@ -488,7 +498,8 @@ class Router:
         return InstanceRef(*key, address="")
 
     def _send(self, address: str, message: Message) -> None:
-        self._mailbox.send(address, encode(message))
+        if address:  # none is known of an instance that is in no list and was not announced
+            self._mailbox.send(address, encode(message))
 
 
 def _ref(entry: InstanceEntry) -> InstanceRef:

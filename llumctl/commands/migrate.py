@@ -59,7 +59,7 @@ def migrate(
     positive(timeout, "--timeout")
     if timeout > MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
-    if len(reason) > MAX_REASON_CHARS or not (reason.isprintable() or not reason):
+    if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
         raise UsageError(f"--reason: one line of up to {MAX_REASON_CHARS} characters")
     with connect.client(config_file.cluster_name(cluster)) as client:
         from controller.api.models import MigrateRequest
@@ -96,13 +96,11 @@ def _failure(report: "MigrationReport") -> LlumctlError:
             "llumctl status      llumctl requests",
             EXIT_REFUSED,
         )
-    where = {
-        "kept": f"runs on at {source_id}",
-        "resumed": f"runs again at {source_id}",
-        "ended": "is over",
+    how = {
+        "kept": f"runs on at {source_id}, the move came to nothing",
+        "resumed": f"runs again at {source_id}, the move came to nothing",
+        "ended": "is over, the move came to nothing",
     }.get(report.outcome, "may be on either instance")
     return LlumctlError(
-        f"request {request_id} {where}, the move came to nothing: {why}",
-        f"llumctl requests {request_id}",
-        EXIT_FAILED,
+        f"request {request_id} {how}: {why}", f"llumctl requests {request_id}", EXIT_FAILED
     )

@@ -200,19 +200,44 @@ async def test_requests_and_one_with_its_history(both: Both) -> None:
     here = (await client.get("/v1/requests", params={"instance": "i-0"})).json()
     assert [r["id"] for r in here["requests"]] == ["ab-2"]
     assert "history" not in here["requests"][0]
-    for reference in ("ab-2", "ab", "client-1"):
+    for reference in ("ab-2", "ab", "client-1", "a"):
         answer = await client.get(f"/v1/requests/{reference}")
         detail = RequestDetail.model_validate_json(answer.content)
         assert (detail.id, detail.instance_id) == ("ab-2", "i-0")
         assert [event.kind for event in detail.history] == ["dispatched"]
     for reference, status, code in (
-        ("a", 409, "ambiguous"),
         ("p", 409, "ambiguous"),
         ("zz", 404, "no_such_request"),
     ):
         answer = await client.get(f"/v1/requests/{reference}")
         assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert "0_p-3, 1_p-4" in (await client.get("/v1/requests/p")).json()["message"]
+
+
+async def test_a_name_that_was_used_before_is_that_of_the_only_one_that_lives(both: Both) -> None:
+    own, client = both
+    its = book(own)
+    for number, request_id in enumerate(("old-1", "old-2", "new-3", "new-4")):
+        its.arrived(request_id, "client", None, 0, 8, 100.0 + number)
+
+    async def found(reference: str) -> tuple[int, str]:
+        answer = await client.get(f"/v1/requests/{reference}")
+        return answer.status_code, answer.json().get("id", answer.json().get("message"))
+
+    all_ids = "old-1, old-2, new-3, new-4"
+    assert await found("client") == (409, f"'client' names 4 sequences: {all_ids}")
+    for request_id in ("old-1", "old-2", "new-4"):
+        its.ended(request_id, RequestState.FINISHED, "stop")
+    assert await found("client") == (200, "new-3")
+    assert await found("new") == (200, "new-3")
+    assert await found("old-1") == (200, "old-1"), "its own id comes first, alive or not"
+    assert (await found("old"))[0] == 409, "none of them lives"
+    its.ended("new-3", RequestState.FINISHED, "stop")
+    status, message = await found("client")
+    assert (status, sorted(message.partition(": ")[2].split(", "))) == (
+        409,
+        sorted(all_ids.split(", ")),
+    )
 
 
 async def test_a_client_s_id_is_found_among_many_that_begin_with_it(both: Both) -> None:

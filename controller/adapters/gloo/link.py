@@ -157,6 +157,8 @@ class SendingLink(Link):
             self._send(group, data)
             job.num_done += len(block_ids)
             due_s = self._keep_to_limit(due_s, len(data), job)
+        if not total:
+            self._say(group, wire.SliceHeader(stage, 0, 0, wire.LAST))
         if job.num_done == total and not job.cancelled:
             job.finish()
         elif job.num_done < total:

@@ -57,11 +57,9 @@ class GlooKvTransfer:
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
+        """An empty stage is said too: the other end may expect more."""
         job = self._job(stage_id, block_ids)
-        if block_ids:
-            self._link_to(peer).add(wire.stage_key(stage_id), job)
-        else:
-            job.finish()
+        self._link_to(peer).add(wire.stage_key(stage_id), job)
         return job.future
 
     def receive(

@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.views import request_detail, request_model
 from controller.api.models import RequestDetail, RequestList, RequestState
-from controller.core.request_record import Match, RequestRecord
+from controller.core.request_record import ENDED, Match, RequestRecord
 from controller.core.request_record import RequestState as CoreState
 from controller.runtime.controller import Controller
 
+MAX_REFERENCE_CHARS = 256
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
 
@@ -59,17 +60,25 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
 
 
 async def find_record(controller: Controller, reference: str) -> RequestRecord:
-    """By id, by the client's id, or by the beginning of an id. Raises ApiError."""
-    if not reference or len(reference) > 256:
-        raise ApiError(400, "bad_request", "a request is named by an id or the beginning of one")
+    """By id, by the client's id, or by the beginning of an id. Of several that match equally well
+    it is the only one that lives: clients use their ids again. Raises ApiError."""
+    if not reference or len(reference) > MAX_REFERENCE_CHARS:
+        raise ApiError(
+            400,
+            "bad_request",
+            "a request is named by an id or the beginning of one,"
+            f" of up to {MAX_REFERENCE_CHARS} characters",
+            "llumctl requests",
+        )
     found = await controller.queries.ask(
         _serving_frontends(controller), matching=reference, history=True, max_requests=100
     )
-    # The best come first.
+    # The best come first, and of those the ones that live.
     best = found.requests[0].match(reference) if found.requests else Match.NONE
     matches = [record for record in found.requests if record.match(reference) is best]
-    if len(matches) == 1:
-        return matches[0]
+    live = [record for record in matches if record.state not in ENDED]
+    if len(matches) == 1 or len(live) == 1:
+        return (live or matches)[0]
     if matches:
         # Of those that begin with it there may be more than were asked for.
         num = found.num_matching if best is Match.BEGINNING else len(matches)

@@ -47,7 +47,8 @@ class GrammarReplay:
         if grammar is None:
             return
         if isinstance(grammar, Exception):
-            raise ValueError(f"its grammar does not compile here: {grammar}")
+            # Not the text of the error, which may quote the grammar: this goes to a log.
+            raise ValueError(f"its grammar does not compile here: {type(grammar).__name__}")
         for token in output_token_ids[self._num_fed :]:
             self._decoded.all_token_ids.append(token)
             if not self._manager.accept_tokens(self._decoded, [token]):

@@ -186,7 +186,6 @@ class DestinationMove:
         self._since_s = now_s
         self._heard_s = now_s
         self._said_s = now_s
-        self._num_blocks = 0
         self._num_cached = 0
         self._pending: Said | None = None
         self._asked = False
@@ -212,8 +211,7 @@ class DestinationMove:
         return past and self.settled
 
     def start(self, said: Said) -> Instructions:
-        """With the first PRE_ALLOC. Mutates."""
-        self._num_blocks = said.num_blocks
+        """With the first PRE_ALLOC."""
         return [Reserve(0, said.num_blocks)]
 
     def handle(self, event: object, now_s: float) -> Instructions:
@@ -275,7 +273,7 @@ class DestinationMove:
         return [self._allocated()] if said.stage == self.stage else []
 
     def _reserve(self, said: Said) -> Instructions:
-        self.stage, self._num_blocks = said.stage, said.num_blocks
+        self.stage = said.stage
         return [Reserve(said.stage, said.num_blocks)]
 
     def _received(self, _event: StageReceived) -> tuple[DestinationState, Instructions]:

@@ -538,6 +538,8 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
         table[state, PriorityChanged] = rule(SourceMove._queue_rank, state)
         table[state, MoveCancelled] = rule(SourceMove._ignore, state)
+        # By a destination whose whole incarnation was fenced: the frontend knows the rest.
+        table[state, Verb.ABORTED] = rule(SourceMove._ignore, state)
         table[state, Verb.PRE_ALLOCATED] = rule(SourceMove._ignore, state)
     for state in SourceState:
         table[state, Verb.WORKING] = rule(SourceMove._ignore, state)

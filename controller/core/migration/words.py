@@ -8,6 +8,7 @@ _FAILURES = {
     "transfer": "the copy did not get through",
     "lease_expired": "the destination heard nothing of the source for too long",
     "kv_mismatch": "the KV blocks of the two sides differ",
+    "not_applied": "the destination's engine did not take its state",
     "forgotten": "the destination does not know this move any more",
     "evicted": "it lost its blocks to memory pressure",
     "admitted": "it entered the batch meanwhile",

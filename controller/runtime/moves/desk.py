@@ -6,6 +6,7 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination, source
+from controller.core.migration.limits import MoveLimits
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, Said, Verb
 from controller.core.migration.record import MoveInFlight
 from controller.core.migration.refusals import MoveRefusal
@@ -22,7 +23,7 @@ from controller.runtime.moves.outgoing import MoveOrder, OutgoingMove
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_MOVES = 4
+DEFAULT_MAX_MOVES = MoveLimits().max_moves
 
 
 class MoveDesk:
@@ -67,13 +68,9 @@ class MoveDesk:
     def begin(self, order: MoveOrder) -> None:
         """Raises KeyError if the request is not here; ask `refusal` first."""
         move = OutgoingMove(self._host, order, self._block_size)
-        self._outgoing[order.migration_id] = move
         self._host.transfer.warm_up(order.destination)
+        self._outgoing[order.migration_id] = move
         move.begin()
-
-    def cancel(self, migration_id: str, code: str) -> None:
-        if move := self._outgoing.get(migration_id):
-            move.handle(source.MoveCancelled(code))
 
     # -- what happens --------------------------------------------------------------------
 
@@ -107,13 +104,10 @@ class MoveDesk:
                 arriving.handle(destination.SourceDied())
 
     def frontend_lost(self, address: str) -> None:
-        """Nobody reads on what is arriving for it, or went away."""
+        """Nobody reads on what is arriving for it."""
         for arriving in list(self._incoming.values()):
             if arriving.frontend == address:
                 arriving.handle(destination.ClientLeft())
-        gone = {m.order.request_id for m in self._outgoing.values() if m.frontend == address}
-        for request_id in gone - set(self._host.requests):
-            self.client_left(request_id)
 
     def fenced(self) -> None:
         """The cluster counts this incarnation as dead: nothing arrives for it any more, and what is
@@ -195,9 +189,7 @@ class MoveDesk:
             Verb.COMMIT: Said(Verb.REFUSED, message.said.stage, code="forgotten"),
             Verb.ABORT: Said(Verb.ABORTED, message.said.stage),
             Verb.END: Said(Verb.ENDED, message.said.stage),
-            Verb.PRIORITY: Said(
-                Verb.PRIORITY_SET, message.said.stage, change=message.said.change
-            ),
+            Verb.PRIORITY: Said(Verb.PRIORITY_SET, message.said.stage, change=message.said.change),
         }
         if answer := answers.get(message.said.verb):
             self._reply(message, answer)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,13 +21,11 @@ from controller.runtime.messages import (
     RequestMoved,
     RequestNotMoved,
 )
+from controller.runtime.moves import output_tokens
 from controller.runtime.moves.host import MoveHost
 from controller.runtime.moves.kv_digest import kv_digest
 
 log = logging.getLogger(__name__)
-
-OUTPUTS_DECODED = "i"
-"""Output tokens travel as 32-bit integers, in the byte order of all machines that run vLLM."""
 
 
 class IncomingMove:
@@ -39,7 +36,7 @@ class IncomingMove:
         self._host = host
         self._arriving: ArrivingRequest = first.arriving
         self._frames = [bytes(frame) for frame in payload[:-1]]
-        self._outputs = array(OUTPUTS_DECODED, bytes(payload[-1]))
+        self._outputs = output_tokens.decode(payload[-1])
         self._first = first
         self.migration_id, self.request_id = first.migration_id, first.request_id
         self.source: InstanceRef = first.source
@@ -134,7 +131,8 @@ class IncomingMove:
         try:
             prepared = self._host.prepare(self._frames, self._arriving.frontend)
         except ValueError as error:
-            log.warning("request %s cannot run here: %s", self.request_id, error)
+            # Not its text, which may quote the request.
+            log.warning("request %s cannot run here: %s", self.request_id, type(error).__name__)
             self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
             return
         self._host.between_steps(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from controller.runtime.messages import (
     MoveSaid,
     RequestLost,
 )
+from controller.runtime.moves import output_tokens
 from controller.runtime.moves.host import MoveHost
 from controller.runtime.moves.kv_digest import kv_digest
 
@@ -82,10 +82,6 @@ class OutgoingMove:
         self._encoded: dict[int, Sequence[bytes]] = {}
         self._stages: list[StageRecord] = []
         self._copying = ""
-
-    @property
-    def frontend(self) -> str:
-        return self._live.frontend
 
     def begin(self) -> None:
         self._carry_out(self.machine.start())
@@ -278,7 +274,7 @@ class OutgoingMove:
         payload: list[bytes | memoryview] = []
         if said.verb is Verb.PRE_ALLOC and said.stage == 0:
             arriving = self._arriving()
-            payload = [*self._live.frames, array("i", self._outputs).tobytes()]
+            payload = [*self._live.frames, output_tokens.encode(self._outputs)]
         if said.verb is Verb.COMMIT:
             committed, payload = self._committed()
         order = self.order
@@ -301,7 +297,6 @@ class OutgoingMove:
             live.hop,
             live.arrival_time_s,
             self._host.fingerprint,
-            self.order.verify_kv,
         )
 
     def _committed(self) -> tuple[CommittedRequest, list[bytes | memoryview]]:

@@ -273,6 +273,28 @@ async def test_the_destination_is_fenced(moving: MovingCluster, hold: Hold) -> N
         assert await moving.ends() == "failed"
     else:
         await moving.finishes()
+    if hold is pre_allocating:
+        assert moving.destination_state(phase.move_id) is None, "meant for the one before it"
+    await moving.nothing_is_left()
+
+
+async def test_a_destination_that_is_fenced_while_it_applies_gives_the_request_back(
+    moving: MovingCluster,
+) -> None:
+    """It must not tell the frontend that it has it, although the source is slow to ask."""
+    await moving.stream()
+    phase = await applying(moving)
+    moving.network.hold(lambda message: isinstance(message, FenceAsked))
+    nonce = moving.controller.members["i-1"].nonce
+    moving.controller.send("i-1", Welcome(nonce, 2, fenced=True))
+    moving.tell_lost("i-1")
+    await moving.until(lambda: moving.source_state(phase.move_id) == "fencing")
+    await moving.until(lambda: moving.network.num_held and moving.b.member.incarnation == 2)
+    phase.let_go()
+    await moving.until(lambda: moving.destination_state(phase.move_id) == "aborted")
+    moving.network.release()
+    await moving.finishes()
+    assert moving.record().instance_id == "i-0"
     await moving.nothing_is_left()
 
 
