@@ -1,42 +1,72 @@
 """One stage on its way, on one side: its blocks, and the future that says how it went."""
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from controller.ports.kv_transfer import StageCopy, TransferError
 
 
 class CopyJob:
-    """`hands_on` is held while blocks are read or written. `cancel` waits for it, at most one
-    slice, so that nothing touches the blocks once the future is done."""
+    """Made on the event loop's thread; a link's thread works on it. The future is done only when
+    no thread has its hands on the blocks any more, and nobody waits for that."""
 
-    def __init__(self, block_ids: Sequence[int], block_bytes: int) -> None:
-        self.block_ids = block_ids
-        self.hands_on = threading.Lock()
-        self.cancelled = False
+    def __init__(self, peer_key: tuple[str, int], block_ids: Sequence[int]) -> None:
+        self.peer_key = peer_key
+        self.block_ids = tuple(block_ids)
         self.num_done = 0
-        self._block_bytes = block_bytes
+        """Blocks. Of the link's thread."""
+        self._lock = threading.Lock()
+        self._held = False
+        self._over = False
+        self._error: TransferError | None = None
         self._began_s = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[StageCopy] = self._loop.create_future()
+
+    @property
+    def over(self) -> bool:
+        return self._over
 
     def begin(self) -> None:
         """Its turn has come: from now on its time counts."""
         self._began_s = time.perf_counter()
 
-    def cancel(self, why: str = "cancelled") -> None:
-        with self.hands_on:
-            self.cancelled = True
-        self._settle(TransferError(why))
+    @contextlib.contextmanager
+    def hands_on(self) -> Iterator[bool]:
+        """Around whatever touches the blocks. False: they must not be touched any more."""
+        with self._lock:
+            self._held = not self._over
+        try:
+            yield self._held
+        finally:
+            with self._lock:
+                self._held = False
+                if self._error is not None:
+                    self._settle(self._error)
 
-    def finish(self) -> None:
+    def fail(self, why: str) -> None:
+        """From any thread; nothing if it is over."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            if self._held:
+                self._error = TransferError(why)
+            else:
+                self._settle(TransferError(why))
+
+    def finish(self, block_bytes: int) -> None:
         took_s = time.perf_counter() - self._began_s
-        self._settle(StageCopy(self.num_done, self.num_done * self._block_bytes, took_s))
+        with self._lock:
+            if not self._over:
+                self._over = True
+                self._settle(StageCopy(self.num_done, self.num_done * block_bytes, took_s))
 
     def _settle(self, outcome: StageCopy | TransferError) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._set, outcome)
 
     def _set(self, outcome: StageCopy | TransferError) -> None:

@@ -20,8 +20,9 @@ class LinkClosedError(Exception):
 class MailboxStore(Store):
     """Used by Gloo on the link's thread while it connects; `put` and `close` from any thread."""
 
-    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+    def __init__(self, publish: Callable[[str, bytes], None], patience: timedelta) -> None:
         super().__init__()
+        self._patience_s = patience.total_seconds()
         self._publish = publish
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
@@ -52,8 +53,9 @@ class MailboxStore(Store):
     def check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
 
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=10)) -> None:
-        deadline_s = time.monotonic() + timeout.total_seconds()
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """For as long as the link may take, whatever Gloo's own patience is."""
+        deadline_s = time.monotonic() + self._patience_s
         with self._changed:
             while not self.check(keys):
                 left_s = deadline_s - time.monotonic()

@@ -1,16 +1,21 @@
 """The KvTransfer port over Gloo. See `link` for what happens to the bytes."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
-from controller.adapters.gloo import wire
 from controller.adapters.gloo.copy_job import CopyJob
-from controller.adapters.gloo.link import DESTINATION, SOURCE, Link, ReceivingLink, SendingLink
+from controller.adapters.gloo.expected import ExpectedStages
+from controller.adapters.gloo.group import DESTINATION, OPEN_TIMEOUT, SOURCE
+from controller.adapters.gloo.link import Ends, Link
+from controller.adapters.gloo.receiving import ReceivingLink
+from controller.adapters.gloo.sending import SendingLink
+from controller.adapters.gloo.wire import stage_key
 from controller.core.instance_ref import InstanceRef
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy
@@ -19,120 +24,235 @@ from controller.ports.moves import KvBlocks
 log = logging.getLogger(__name__)
 
 OPEN, KEY, OVER = b"open", b"key", b"over"
-JOIN_S = 2.0
+# benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9 GB/s with
+# slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with any. Each
+# end of a link has two of them. They are also the steps of the bandwidth limit: 20 ms at 100 MB/s.
+SLICE_BYTES = 2 << 20
+CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT.total_seconds()
+
+PeerKey = tuple[str, int]
 
 
 class GlooKvTransfer:
     """`host` is the address of this instance that others can reach; Gloo listens there."""
 
-    def __init__(self, me: Callable[[], InstanceRef], host: str) -> None:
-        self.max_bytes_per_s: float | None = None
+    def __init__(
+        self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES
+    ) -> None:
+        self._max_bytes_per_s: float | None = None
         self._me = me
         self._host = host
-        self._sending: dict[tuple[str, int], SendingLink] = {}
-        self._receiving: dict[tuple[str, int], ReceivingLink] = {}
-        self._by_name: dict[str, Link] = {}
+        self._slice_bytes = slice_bytes
+        self._sending: dict[PeerKey, SendingLink] = {}
+        self._receiving: dict[PeerKey, ReceivingLink] = {}
+        self._links: dict[str, Link] = {}
+        """By name, until their threads end."""
+        self._expected: dict[PeerKey, ExpectedStages] = {}
         self._jobs: dict[str, CopyJob] = {}
+        self._incarnations: dict[str, int] = {}
+        """The newest known of each peer."""
         self._numbers = itertools.count(1)
-        self._loop: asyncio.AbstractEventLoop
+        self._accepted: dict[PeerKey, tuple[int, str]] = {}
+        """Number and name of the last link that a peer opened."""
+        self._ends: Ends | None = None
+        self._all_over = asyncio.Event()
+
+    @property
+    def max_bytes_per_s(self) -> float | None:
+        return self._max_bytes_per_s
+
+    @max_bytes_per_s.setter
+    def max_bytes_per_s(self, limit: float | None) -> None:
+        self._max_bytes_per_s = limit
+        for link in self._links.values():
+            link.wake()
 
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._blocks = blocks
         self._tell = tell
-        self._device = ProcessGroupGloo.create_device(hostname=self._host)
+        device = ProcessGroupGloo.create_device(hostname=self._host)
+        self._ends = Ends(device, blocks, max(1, self._slice_bytes // blocks.block_bytes))
 
     def told(self, peer: Peer, frames: Frames) -> None:
-        kind, name, *rest = (bytes(frame) for frame in frames)
+        kind, name_bytes, *rest = (bytes(frame) for frame in frames)
+        name = name_bytes.decode()
         if kind == OPEN:
-            self._accept(peer, name.decode())
-        elif kind == KEY and (link := self._by_name.get(name.decode())):
+            if not self._accept(peer, name, int(rest[0])):
+                self._tell(peer, (OVER, name_bytes))
+            return
+        link = self._links.get(name)
+        if link is None or link.peer.key != peer.key:
+            return
+        if kind == KEY:
             link.store.put(rest[0].decode(), rest[1])
-        elif kind == OVER and (link := self._by_name.get(name.decode())):
-            link.break_off()
+        elif kind == OVER:
+            self._drop(link)
+            link.break_off("the other end of the link is over")
 
     def warm_up(self, peer: Peer) -> None:
-        self._link_to(peer)
+        if self._is_current(peer):
+            self._link_to(peer)
 
     def send(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        """An empty stage is said too: the other end may expect more."""
-        job = self._job(stage_id, block_ids)
-        self._link_to(peer).add(wire.stage_key(stage_id), job)
+        job = self._job(peer, stage_id, block_ids)
+        if not block_ids:  # who expects some hears of it all the same
+            job.finish(0)
+        if not self._is_current(peer):
+            job.fail(f"{peer.instance_id} is gone")
+        else:
+            self._link_to(peer).add(stage_key(stage_id), job)
         return job.future
 
     def receive(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        job = self._job(stage_id, block_ids)
+        job = self._job(peer, stage_id, block_ids)
         if not block_ids:
-            job.finish()
-        elif link := self._receiving.get(peer.key):
-            link.expect(wire.stage_key(stage_id), job)
+            job.finish(0)
+        elif not self._is_current(peer):
+            job.fail(f"{peer.instance_id} is gone")
         else:
-            job.cancel("its source has opened no link")
+            stage, expected = stage_key(stage_id), self._expected_of(peer)
+            expected.add(stage, job)
+            self._tell_if_over(peer)
+            job.future.add_done_callback(lambda _: expected.remove(stage))
         return job.future
 
     def cancel(self, stage_id: str) -> None:
         if job := self._jobs.get(stage_id):
-            job.cancel()
+            job.fail("cancelled")
+            for link in self._sending.values():
+                link.wake()
 
     def forget(self, peer: Peer) -> None:
+        for job in self._jobs.values():
+            if job.peer_key == peer.key:
+                job.fail(f"{peer.instance_id} is gone")
         for links in (self._sending, self._receiving):
             if link := links.pop(peer.key, None):
-                link.break_off()
+                link.break_off("its other end is gone")
+        self._expected.pop(peer.key, None)
 
     async def close(self) -> None:
-        links = list(self._by_name.values())
-        for link in links:
-            link.break_off()
-        for link in links:
-            await asyncio.to_thread(link.join, JOIN_S)
+        """No thread is left, but one that hangs in `KvBlocks`."""
+        ends, self._ends = self._ends, None
+        if ends is None:
+            return
+        for job in self._jobs.values():
+            job.fail("the transfer is closed")
+        for link in self._links.values():
+            if self._drop(link):
+                self._tell(link.peer, (OVER, link.name.encode()))
+            link.break_off("the transfer is closed")
+        if self._links:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_over.wait(), CLOSE_TIMEOUT_S)
+        for name in self._links:
+            log.error("link %s does not end", name)
 
-    def _job(self, stage_id: str, block_ids: Sequence[int]) -> CopyJob:
-        job = self._jobs[stage_id] = CopyJob(block_ids, self._blocks.block_bytes)
-        job.future.add_done_callback(lambda _done: self._jobs.pop(stage_id, None))
+    # -- links -----------------------------------------------------------------------------
+
+    def _job(self, peer: Peer, stage_id: str, block_ids: Sequence[int]) -> CopyJob:
+        """Raises ValueError: the stage is under way already."""
+        if stage_id in self._jobs:
+            raise ValueError(f"stage {stage_id} is under way already")
+        job = self._jobs[stage_id] = CopyJob(peer.key, block_ids)
+        job.future.add_done_callback(lambda _: self._jobs.pop(stage_id))
         return job
 
+    def _is_current(self, peer: Peer) -> bool:
+        """False for an incarnation that has a successor, and for all once this is closed. The
+        first that is heard of a successor ends what there is with the one before."""
+        newest = self._incarnations.get(peer.instance_id, 0)
+        if peer.incarnation > newest:
+            self._incarnations[peer.instance_id] = peer.incarnation
+            for link in list(self._links.values()):
+                if link.peer.key == (peer.instance_id, newest):
+                    self.forget(link.peer)
+        return peer.incarnation >= newest and self._ends is not None
+
     def _link_to(self, peer: Peer) -> SendingLink:
+        assert self._ends is not None
         link = self._sending.get(peer.key)
-        if link is None:
-            me = self._me()
-            name = (
-                f"{me.instance_id}/{me.incarnation}>{peer.instance_id}/{peer.incarnation}"
-                f"#{next(self._numbers)}"
+        if link is None or link.over:
+            name = f"{_between(self._me(), peer)}#{next(self._numbers)}"
+            link = SendingLink(
+                *self._parts(peer, name, SOURCE), max_bytes_per_s=lambda: self._max_bytes_per_s
             )
-            link = SendingLink(*self._parts(peer, name, SOURCE), limit=lambda: self.max_bytes_per_s)
-            self._sending[peer.key] = self._by_name[name] = link
-            self._tell(peer, (OPEN, name.encode()))
+            self._sending[peer.key] = self._links[name] = link
+            self._tell(peer, (OPEN, name.encode(), b"%d" % self._ends.slice_bytes))
             link.start()
         return link
 
-    def _accept(self, peer: Peer, name: str) -> None:
+    def _accept(self, peer: Peer, name: str, slice_bytes: int) -> bool:
         """The last one that a peer opened counts: it gave up the ones before."""
+        between, _, digits = name.rpartition("#")
+        number = int(digits)
+        known = self._is_current(peer) and between == _between(peer, self._me())
+        if not known or self._ends is None or number <= self._last(peer)[0]:
+            log.warning("link %s comes too late", name)
+            return False
+        if slice_bytes != self._ends.slice_bytes:
+            log.error("link %s is one of other slices or blocks", name)
+            return False
+        self._accepted[peer.key] = number, name
         if (before := self._receiving.pop(peer.key, None)) is not None:
-            before.break_off()
-        link = ReceivingLink(*self._parts(peer, name, DESTINATION))
-        self._receiving[peer.key] = self._by_name[name] = link
+            before.supersede()
+        expected = self._expected_of(peer)
+        link = ReceivingLink(*self._parts(peer, name, DESTINATION), expected=expected)
+        self._receiving[peer.key] = self._links[name] = link
         link.start()
+        return True
 
-    def _parts(self, peer: Peer, name: str, rank: int) -> tuple[object, ...]:
+    def _last(self, peer: Peer) -> tuple[int, str]:
+        return self._accepted.get(peer.key, (0, ""))
+
+    def _tell_if_over(self, peer: Peer) -> None:
+        """A source with nothing to send does not see its link break. It shall hear of it before
+        it sends what is expected now, and open another."""
+        number, name = self._last(peer)
+        link = self._receiving.get(peer.key)
+        if number and (link is None or link.over):
+            self._tell(peer, (OVER, name.encode()))
+
+    def _expected_of(self, peer: Peer) -> ExpectedStages:
+        assert self._ends is not None
+        if peer.key not in self._expected:
+            self._expected[peer.key] = ExpectedStages(self._ends.blocks)
+        return self._expected[peer.key]
+
+    def _parts(self, peer: Peer, name: str, rank: int) -> tuple[Any, ...]:
         def publish(key: str, value: bytes) -> None:
-            message = (KEY, name.encode(), key.encode(), value)
-            self._loop.call_soon_threadsafe(self._tell, peer, message)
+            self._soon(self._tell, peer, (KEY, name.encode(), key.encode(), value))
 
-        on_broken = partial(self._on_broken, peer)
-        return name, rank, self._device, self._blocks, publish, on_broken
+        return name, peer, rank, self._ends, publish, lambda link: self._soon(self._remove, link)
 
-    def _on_broken(self, peer: Peer, link: Link) -> None:
-        """On the link's thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._remove, peer, link)
+    def _soon(self, call: Callable[..., None], *args: Any) -> None:
+        """From a link's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call, *args)
 
-    def _remove(self, peer: Peer, link: Link) -> None:
-        self._by_name.pop(link.name, None)
+    def _remove(self, link: Link) -> None:
+        link.join()
+        del self._links[link.name]
+        if self._drop(link):
+            self._tell(link.peer, (OVER, link.name.encode()))
+        if self._ends is None and not self._links:
+            self._all_over.set()
+
+    def _drop(self, link: Link) -> bool:
+        """False: it was dropped already, and its other end knows, or is gone."""
         for links in (self._sending, self._receiving):
-            if links.get(peer.key) is link:
-                del links[peer.key]
-        self._tell(peer, (OVER, link.name.encode()))
+            if links.get(link.peer.key) is link:
+                del links[link.peer.key]
+                return True
+        return False
+
+
+def _between(source: InstanceRef, destination: InstanceRef) -> str:
+    return (
+        f"{source.instance_id}/{source.incarnation}"
+        f">{destination.instance_id}/{destination.incarnation}"
+    )

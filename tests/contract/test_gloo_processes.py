@@ -1,0 +1,108 @@
+"""The Gloo transfer between processes: killed and stopped peers, over mailboxes with a key."""
+
+import asyncio
+import signal
+
+from tests.contract.gloo_processes import PeerProcess, begin, close, copy, peer_processes
+
+LOOPBACK = "127.0.0.1"
+MANY = 1600
+"""Blocks of 64 KiB: 100 MiB, more than sockets and buffers hold."""
+
+
+async def ask(peer: PeerProcess) -> None:
+    """Its event loop answers."""
+    await asyncio.wait_for(peer.digest(1), 10)
+
+
+async def test_a_killed_peer_fails_what_is_under_way_with_it_and_nothing_else() -> None:
+    async with peer_processes() as processes:
+        names = ("a", "b", "destination", "source")
+        started = [await processes.start(name, LOOPBACK, MANY) for name in names]
+        a, b, destination, source = started
+        await processes.introduce()
+        a.do("fill", 1)
+        source.do("fill", 2)
+        await copy(a, b, "a/0", 100)
+        a.do("limit", 50e6)  # 2 s for all
+        source.do("limit", 50e6)
+
+        await begin(a, destination, "a/1", MANY)
+        await begin(a, destination, "a/2", 10)
+        await destination.says("scattering")
+        destination.signal(signal.SIGKILL)
+        for stage_id in "a/1", "a/2":
+            await a.says("failed", stage_id)
+        a.do("limit", None)
+        await copy(a, b, "a/3", 200)
+
+        await begin(source, b, "s/0", MANY)
+        await b.says("scattering")
+        b.do("receive", "source", "s/1", 5)
+        await b.says("expecting", "s/1")
+        source.signal(signal.SIGKILL)
+        for stage_id in "s/0", "s/1":
+            await b.says("failed", stage_id)
+        await copy(a, b, "a/4", 300)
+        await copy(b, a, "b/0", 50)
+        for peer in a, b:
+            await close(peer)
+
+
+async def test_a_stopped_destination_holds_up_nothing_but_its_link() -> None:
+    async with peer_processes() as processes:
+        a, b, c = [await processes.start(name, LOOPBACK, MANY) for name in ("a", "b", "c")]
+        await processes.introduce()
+        a.do("fill", 1)
+        await copy(a, c, "c/0", 10)
+        await copy(a, b, "b/0", 10)
+
+        c.do("receive", "a", "c/1", MANY)
+        await c.says("expecting", "c/1")
+        c.signal(signal.SIGSTOP)
+        a.do("send", "c", "c/1", MANY)
+        a.do("send", "c", "c/2", 5)
+        await copy(a, b, "b/1", 100)
+        await ask(a)
+        assert not a.said("sent", "c/1"), "it went into the buffers"
+        for stage_id in "c/1", "c/2":
+            a.do("cancel", stage_id)
+            assert await a.says("failed", stage_id) == ["cancelled"]
+
+        c.signal(signal.SIGCONT)
+        assert await c.says("failed", "c/1") == ["its source gave up"]
+        await copy(a, c, "c/3", 200)
+
+        c.signal(signal.SIGSTOP)
+        a.do("send", "c", "c/4", MANY)
+        a.do("forget", "c")
+        assert await a.says("failed", "c/4") == ["c is gone"]
+        await close(a)
+
+
+async def test_a_stopped_source_holds_up_nothing_but_its_link() -> None:
+    async with peer_processes() as processes:
+        a, b, c = [await processes.start(name, LOOPBACK, MANY) for name in ("a", "b", "c")]
+        await processes.introduce()
+        c.do("fill", 1)
+        b.do("fill", 2)
+        c.do("limit", 20e6)
+        await begin(c, a, "c/1", MANY)
+        await a.says("scattering")
+        c.signal(signal.SIGSTOP)
+        await ask(a)
+        a.do("cancel", "c/1")
+        assert await a.says("failed", "c/1") == ["cancelled"]
+        await copy(b, a, "b/1", 100)
+        c.do("limit", None)
+        c.signal(signal.SIGCONT)
+        await c.says("sent", "c/1")
+        await copy(c, a, "c/2", 200)
+
+        c.do("limit", 20e6)
+        await begin(c, a, "c/3", MANY)
+        await a.says("scattering")
+        c.signal(signal.SIGSTOP)
+        a.do("forget", "c")
+        assert await a.says("failed", "c/3") == ["c is gone"]
+        await close(a)

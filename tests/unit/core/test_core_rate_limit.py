@@ -1,0 +1,74 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.rate_limit import RateLimit
+
+
+def test_no_limit_never_waits() -> None:
+    limit = RateLimit()
+    for now_s in range(5):
+        assert limit.wait_s(now_s, None) == limit.wait_s(now_s, 0) == 0
+        limit.take(1 << 40)
+
+
+def test_the_next_take_waits_for_the_one_before() -> None:
+    limit = RateLimit()
+    assert limit.wait_s(100.0, 1000) == 0
+    limit.take(500)
+    assert limit.wait_s(100.0, 1000) == 0.5
+    assert limit.wait_s(100.25, 1000) == 0.25
+    assert limit.wait_s(100.5, 1000) == 0
+    limit.take(500)
+    assert limit.wait_s(100.5, 1000) == 0.5
+
+
+def test_a_rest_saves_nothing_up() -> None:
+    limit = RateLimit()
+    limit.wait_s(0.0, 1000)
+    limit.take(100)
+    assert limit.wait_s(3600.0, 1000) == 0
+    limit.take(100)
+    assert limit.wait_s(3600.0, 1000) == 0.1
+
+
+def test_a_new_limit_holds_at_once() -> None:
+    limit = RateLimit()
+    limit.wait_s(0.0, 1)
+    limit.take(1000)
+    assert limit.wait_s(0.0, 1) == 1000
+    assert limit.wait_s(0.0, 1000) == 1
+    assert limit.wait_s(0.0, None) == 0
+    assert limit.wait_s(0.0, 1) == 0  # what went without a limit is not owed later
+
+
+@given(
+    st.floats(1e4, 1e9),
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**7)), min_size=1, max_size=20),
+)
+def test_never_more_than_the_limit_and_one_take(
+    max_bytes_per_s: float, takes: list[tuple[float, int]]
+) -> None:
+    """Whoever waits as told, and sometimes longer."""
+    limit = RateLimit()
+    now_s, times_and_bytes = 0.0, []
+    for rest_s, num_bytes in takes:
+        now_s += rest_s
+        while (wait_s := limit.wait_s(now_s, max_bytes_per_s)) > 1e-9:
+            now_s += wait_s
+        limit.take(num_bytes)
+        times_and_bytes.append((now_s, num_bytes))
+    for start, (began_s, _) in enumerate(times_and_bytes):
+        total = 0
+        for ended_s, num_bytes in times_and_bytes[start:]:
+            total += num_bytes
+            allowed = (ended_s - began_s) * max_bytes_per_s
+            assert total - num_bytes <= allowed * (1 + 1e-6) + 1
+
+
+@given(st.floats(1, 1e9), st.integers(1, 10**7))
+def test_who_waits_as_told_may_go(max_bytes_per_s: float, num_bytes: int) -> None:
+    limit = RateLimit()
+    limit.wait_s(0.0, max_bytes_per_s)
+    limit.take(num_bytes)
+    wait_s = limit.wait_s(0.0, max_bytes_per_s)
+    assert limit.wait_s(wait_s, max_bytes_per_s) <= wait_s * 1e-9

@@ -1,0 +1,49 @@
+"""Instances that are closed after each test, and then no thread of theirs is left."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gloo.instances import Instance, Make, connect, until
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[Instance] = []
+
+    def one(name: str, incarnation: int = 1) -> Instance:
+        made.append(Instance(name, incarnation))
+        connect(*made)
+        return made[-1]
+
+    yield one
+    for instance in made:
+        instance.blocks.gate.set()
+    await asyncio.gather(*(instance.transfer.close() for instance in made))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("kv ")]
+    await until(lambda: not any("gloo" in name for name in thread_names()))
+
+
+@pytest.fixture
+async def source(make: Make) -> Instance:
+    made = make("i-0")
+    made.blocks.number()
+    return made
+
+
+@pytest.fixture
+async def destination(make: Make) -> Instance:
+    return make("i-1")
+
+
+def thread_names() -> list[str]:
+    """Of all threads of this process, Gloo's own too."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append((task / "comm").read_text())
+    return names

@@ -1,0 +1,131 @@
+"""Instances for the tests of the Gloo transfer: bytes for blocks, and a mailbox between them."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+
+from controller.adapters.gloo.transfer import GlooKvTransfer
+from controller.ports.frames import Frames
+from controller.ports.kv_transfer import Peer, StageCopy, TransferError
+
+PATIENCE_S = 20.0
+BLOCK_BYTES = 1000
+SLICE_BYTES = 4 * BLOCK_BYTES
+
+
+class ByteBlocks:
+    """KvBlocks over one bytearray. Who `gate`s it may hold a thread inside of it."""
+
+    def __init__(self, num_blocks: int, fill: int = 0, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
+        self.memory = bytearray([fill]) * (num_blocks * block_bytes)
+        self.touched: list[tuple[int, ...]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Event()
+        self.missing: int | None = None
+
+    def buffer(self, num_blocks: int) -> bytearray:
+        return bytearray(num_blocks * self.block_bytes)
+
+    def gather(self, block_ids: Sequence[int], into: bytearray) -> memoryview:
+        self._touch(block_ids)
+        filled = self.writable(into, len(block_ids))
+        filled[:] = b"".join(self.content([n]) for n in block_ids)
+        return filled
+
+    def scatter(self, block_ids: Sequence[int], buffer: bytearray) -> None:
+        self._touch(block_ids)
+        size = self.block_bytes
+        for position, n in enumerate(block_ids):
+            self.memory[n * size : (n + 1) * size] = buffer[position * size : (position + 1) * size]
+
+    def writable(self, buffer: bytearray, num_blocks: int) -> memoryview:
+        return memoryview(buffer)[: num_blocks * self.block_bytes]
+
+    def content(self, block_ids: Sequence[int]) -> bytes:
+        size = self.block_bytes
+        return b"".join(bytes(self.memory[n * size : (n + 1) * size]) for n in block_ids)
+
+    def number(self, seed: int = 0) -> None:
+        """Every block says which it is."""
+        size = self.block_bytes
+        for n in range(len(self.memory) // size):
+            word = b"%d/%d " % (seed, n)
+            self.memory[n * size : (n + 1) * size] = (word * (size // len(word) + 1))[:size]
+
+    def _touch(self, block_ids: Sequence[int]) -> None:
+        self.touched.append(tuple(block_ids))
+        self.inside.set()
+        assert self.gate.wait(PATIENCE_S)
+        if self.missing is not None:
+            raise KeyError(self.missing)
+
+
+class Instance:
+    """One side. What it tells goes to the others on the next turn of the loop, or is held."""
+
+    def __init__(self, name: str, incarnation: int = 1, num_blocks: int = 100) -> None:
+        self.peer = Peer(name, incarnation, f"at {name}")
+        self.blocks = ByteBlocks(num_blocks)
+        self.transfer = GlooKvTransfer(lambda: self.peer, "127.0.0.1", SLICE_BYTES)
+        self.others: dict[str, Instance] = {}
+        self.told: list[tuple[str, bytes]] = []
+        self.held: list[tuple[Peer, Frames]] | None = None
+        self.transfer.start(self.blocks, self.tell)
+
+    def tell(self, peer: Peer, frames: Frames) -> None:
+        self.told.append((peer.instance_id, bytes(frames[0])))
+        if (other := self.others.get(peer.instance_id)) is not None:
+            asyncio.get_running_loop().call_soon(other.hear, self.peer, frames)
+
+    def hear(self, peer: Peer, frames: Frames) -> None:
+        if self.held is None:
+            self.transfer.told(peer, [memoryview(frame) for frame in frames])
+        else:
+            self.held.append((peer, frames))
+
+
+def connect(*instances: Instance) -> None:
+    for instance in instances:
+        instance.others = {other.peer.instance_id: other for other in instances}
+
+
+async def outcome(copy: Awaitable[StageCopy]) -> StageCopy:
+    return await asyncio.wait_for(copy, PATIENCE_S)
+
+
+async def error_of(copy: "asyncio.Future[StageCopy]") -> str:
+    try:
+        await outcome(copy)
+    except TransferError as error:
+        return str(error)
+    raise AssertionError("the copy went through")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """A condition that no event tells of."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+Make = Callable[..., Instance]
+
+
+def begin(
+    source: Instance, destination: Instance, stage_id: str, num_blocks: int, first: int = 0
+) -> tuple["asyncio.Future[StageCopy]", "asyncio.Future[StageCopy]"]:
+    """A stage from the same places to the same places: its send and its receive."""
+    places = range(first, first + num_blocks)
+    received = destination.transfer.receive(source.peer, stage_id, places)
+    return source.transfer.send(destination.peer, stage_id, places), received
+
+
+async def copy(source: Instance, destination: Instance, stage_id: str, num_blocks: int = 9) -> None:
+    """It goes through, and the bytes are right."""
+    sent, received = begin(source, destination, stage_id, num_blocks)
+    await outcome(sent)
+    await outcome(received)
+    places = range(num_blocks)
+    assert destination.blocks.content(places) == source.blocks.content(places)

@@ -1,0 +1,406 @@
+"""Cancelled and failed copies: blocks are let go, futures end, the link goes on or is made anew."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from controller.adapters.gloo import receiving, sending
+from controller.adapters.gloo.link import DATA_TAG, HEADER_TAG, Link
+from controller.adapters.gloo.wire import HEADER_BYTES, Kind, SliceHeader, stage_key
+from controller.ports.kv_transfer import Peer, TransferError
+from tests.unit.gloo.instances import (
+    BLOCK_BYTES,
+    SLICE_BYTES,
+    Instance,
+    Make,
+    begin,
+    copy,
+    error_of,
+    outcome,
+    until,
+)
+
+SLICE = SLICE_BYTES // BLOCK_BYTES
+
+
+def only_link(links: dict[tuple[str, int], Link]) -> Link:
+    (link,) = links.values()
+    return link
+
+
+def num_opened(source: Instance) -> int:
+    return sum(kind == b"open" for _, kind in source.told)
+
+
+# -- cancelled ---------------------------------------------------------------------------------
+
+
+async def test_a_send_that_waits_for_its_turn_is_cancelled(
+    source: Instance, destination: Instance
+) -> None:
+    source.blocks.gate.clear()
+    first, first_received = begin(source, destination, "m/0", 4)
+    second, second_received = begin(source, destination, "m/1", 4, first=10)
+    source.transfer.cancel("m/1")
+    assert await error_of(second) == "cancelled"
+    source.blocks.gate.set()
+    await asyncio.gather(outcome(first), outcome(first_received))
+    assert await error_of(second_received) == "its source gave up"
+    assert source.blocks.touched == [(0, 1, 2, 3)]
+
+
+async def test_a_send_is_over_when_its_blocks_are_let_go(
+    source: Instance, destination: Instance
+) -> None:
+    source.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 5 * SLICE)
+    await until(source.blocks.inside.is_set)
+    source.transfer.cancel("m/0")
+    source.transfer.cancel("m/0")
+    await asyncio.sleep(0.02)
+    assert not sent.done(), "a thread still reads the blocks"
+    source.blocks.gate.set()
+    assert await error_of(sent) == "cancelled"
+    assert len(source.blocks.touched) == 1
+    assert await error_of(received) == "its source gave up"
+
+
+async def test_a_receive_is_over_when_its_blocks_are_let_go(
+    source: Instance, destination: Instance
+) -> None:
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 5 * SLICE)
+    await until(destination.blocks.inside.is_set)
+    destination.transfer.cancel("m/0")
+    await asyncio.sleep(0.02)
+    assert not received.done(), "a thread still writes the blocks"
+    destination.blocks.gate.set()
+    assert await error_of(received) == "cancelled"
+    assert len(destination.blocks.touched) == 1
+    await outcome(sent)  # what nobody expects any more is dropped
+    await copy(source, destination, "m/1")
+    assert num_opened(source) == 1
+
+
+async def test_a_send_that_hangs_in_the_link_is_cancelled_at_once(
+    source: Instance, destination: Instance
+) -> None:
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 20 * SLICE)
+    await until(lambda: len(source.blocks.touched) > 3)  # the link is full now
+    source.transfer.cancel("m/0")
+    assert await error_of(sent) == "cancelled"
+    destination.blocks.gate.set()
+    assert await error_of(received) == "its source gave up"
+    await copy(source, destination, "m/1")
+    assert num_opened(source) == 1
+
+
+async def test_a_send_at_its_limit_is_cancelled_at_once(
+    source: Instance, destination: Instance
+) -> None:
+    source.transfer.max_bytes_per_s = 1.0
+    sent, received = begin(source, destination, "m/0", 2 * SLICE)
+    await until(lambda: len(destination.blocks.touched) == 1)
+    source.transfer.cancel("m/0")
+    assert await error_of(sent) == "cancelled"
+    assert await error_of(received) == "its source gave up"
+
+
+@pytest.mark.parametrize("num_slices", range(6))
+async def test_cancelled_after_any_slice_by_either_side(
+    source: Instance, destination: Instance, num_slices: int
+) -> None:
+    for name, side in ("send", source), ("receive", destination):
+        for one in source, destination:
+            one.blocks.touched.clear()
+        sent, received = begin(source, destination, f"{name}/0", 5 * SLICE)
+        await until(lambda side=side: len(side.blocks.touched) >= num_slices)
+        side.transfer.cancel(f"{name}/0")
+        done = await asyncio.gather(outcome(sent), outcome(received), return_exceptions=True)
+        touched = [len(one.blocks.touched) for one in (source, destination)]
+        await copy(source, destination, f"{name}/1")
+        for one, before, ended in zip((source, destination), touched, done, strict=True):
+            if isinstance(ended, Exception):
+                assert len(one.blocks.touched) - 3 <= before + 1
+    assert num_opened(source) == 1, "a cancelled stage costs no link"
+
+
+async def test_nothing_to_cancel(source: Instance) -> None:
+    source.transfer.cancel("m/0")
+
+
+async def test_who_stops_waiting_does_no_harm(source: Instance, destination: Instance) -> None:
+    sent, received = begin(source, destination, "m/0", 3)
+    sent.cancel()
+    await outcome(received)
+    await copy(source, destination, "m/1")
+
+
+# -- blocks that cannot be touched -----------------------------------------------------------
+
+
+async def test_blocks_that_cannot_be_read(source: Instance, destination: Instance) -> None:
+    source.blocks.missing = 7
+    sent, received = begin(source, destination, "m/0", 3)
+    assert "could not be read: KeyError(7)" in await error_of(sent)
+    assert await error_of(received) == "its source gave up"
+    source.blocks.missing = None
+    await copy(source, destination, "m/1")
+
+
+async def test_blocks_that_cannot_be_written(source: Instance, destination: Instance) -> None:
+    destination.blocks.missing = 7
+    sent, received = begin(source, destination, "m/0", 2 * SLICE)
+    assert "could not be written: KeyError(7)" in await error_of(received)
+    await outcome(sent)
+    destination.blocks.missing = None
+    await copy(source, destination, "m/1")
+    assert num_opened(source) == 1
+
+
+# -- what should not come --------------------------------------------------------------------
+
+
+async def test_a_stage_that_nobody_expects_is_dropped_and_said_to_be_gone(
+    source: Instance, destination: Instance
+) -> None:
+    await outcome(source.transfer.send(destination.peer, "m/0", range(2 * SLICE)))
+    await copy(source, destination, "m/1")  # behind it on the link
+    late = destination.transfer.receive(source.peer, "m/0", range(2 * SLICE))
+    assert "came before it was expected" in await error_of(late)
+
+
+async def test_more_blocks_than_places(source: Instance, destination: Instance) -> None:
+    received = destination.transfer.receive(source.peer, "m/0", range(SLICE + 1))
+    await outcome(source.transfer.send(destination.peer, "m/0", range(3 * SLICE)))
+    assert "not those after" in await error_of(received)
+    assert destination.blocks.touched == [tuple(range(SLICE))]
+    await copy(source, destination, "m/1")
+
+
+async def test_slices_out_of_step(source: Instance, destination: Instance) -> None:
+    await copy(source, destination, "m/0")
+    group = only_link(source.transfer._sending)._group
+    received = destination.transfer.receive(source.peer, "m/1", range(10))
+    header = SliceHeader(Kind.LAST, stage_key("m/1"), 5, 1, BLOCK_BYTES)
+    for message in (
+        group.send(header.encode(), HEADER_TAG),
+        group.send(bytearray(BLOCK_BYTES), DATA_TAG),
+    ):
+        message.wait(timedelta(seconds=10))
+    assert "not those after 0" in await error_of(received)
+    await copy(source, destination, "m/2")
+
+
+BAD_HEADERS = {
+    "noise": bytearray(b"x" * HEADER_BYTES),
+    "too many blocks": SliceHeader(
+        Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES
+    ).encode(),
+    "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1).encode(),
+}
+
+
+@pytest.mark.parametrize("header", BAD_HEADERS.values(), ids=BAD_HEADERS)
+async def test_what_is_no_slice_breaks_the_link_and_the_next_stage_has_a_new_one(
+    source: Instance, destination: Instance, header: bytearray
+) -> None:
+    await copy(source, destination, "m/0")
+    received = destination.transfer.receive(source.peer, "m/1", range(3))
+    broken = only_link(source.transfer._sending)
+    message = broken._group.send(header, HEADER_TAG)
+    assert "the link broke" in await error_of(received)
+    await until(lambda: not source.transfer._sending)
+    del message
+    await copy(source, destination, "m/2")
+    assert num_opened(source) == 2
+    await until(lambda: broken.name not in source.transfer._links)
+
+
+async def test_a_link_of_other_blocks_is_not_opened(
+    source: Instance, destination: Instance
+) -> None:
+    """Gloo would end the process of the one who has less room."""
+    source.blocks.block_bytes = SLICE_BYTES + 1
+    sent = source.transfer.send(destination.peer, "m/0", range(1))
+    assert "the other end of the link is over" in await error_of(sent)
+    assert source.blocks.touched == []
+    source.blocks.block_bytes = BLOCK_BYTES
+
+
+# -- broken links ----------------------------------------------------------------------------
+
+
+async def test_a_slice_that_does_not_move_breaks_the_link(
+    source: Instance, destination: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in sending, receiving:
+        monkeypatch.setattr(module, "STALL_TIMEOUT", timedelta(milliseconds=50))
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 20 * SLICE)
+    waits, _ = begin(source, destination, "m/1", 1, first=50)
+    for future in sent, waits:
+        assert "the link broke" in await error_of(future)
+    destination.blocks.gate.set()
+    await error_of(received)
+    monkeypatch.undo()
+    await until(lambda: not destination.transfer._receiving)
+    await copy(source, destination, "m/2")
+    assert num_opened(source) == 2
+
+
+async def test_the_other_end_of_a_link_is_gone(source: Instance, destination: Instance) -> None:
+    """As far as its process goes; the sockets are closed as the kernel would close them."""
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 20 * SLICE)
+    await until(destination.blocks.inside.is_set)
+    only_link(destination.transfer._receiving)._group.break_off()
+    assert "the link broke" in await error_of(sent)
+    destination.blocks.gate.set()
+    await error_of(received)
+    await copy(source, destination, "m/1")
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
+    source: Instance, destination: Instance, make: Make, side: str
+) -> None:
+    third = make("i-2")
+    await copy(source, third, "t/0")
+    source.transfer.max_bytes_per_s = 1.0
+    pairs = [begin(source, destination, f"m/{n}", 2 * SLICE, 10 * n) for n in range(3)]
+    kept = third.transfer.receive(source.peer, "t/1", range(SLICE))
+    await until(lambda: len(destination.blocks.touched) == 1)
+    if side == "source":
+        destination.transfer.forget(source.peer)
+    else:
+        source.transfer.forget(destination.peer)
+    source.transfer.max_bytes_per_s = None
+    ended = [
+        await asyncio.gather(outcome(sent), outcome(received), return_exceptions=True)
+        for sent, received in pairs
+    ]
+    who = "i-0" if side == "source" else "i-1"
+    assert {str(errors[side == "source"]) for errors in ended} == {f"{who} is gone"}
+    assert all(isinstance(received, TransferError) for _, received in ended)
+    assert not kept.done()
+    await outcome(source.transfer.send(third.peer, "t/1", range(SLICE)))
+    await outcome(kept)
+    # It was not dead after all. A source sends when it has heard that it is expected.
+    received = destination.transfer.receive(source.peer, "n/0", range(5))
+    await asyncio.sleep(0)
+    assert (await outcome(source.transfer.send(destination.peer, "n/0", range(5)))).num_blocks == 5
+    await outcome(received)
+
+
+async def test_forgetting_who_was_never_known(source: Instance) -> None:
+    source.transfer.forget(Peer("i-9", 4, "at i-9"))
+
+
+async def test_nobody_answers(source: Instance) -> None:
+    """Its mailbox takes messages and its process does nothing: SIGSTOP before the link is open."""
+    nobody = Peer("i-9", 1, "at i-9")
+    sent = source.transfer.send(nobody, "m/0", range(3))
+    received = source.transfer.receive(nobody, "m/1", range(3, 6))
+    await until(lambda: ("i-9", b"key") in source.told)
+    source.transfer.cancel("m/0")
+    assert await error_of(sent) == "cancelled"
+    source.transfer.forget(nobody)
+    assert await error_of(received) == "i-9 is gone"
+    assert source.blocks.touched == []
+
+
+async def test_a_destination_that_hears_late(source: Instance, destination: Instance) -> None:
+    destination.held = []
+    sent, received = begin(source, destination, "m/0", 3)
+    await until(lambda: len(destination.held or ()) == 2)  # OPEN and the source's key
+    held, destination.held = destination.held, None
+    for message in held:
+        destination.hear(*message)
+    await asyncio.gather(outcome(sent), outcome(received))
+
+
+# -- incarnations ----------------------------------------------------------------------------
+
+
+async def test_a_successor_ends_what_there_was_with_the_one_before(
+    source: Instance, destination: Instance, make: Make
+) -> None:
+    old = destination
+    old.blocks.gate.clear()
+    sent, received = begin(source, old, "m/0", 20 * SLICE)
+    await until(old.blocks.inside.is_set)
+    new = make("i-1", incarnation=2)
+    await copy(source, new, "m/1")
+    assert await error_of(sent) == "i-1 is gone"
+    old.blocks.gate.set()
+    await error_of(received)
+    assert await error_of(source.transfer.send(old.peer, "m/2", range(3))) == "i-1 is gone"
+    assert await error_of(source.transfer.receive(old.peer, "m/3", range(3))) == "i-1 is gone"
+
+
+async def test_a_late_link_is_refused(source: Instance, destination: Instance, make: Make) -> None:
+    """Of an incarnation of its source that has a successor."""
+    destination.held = []
+    sent = source.transfer.send(destination.peer, "m/0", range(3))
+    await until(lambda: len(destination.held or ()) == 2)
+    late, destination.held = destination.held, None
+    new = make("i-0", incarnation=2)
+    new.blocks.number(2)
+    await copy(new, destination, "m/1")
+    connect_again = destination.others["i-0"] = source  # the refusal finds its way
+    for message in late:
+        destination.hear(*message)
+    assert "the other end of the link is over" in await error_of(sent)
+    assert connect_again is source
+    destination.others["i-0"] = new
+    await copy(new, destination, "m/2")
+
+
+async def test_a_link_to_an_incarnation_before_is_refused(
+    source: Instance, destination: Instance
+) -> None:
+    destination.peer = Peer("i-1", 2, "at i-1")
+    before = Peer("i-1", 1, "at i-1")
+    sent = source.transfer.send(before, "m/0", range(3))
+    source.hear(destination.peer, (b"over", b"no link"))  # one that is not known
+    await until(lambda: ("i-0", b"over") in destination.told)
+    source.hear(before, (b"over", next(iter(source.transfer._links)).encode()))
+    assert "the other end of the link is over" in await error_of(sent)
+    assert not destination.transfer._links
+
+
+async def test_an_open_that_comes_twice_is_one(source: Instance, destination: Instance) -> None:
+    await copy(source, destination, "m/0")
+    name = only_link(source.transfer._sending).name
+    destination.others = {}
+    destination.hear(source.peer, (b"open", name.encode(), b"%d" % SLICE_BYTES))
+    await copy(source, destination, "m/1")
+    assert len(destination.transfer._links) == 1
+
+
+# -- the end ---------------------------------------------------------------------------------
+
+
+async def test_close_ends_everything(source: Instance, destination: Instance) -> None:
+    await copy(destination, source, "n/0")
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/0", 20 * SLICE)
+    waits = source.transfer.receive(destination.peer, "n/1", range(60, 70))
+    await until(lambda: bool(source.blocks.touched))
+    await source.transfer.close()
+    for future in sent, waits:
+        assert await error_of(future) == "the transfer is closed"
+    late = source.transfer.send(destination.peer, "m/1", range(3))
+    assert await error_of(late) == "i-1 is gone"
+    await source.transfer.close()
+    destination.blocks.gate.set()
+    assert await error_of(received) == "the other end of the link is over"
+
+
+async def test_close_before_start() -> None:
+    from controller.adapters.gloo.transfer import GlooKvTransfer
+
+    await GlooKvTransfer(lambda: Peer("i-0", 1, ""), "127.0.0.1").close()

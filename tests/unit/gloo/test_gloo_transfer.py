@@ -1,0 +1,174 @@
+"""Copies between instances of one process: bytes, order, sizes, limits."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+from controller.ports.kv_transfer import Peer, StageCopy
+from tests.unit.gloo.instances import (
+    BLOCK_BYTES,
+    SLICE_BYTES,
+    Instance,
+    Make,
+    begin,
+    copy,
+    outcome,
+    until,
+)
+
+SLICE = SLICE_BYTES // BLOCK_BYTES
+
+
+@pytest.mark.parametrize("num_blocks", [1, SLICE - 1, SLICE, SLICE + 1, 5 * SLICE + 3])
+async def test_every_byte_arrives_in_its_place(
+    source: Instance, destination: Instance, num_blocks: int
+) -> None:
+    order = random.Random(num_blocks)
+    taken = order.sample(range(100), num_blocks)
+    places = order.sample(range(100), num_blocks)
+    received = destination.transfer.receive(source.peer, "m/0", places)
+    sent = source.transfer.send(destination.peer, "m/0", taken)
+    for done in await outcome(sent), await outcome(received):
+        assert (done.num_blocks, done.num_bytes) == (num_blocks, num_blocks * BLOCK_BYTES)
+        assert done.copy_time_s > 0
+    assert destination.blocks.content(places) == source.blocks.content(taken)
+    assert not any(destination.blocks.content([n for n in range(100) if n not in places]))
+    assert max(map(len, source.blocks.touched)) <= SLICE
+
+
+async def test_a_block_larger_than_a_slice_goes_alone(
+    source: Instance, destination: Instance
+) -> None:
+    for side in source, destination:
+        side.blocks.block_bytes = 2 * SLICE_BYTES
+        side.blocks.memory = bytearray(3 * 2 * SLICE_BYTES)
+        side.transfer._ends = None
+        side.transfer.start(side.blocks, side.tell)
+    source.blocks.number()
+    await copy(source, destination, "m/0", 3)
+    assert source.blocks.touched == [(0,), (1,), (2,)]
+
+
+async def test_a_stage_may_have_fewer_blocks_than_places(
+    source: Instance, destination: Instance
+) -> None:
+    received = destination.transfer.receive(source.peer, "m/0", range(10, 20))
+    await outcome(source.transfer.send(destination.peer, "m/0", range(7)))
+    assert (await outcome(received)).num_blocks == 7
+    assert destination.blocks.content(range(10, 17)) == source.blocks.content(range(7))
+    assert not any(destination.blocks.content(range(17, 20)))
+
+
+async def test_no_blocks_are_a_stage_for_who_expects_some(
+    source: Instance, destination: Instance
+) -> None:
+    received = destination.transfer.receive(source.peer, "m/0", range(3))
+    sent = source.transfer.send(destination.peer, "m/0", ())
+    assert (await outcome(sent)).num_blocks == 0
+    assert (await outcome(received)).num_blocks == 0
+    assert destination.blocks.touched == source.blocks.touched == []
+
+
+async def test_no_blocks_for_no_places_need_no_answer(source: Instance) -> None:
+    nobody = Peer("i-9", 1, "at i-9")
+    assert (await outcome(source.transfer.send(nobody, "m/0", ()))).num_blocks == 0
+    assert (await outcome(source.transfer.receive(nobody, "m/1", ()))).num_blocks == 0
+
+
+async def test_a_link_is_opened_once_and_before_it_is_needed(
+    source: Instance, destination: Instance
+) -> None:
+    source.transfer.warm_up(destination.peer)
+    source.transfer.warm_up(destination.peer)
+    await copy(source, destination, "m/0")
+    await copy(source, destination, "m/1")
+    assert source.told.count(("i-1", b"open")) == 1
+
+
+async def test_stages_of_a_link_go_one_after_the_other(
+    source: Instance, destination: Instance
+) -> None:
+    done: list[str] = []
+    futures = []
+    for n in range(8):
+        sent, received = begin(source, destination, f"m/{n}", 5, first=5 * n)
+        received.add_done_callback(lambda _, n=n: done.append(f"m/{n}"))
+        futures += [sent, received]
+    for future in futures:
+        await outcome(future)
+    assert done == [f"m/{n}" for n in range(8)]
+    in_order = list(itertools.chain(*source.blocks.touched))
+    assert in_order == list(range(40))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_many_stages_over_many_links(make: Make, seed: int) -> None:
+    choose = random.Random(seed)
+    instances = [make(f"i-{n}") for n in range(4)]
+    for number, instance in enumerate(instances):
+        instance.blocks.number(number)
+    before = [bytes(instance.blocks.memory) for instance in instances]
+    expected = [bytearray(memory) for memory in before]
+    free = {n: list(range(50, 100)) for n in range(4)}
+    futures = []
+    for n in range(60):
+        one, other = choose.sample(range(4), 2)
+        size = min(choose.randint(1, 3 * SLICE), len(free[other]))
+        places = [free[other].pop() for _ in range(size)]
+        taken = choose.sample(range(50), size)
+        source, destination = instances[one], instances[other]
+        futures.append(destination.transfer.receive(source.peer, f"m{n}/0", places))
+        futures.append(source.transfer.send(destination.peer, f"m{n}/0", taken))
+        for place, block in zip(places, taken, strict=True):
+            where, what = place * BLOCK_BYTES, block * BLOCK_BYTES
+            content = before[one][what : what + BLOCK_BYTES]
+            expected[other][where : where + BLOCK_BYTES] = content
+    done = [await outcome(future) for future in futures]
+    assert all(isinstance(each, StageCopy) for each in done)
+    assert [instance.blocks.memory for instance in instances] == expected
+
+
+async def test_what_cannot_be_written_to_is_sent_all_the_same(
+    source: Instance, destination: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather = source.blocks.gather
+    monkeypatch.setattr(source.blocks, "gather", lambda *args: gather(*args).toreadonly())
+    await copy(source, destination, "m/0")
+
+
+async def test_the_limit_holds_back_all_but_the_first_slice(
+    source: Instance, destination: Instance
+) -> None:
+    """At a byte per second the second slice is due in an hour."""
+    source.transfer.max_bytes_per_s = 1.0
+    sent, received = begin(source, destination, "m/0", 3 * SLICE)
+    await until(lambda: len(destination.blocks.touched) == 1)
+    assert len(source.blocks.touched) == 1
+    source.transfer.max_bytes_per_s = None
+    assert (await outcome(sent)).num_blocks == 3 * SLICE
+    await outcome(received)
+    assert len(source.blocks.touched) == 3
+
+
+async def test_one_link_at_its_limit_does_not_hold_up_another(
+    source: Instance, destination: Instance, make: Make
+) -> None:
+    third = make("i-2")
+    third.blocks.number(2)
+    source.transfer.max_bytes_per_s = 1.0
+    sent, received = begin(source, destination, "m/0", 2 * SLICE)
+    await until(lambda: len(destination.blocks.touched) == 1)
+    await copy(third, source, "m/1", SLICE)
+    assert not sent.done()
+    source.transfer.max_bytes_per_s = None
+    await asyncio.gather(outcome(sent), outcome(received))
+
+
+async def test_a_stage_is_under_way_once(source: Instance, destination: Instance) -> None:
+    received = destination.transfer.receive(source.peer, "m/0", range(3))
+    with pytest.raises(ValueError, match="m/0 is under way"):
+        destination.transfer.receive(source.peer, "m/0", range(3))
+    await outcome(source.transfer.send(destination.peer, "m/0", range(3)))
+    await outcome(received)
