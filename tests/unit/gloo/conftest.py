@@ -14,6 +14,7 @@ from tests.unit.gloo.instances import Instance, Make, connect, until
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     made: list[Instance] = []
+    before = gloo_threads()  # those of an engine's own groups, in a run of all tests
 
     def one(name: str, incarnation: int = 1) -> Instance:
         made.append(Instance(name, incarnation))
@@ -25,7 +26,7 @@ async def make() -> AsyncIterator[Make]:
         instance.blocks.gate.set()
     await asyncio.gather(*(instance.transfer.close() for instance in made))
     assert not [t.name for t in threading.enumerate() if t.name.startswith("kv ")]
-    await until(lambda: not any("gloo" in name for name in thread_names()))
+    await until(lambda: gloo_threads() <= before)
 
 
 @pytest.fixture
@@ -40,10 +41,11 @@ async def destination(make: Make) -> Instance:
     return make("i-1")
 
 
-def thread_names() -> list[str]:
-    """Of all threads of this process, Gloo's own too."""
-    names = []
+def gloo_threads() -> set[str]:
+    """Gloo's own in this process, by id."""
+    found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            names.append((task / "comm").read_text())
-    return names
+            if "gloo" in (task / "comm").read_text():
+                found.add(task.name)
+    return found
