@@ -136,7 +136,7 @@ def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
     """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most."""
     cluster = tight
     path, body = SAMPLING["seeded"]
-    body = body | {"max_tokens": 3000, "ignore_eos": True}
+    body = body | {"max_tokens": 1500, "ignore_eos": True}
     unmoved = Stream(cluster, path, body, next(_names)).result()
     stream = Stream(cluster, path, body, next(_names))
     stream.wait_tokens(20)
