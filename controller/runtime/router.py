@@ -491,10 +491,12 @@ class Router:
         """A controller that was just restarted may not list it yet, so what is known of the
         request comes first."""
         key = (emitted.instance_id, emitted.incarnation)
-        listed = [_ref(entry) for entry in self._instances.values()]
-        for known in (*ownership.holders, *listed):
-            if known.key == key:
-                return known
+        for holder in ownership.holders:
+            if holder.key == key:
+                return holder
+        entry = self._instances.get(emitted.instance_id)
+        if entry is not None and entry.incarnation == emitted.incarnation:
+            return _ref(entry)
         return InstanceRef(*key, address="")
 
     def _send(self, address: str, message: Message) -> None:
