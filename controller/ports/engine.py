@@ -8,8 +8,6 @@ from controller.core.snapshot import InstanceSnapshot
 from controller.ports.frames import Frames
 from controller.ports.moves import EngineMoves
 
-__all__ = ["Frames"]
-
 
 @dataclass(frozen=True, slots=True)
 class EmittedTokens:

@@ -23,7 +23,8 @@ from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.latency_window import LatencyWindow
 from controller.core.snapshot import InstanceSnapshot
-from controller.ports.engine import Engine, EngineEvent, EngineFactory, Frames, StepOutputs
+from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
+from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
 from controller.runtime.live_request import Kept, LiveRequest

@@ -11,7 +11,8 @@ from controller.adapters.emulated import vllm_wire as wire
 from controller.core.instance_ref import InstanceRef
 from controller.model.config import ModelConfig
 from controller.model.profile import LatencyProfile
-from controller.ports.engine import EngineFactory, Frames
+from controller.ports.engine import EngineFactory
+from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
 
 PROFILE = LatencyProfile(

@@ -17,7 +17,8 @@ from controller.core.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile
-from controller.ports.engine import EmittedTokens, Emulation, EngineEvent, Frames, StepOutputs
+from controller.ports.engine import EmittedTokens, Emulation, EngineEvent, StepOutputs
+from controller.ports.frames import Frames
 
 
 class EmulatedEngine:

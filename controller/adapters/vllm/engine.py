@@ -18,7 +18,8 @@ import msgspec
 
 from controller.adapters.vllm import environment, grammar_guard
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs
+from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
+from controller.ports.frames import Frames
 
 
 class VllmEngine:

@@ -18,7 +18,8 @@ from fakes import PATIENCE_S
 
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, EngineEvent, Frames, StepOutputs
+from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
+from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 
 BLOCK_SIZE = 16
