@@ -104,8 +104,8 @@ PLACES = (
         "in doubt",
         "source",
         "fencing",
-        ("M", "R", "R", "X"),
-        (GOES_ON, ("R", "failed"), ("R", "failed"), ("MR", "settled")),
+        ("M", "R", "MR", "X"),
+        (GOES_ON, ("R", "failed"), ("MR", "over"), ("MR", "settled")),
         held=("destination", "applying"),
     ),
     Place(  # what it does there nobody else can come between
