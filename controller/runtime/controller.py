@@ -30,6 +30,7 @@ from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
 from controller.runtime.journal import Journal, best_candidates
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     Directory,
     DispatchAsked,
@@ -40,10 +41,6 @@ from controller.runtime.messages import (
     Hello,
     InstanceEntry,
     InstanceLost,
-    Message,
-    MoveAnswered,
-    MoveLimitsSet,
-    MoveRefusalsAnswered,
     Refused,
     RequestsAnswered,
     StatusPull,
@@ -51,6 +48,7 @@ from controller.runtime.messages import (
     decode,
     encode,
 )
+from controller.runtime.move_messages import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
 from controller.runtime.mover import Mover
 from controller.runtime.request_query import RequestQueries
 from controller.runtime.roster import Member, Roster, RosterChange

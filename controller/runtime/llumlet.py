@@ -29,32 +29,34 @@ from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
 from controller.runtime.live_request import Kept, LiveRequest
 from controller.runtime.member import Membership
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
     DispatchUnused,
     EngineInfo,
-    FenceAnswered,
     Happened,
     InstanceLost,
-    Message,
+    OutputItem,
+    OutputsEmitted,
+    OutputsMissing,
+    OutputsReceived,
+    RequestRefused,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+    decode,
+    encode,
+)
+from controller.runtime.move_messages import (
+    FenceAnswered,
     MoveAsked,
     MoveLimitsSet,
     MoveRefusalAsked,
     MoveSaid,
     MoveTimed,
-    OutputItem,
-    OutputsEmitted,
-    OutputsMissing,
-    OutputsReceived,
     OwnerAsked,
-    RequestRefused,
-    StatusPull,
-    StatusPushed,
     TransferTold,
-    Welcome,
-    decode,
-    encode,
 )
 from controller.runtime.moves.desk import MoveDesk
 from controller.runtime.moves.orders import MoveOrders

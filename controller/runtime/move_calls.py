@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.runtime.messages import (
-    Message,
+from controller.runtime.message import Message
+from controller.runtime.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,

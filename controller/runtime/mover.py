@@ -20,8 +20,9 @@ from controller.core.migration.stages import MAX_STAGES
 from controller.core.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
 from controller.core.snapshot import InstanceSnapshot, Level
-from controller.runtime.messages import Message, MoveAnswered
+from controller.runtime.message import Message
 from controller.runtime.move_calls import MoveCalls, SourceDiedError
+from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.roster import Roster
 
 MAX_TRIES = 3

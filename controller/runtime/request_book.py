@@ -20,7 +20,8 @@ from controller.core.request_record import (
     found_order,
     match_names,
 )
-from controller.runtime.messages import MoveTimed, RequestsAsked
+from controller.runtime.messages import RequestsAsked
+from controller.runtime.move_messages import MoveTimed
 
 MAX_HISTORY = 64
 """Events kept per request: the first ones say where it came from, the last where it is, so

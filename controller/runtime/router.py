@@ -20,6 +20,7 @@ from controller.core.token_order import FIRST_EPOCH, Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.live_request import RECEIVED_EVERY
 from controller.runtime.member import Membership
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
@@ -29,28 +30,29 @@ from controller.runtime.messages import (
     DispatchUnused,
     DispatchWithdrawn,
     DrainFrontend,
-    FenceAnswered,
-    FenceAsked,
     Happened,
     InstanceEntry,
     InstanceLost,
-    Message,
-    MoveAnnounced,
-    MoveTimed,
     OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
-    OwnerAsked,
     Refused,
-    RequestLost,
-    RequestMoved,
-    RequestNotMoved,
     RequestRefused,
     RequestsAnswered,
     RequestsAsked,
     Welcome,
     decode,
     encode,
+)
+from controller.runtime.move_messages import (
+    FenceAnswered,
+    FenceAsked,
+    MoveAnnounced,
+    MoveTimed,
+    OwnerAsked,
+    RequestLost,
+    RequestMoved,
+    RequestNotMoved,
 )
 from controller.runtime.request_book import RequestBook
 

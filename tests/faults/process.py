@@ -24,7 +24,8 @@ from controller.core.scheduler import SchedulerConfig
 from controller.runtime.controller import Controller
 from controller.runtime.llumlet import Llumlet
 from controller.runtime.member import Membership
-from controller.runtime.messages import DispatchAsked, Dispatched, MoveAsked, OutputsEmitted, encode
+from controller.runtime.messages import DispatchAsked, Dispatched, OutputsEmitted, encode
+from controller.runtime.move_messages import MoveAsked
 from controller.runtime.request_book import RequestBook
 from controller.runtime.router import Arrival, Router, RouterEvents
 from tests.faults import breakpoints, engines

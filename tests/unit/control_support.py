@@ -15,10 +15,10 @@ from controller.api.models import ClusterStatus
 from controller.core.scheduler import SchedulerConfig
 from controller.core.snapshot import InstanceSnapshot
 from controller.runtime.controller import Controller
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     EngineInfo,
     Hello,
-    Message,
     RequestsAnswered,
     RequestsAsked,
     StatusPushed,

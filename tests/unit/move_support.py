@@ -7,15 +7,14 @@ from control_support import Listener
 
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
-from controller.runtime.messages import (
-    EventsTold,
-    Message,
+from controller.runtime.message import Message
+from controller.runtime.messages import EventsTold, encode
+from controller.runtime.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
     MoveTimed,
-    encode,
 )
 from controller.runtime.request_book import RequestBook
 

@@ -11,7 +11,7 @@ from control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
 from controller.api.models import ErrorBody
 from controller.core.migration.limits import MoveLimits
-from controller.runtime.messages import MoveAsked
+from controller.runtime.move_messages import MoveAsked
 
 MAX_ERROR_BYTES = 8192
 

@@ -18,7 +18,7 @@ from controller.api.models import (
 )
 from controller.core.migration.record import MoveInFlight
 from controller.core.request_record import RequestState
-from controller.runtime.messages import MoveAsked
+from controller.runtime.move_messages import MoveAsked
 
 PATH = "/v1/requests/r-1/migrate"
 

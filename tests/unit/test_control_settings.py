@@ -12,7 +12,7 @@ from controller.adapters.http.live_settings import TABLES
 from controller.api.models import EventPage, SettingChanges, SettingList
 from controller.api.settings import Settings
 from controller.core.migration.limits import MoveLimits
-from controller.runtime.messages import MoveLimitsSet
+from controller.runtime.move_messages import MoveLimitsSet
 
 Both = tuple[Listener, httpx.AsyncClient]
 PATH = "/v1/settings"

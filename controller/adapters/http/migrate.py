@@ -13,8 +13,8 @@ from controller.core.migration.words import why
 from controller.core.request_record import ENDED, RequestRecord, RequestState
 from controller.core.snapshot import blocks_for
 from controller.runtime.controller import Controller
-from controller.runtime.messages import MoveAnswered
 from controller.runtime.move_calls import SourceDiedError
+from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.mover import Order
 
 BY_HAND = "by hand"

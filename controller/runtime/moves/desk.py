@@ -10,7 +10,7 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, Said, Verb
 from controller.core.migration.record import MoveInFlight
 from controller.core.migration.refusals import MoveRefusal
-from controller.runtime.messages import (
+from controller.runtime.move_messages import (
     FenceAnswered,
     MoveSaid,
     OwnerAsked,

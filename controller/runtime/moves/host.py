@@ -9,7 +9,7 @@ from controller.ports.engine import Engine
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.moves import KvBlocks
 from controller.runtime.live_request import Kept, LiveRequest
-from controller.runtime.messages import Message
+from controller.runtime.message import Message
 
 T = TypeVar("T")
 

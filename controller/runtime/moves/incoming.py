@@ -14,7 +14,7 @@ from controller.ports.engine import Engine
 from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import ReservedBlocks
 from controller.runtime.live_request import Kept, LiveRequest
-from controller.runtime.messages import (
+from controller.runtime.move_messages import (
     ArrivingRequest,
     CommittedRequest,
     MoveSaid,

@@ -7,7 +7,7 @@ from controller.core.migration.record import MovePlan, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source import SourceState
 from controller.ports.engine import Engine
-from controller.runtime.messages import (
+from controller.runtime.move_messages import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,

@@ -19,7 +19,7 @@ from controller.ports.engine import Engine
 from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
 from controller.runtime.live_request import LiveRequest
-from controller.runtime.messages import (
+from controller.runtime.move_messages import (
     ArrivingRequest,
     CommittedRequest,
     FenceAsked,

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from controller.core.snapshot import InstanceSnapshot
 from controller.ports.mailbox import OnLost, OnMessage
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     AnyMessage,
     Directory,
     EngineInfo,
     Hello,
     InstanceEntry,
-    Message,
     decode,
     encode,
 )

@@ -17,6 +17,7 @@ from controller.core.migration.destination import DestinationState
 from controller.core.migration.source import SourceState
 from controller.core.request_record import RequestRecord, RequestState
 from controller.ports.engine import Engine
+from controller.runtime.message import Message
 from controller.runtime.messages import (
     Directory,
     DispatchAsked,
@@ -25,15 +26,13 @@ from controller.runtime.messages import (
     Hello,
     InstanceEntry,
     InstanceLost,
-    Message,
-    MoveAnswered,
-    MoveAsked,
     RequestsAsked,
     StatusPushed,
     Welcome,
     decode,
     encode,
 )
+from controller.runtime.move_messages import MoveAnswered, MoveAsked
 
 T = TypeVar("T")
 

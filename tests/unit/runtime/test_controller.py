@@ -13,12 +13,12 @@ from controller.runtime.messages import (
     DispatchWithdrawn,
     DrainFrontend,
     InstanceLost,
-    MoveLimitsSet,
     Refused,
     StatusPull,
     StatusPushed,
     Welcome,
 )
+from controller.runtime.move_messages import MoveLimitsSet
 
 # -- coming up ----------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from fake_engine import tokens_of
 from moving_cluster import MovingCluster
 
 from controller.core.request_record import RequestState
-from controller.runtime.messages import AnyMessage, MoveLimitsSet, MoveSaid
+from controller.runtime.messages import AnyMessage
+from controller.runtime.move_messages import MoveLimitsSet, MoveSaid
 
 FEW_BLOCKS = pytest.mark.parametrize("moving", [45], indirect=True)
 MAX_MOVES = 6

@@ -12,17 +12,17 @@ from fakes import FakeNetwork, settle, virtual_time
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import DESTINATION_FAILED, MovePlan, MoveRecord, StageRecord
-from controller.runtime.messages import (
-    EventsTold,
-    MoveAnswered,
-    MoveAsked,
-    MoveRefusalAsked,
-    MoveRefusalsAnswered,
-)
+from controller.runtime.messages import EventsTold
 from controller.runtime.move_calls import (
     PLAN_PATIENCE_S,
     REFUSALS_PATIENCE_S,
     SourceDiedError,
+)
+from controller.runtime.move_messages import (
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
 )
 from controller.runtime.mover import MAX_TRIES, TIMED_PATIENCE_S, Attempt, Mover, Order
 

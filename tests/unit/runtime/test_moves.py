@@ -12,16 +12,8 @@ from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.words import why
 from controller.core.request_record import RequestState
-from controller.runtime.messages import (
-    AbortRequests,
-    AnyMessage,
-    MoveLimitsSet,
-    MoveRefusalAsked,
-    MoveSaid,
-    OutputsEmitted,
-    OutputsReceived,
-    RequestMoved,
-)
+from controller.runtime.messages import AbortRequests, AnyMessage, OutputsEmitted, OutputsReceived
+from controller.runtime.move_messages import MoveLimitsSet, MoveRefusalAsked, MoveSaid, RequestMoved
 
 
 async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:

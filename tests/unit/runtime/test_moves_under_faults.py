@@ -14,7 +14,8 @@ from moving_cluster import MovingCluster
 from controller.core.event_log import EventKind
 from controller.core.migration.protocol import Verb
 from controller.core.request_record import RequestState
-from controller.runtime.messages import AnyMessage, FenceAsked, MoveSaid, Welcome
+from controller.runtime.messages import AnyMessage, Welcome
+from controller.runtime.move_messages import FenceAsked, MoveSaid
 
 
 @dataclass

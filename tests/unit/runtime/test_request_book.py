@@ -7,7 +7,8 @@ import pytest
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.request_record import RequestRecord, RequestState
-from controller.runtime.messages import MoveTimed, RequestsAsked
+from controller.runtime.messages import RequestsAsked
+from controller.runtime.move_messages import MoveTimed
 from controller.runtime.request_book import MAX_HISTORY, RequestBook
 
 

@@ -15,20 +15,22 @@ from controller.core.request_record import RequestRecord, RequestState
 from controller.runtime.messages import (
     AbortRequests,
     Directory,
-    FenceAnswered,
-    FenceAsked,
     Happened,
     InstanceLost,
-    MoveAnnounced,
-    MoveTimed,
     OutputItem,
     OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
+    RequestsAsked,
+)
+from controller.runtime.move_messages import (
+    FenceAnswered,
+    FenceAsked,
+    MoveAnnounced,
+    MoveTimed,
     OwnerAsked,
     RequestMoved,
     RequestNotMoved,
-    RequestsAsked,
 )
 from controller.runtime.router import MISSING_S, UNCLEAR_S
 
