@@ -1,0 +1,66 @@
+"""What operators want of the cluster, beyond what it was started with. Every change is a new value
+with the next revision, so that two operators cannot undo each other's change unseen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+SettingValue = float | int | str | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty."""
+
+    drain_id: str
+    instance_id: str
+    began_s: float
+    deadline_s: float | None = None
+    on_deadline: Literal["keep", "abort"] = "keep"
+    removes: bool = False
+    actor: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """`next_instance`: the number of the next new instance; a number is used once, so that what is
+    recorded about `i-3` is about one instance. `settings`: by key, those that were changed."""
+
+    revision: int = 0
+    instance_ids: tuple[str, ...] = ()
+    next_instance: int = 0
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    drains: Mapping[str, DrainOrder] = field(default_factory=dict)
+    """By instance."""
+
+    @staticmethod
+    def first(num_instances: int) -> "ClusterSpec":
+        ids = tuple(f"i-{number}" for number in range(num_instances))
+        return ClusterSpec(0, ids, num_instances)
+
+    def with_instances_added(self, count: int) -> "ClusterSpec":
+        last = self.next_instance + count
+        added = tuple(f"i-{number}" for number in range(self.next_instance, last))
+        return self._next(instance_ids=self.instance_ids + added, next_instance=last)
+
+    def without_instance(self, instance_id: str) -> "ClusterSpec":
+        """Its drain ends with it."""
+        ids = tuple(each for each in self.instance_ids if each != instance_id)
+        return self._next(instance_ids=ids, drains=self._drains_but(instance_id))
+
+    def with_settings(self, changes: Mapping[str, SettingValue]) -> "ClusterSpec":
+        return self._next(settings={**self.settings, **changes})
+
+    def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
+        """Another drain of the same instance takes the place of the one before."""
+        return self._next(drains={**self.drains, **{each.instance_id: each for each in orders}})
+
+    def without_drain(self, instance_id: str) -> "ClusterSpec":
+        return self._next(drains=self._drains_but(instance_id))
+
+    def _drains_but(self, instance_id: str) -> dict[str, DrainOrder]:
+        return {key: order for key, order in self.drains.items() if key != instance_id}
+
+    def _next(self, **changes: object) -> "ClusterSpec":
+        return replace(self, revision=self.revision + 1, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,10 @@
+"""Which requests leave which instance for which other, and which do not (paper section 4.4).
+
+The controller pairs instances; the llumlet of a source picks its requests. Both by pure functions:
+
+    pairing     sources and destinations of a round, from the freeness of instances alone
+    candidate   one request of a source, as far as these decisions look at it
+    victims     in which order they are tried
+    worth       what a move costs and wins
+    relief      the next move of a source, or why none of its requests is moved
+"""

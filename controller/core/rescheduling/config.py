@@ -1,0 +1,26 @@
+"""What the rescheduling of running requests goes by; all of it may change while it runs."""
+
+from dataclasses import dataclass
+
+DEFAULT_STEPS = 48.0
+"""Threshold in decode steps: 3 free blocks of 16 tokens per request in the authors' experiments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReschedulingConfig:
+    """`source_below_steps` must not exceed `destination_above_steps`."""
+
+    enabled: bool = True
+    interval_s: float = 0.1
+    source_below_steps: float = DEFAULT_STEPS
+    destination_above_steps: float = DEFAULT_STEPS
+    pairing: str = "defrag"
+    """A name in `pairing.PAIRINGS`."""
+    victim: str = "llumnix"
+    """A name in `victims.VICTIMS`."""
+    guard: bool = True
+    """Whether a move must be worth its cost, and must not bring a request back soon."""
+    not_back_s: float = 10.0
+    """How long a request that came from an instance is not moved back there."""
+    max_moves_per_minute: int = 6
+    """Of one request."""
