@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-scheduler bench-cluster clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -17,6 +17,8 @@ help:
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
+	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
+	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 
 install: $(STAMP)
@@ -59,6 +61,12 @@ bench-startup: $(STAMP)
 
 bench-migration: $(STAMP)
 	$(BIN)/python -m benchmarks.migration $(ARGS)
+
+bench-scheduler: $(STAMP)
+	$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+bench-cluster: $(STAMP)
+	$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)

@@ -41,11 +41,11 @@ LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15
 KV_BYTES = 256 << 20
 # A prefill of 7,500 tokens takes steps of 512: about what a GPU's takes beside its decode steps.
 STEP_TOKENS = 512
-WITHOUT_S = 1.0
-# What the moving request may say: it stays about as long as it is said to be.
-MOVING_TOKENS = 600
-# From the end of a move to the answer: the first token at its frontend, and two messages.
-ANSWER_S = 0.02
+QUIET_S = 0.75
+MOVING_S = 1.0
+# What the moving request may say: it stays about as long as it is said to be, and 7,500 and these
+# are about all that the model takes: some 6 s.
+MOVING_TOKENS = 680
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,32 @@ class Sample:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Tokens per second of the others before, during and after a series of moves, and the share
+    of that time in which one was under way (between two, an answer is waited for)."""
+
+    before_per_s: float
+    during_per_s: float
+    after_per_s: float
+    busy_share: float
+    durations_s: list[float]
+
+    @property
+    def num_moves(self) -> int:
+        return len(self.durations_s)
+
+    @property
+    def move_s(self) -> float:
+        return statistics.median(self.durations_s)
+
+    @property
+    def slowdown(self) -> float:
+        """Of their steps while one is under way."""
+        without_per_s = (self.before_per_s + self.after_per_s) / 2
+        return (without_per_s / self.during_per_s - 1) / self.busy_share
+
+
 class MigrationCluster(LlumctlServer):
     """A block that is found in the destination's prefix cache is not copied: there would be
     nothing to measure."""
@@ -74,6 +100,10 @@ class MigrationCluster(LlumctlServer):
     def _command(self) -> list[str]:
         arguments = ("enable_prefix_caching=false", f"max_num_batched_tokens={STEP_TOKENS}")
         return [*super()._command(), *(p for a in arguments for p in ("--engine-arg", a))]
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing moves but what is measured."""
+        return {**super()._environment(), "LLUMCTL_MIGRATION_ENABLED": "false"}
 
 
 class Bench:
@@ -193,53 +223,55 @@ class Bench:
         return taken_s
 
     async def slowdown(self, limit: float | None, repeats: int) -> dict[str, Any]:
-        """Steps of three others on each side while 7,500 tokens move and while nothing does."""
+        """Tokens of three others on each instance while 7,500 tokens move to and fro, and while
+        nothing moves. Counted over a second or more: tokens reach a client in bursts."""
         await self.limit(limit)
-        others: list[TokenStream] = []
-        during: dict[str, list[float]] = {"source": [], "destination": []}
-        without: dict[str, list[float]] = {"source": [], "destination": []}
-        durations_s: list[float] = []
-        moving = None
+        rounds: list[Slowdown] = []
         try:
             for _ in range(repeats):
-                others = [self.stream(OTHER_LENGTH, 4000) for _ in range(6)]
-                await self.place(others[:3], "i-0")
-                await self.place(others[3:], "i-1")
-                moving = self.stream(7500, MOVING_TOKENS)
-                await moving.wait_tokens(2)
-                here = await self.where(moving)
-                there = "i-1" if here == "i-0" else "i-0"
-                sides = {"source": others[:3], "destination": others[3:]}
-                if here == "i-1":
-                    sides = {"source": others[3:], "destination": others[:3]}
-                began_s = time.perf_counter()
-                await asyncio.sleep(WITHOUT_S)
-                quiet_s = time.perf_counter()
-                report = await self.move(moving, there)
-                ended_s = time.perf_counter() - ANSWER_S
-                duration_s = report.attempts[-1].duration_s or 0.0
-                durations_s.append(duration_s)
-                for stream in (moving, *others):
-                    await stream.stop()
-                for side, streams in sides.items():
-                    for stream in streams:
-                        without[side] += stream.steps_between(began_s, quiet_s)
-                        during[side] += stream.steps_between(ended_s - duration_s, ended_s)
+                rounds.append(await self._slowdown_once())
         finally:
-            for stream in (*([moving] if moving else []), *others):
-                await stream.stop()
             await self.limit(None)
         return {
             "max_bytes_per_s": limit,
-            "duration_s": statistics.median(durations_s),
-            "num_moves": len(durations_s),
-            "steps_without_s": {k: statistics.mean(v) for k, v in without.items()},
-            "steps_during_s": {k: statistics.mean(v) for k, v in during.items()},
-            "slowdown": {
-                side: statistics.mean(during[side]) / statistics.mean(without[side]) - 1
-                for side in during
-            },
+            "num_moves": sum(each.num_moves for each in rounds),
+            "duration_s": statistics.median(each.move_s for each in rounds),
+            "slowdown": statistics.median(each.slowdown for each in rounds),
+            "rounds": [asdict(each) for each in rounds],
         }
+
+    async def _slowdown_once(self) -> Slowdown:
+        others = [self.stream(OTHER_LENGTH, 4000) for _ in range(6)]
+        moving = None
+        try:
+            await self.place(others[:3], "i-0")
+            await self.place(others[3:], "i-1")
+            moving = self.stream(7500, MOVING_TOKENS)
+            await moving.wait_tokens(2)
+            here = await self.where(moving)
+            before = await self._rate(others, QUIET_S)
+            began_s, num_before = time.perf_counter(), _num_tokens(others)
+            durations_s: list[float] = []
+            while time.perf_counter() - began_s < MOVING_S:
+                here = "i-1" if here == "i-0" else "i-0"
+                report = await self.move(moving, here)
+                durations_s.append(report.attempts[-1].duration_s or 0.0)
+            taken_s = time.perf_counter() - began_s
+            during = (_num_tokens(others) - num_before) / taken_s
+            after = await self._rate(others, QUIET_S)
+        finally:
+            for stream in (*([moving] if moving else []), *others):
+                await stream.stop()
+        return Slowdown(before, during, after, sum(durations_s) / taken_s, durations_s)
+
+    async def _rate(self, streams: Sequence[TokenStream], for_s: float) -> float:
+        began_s, num_before = time.perf_counter(), _num_tokens(streams)
+        await asyncio.sleep(for_s)
+        return (_num_tokens(streams) - num_before) / (time.perf_counter() - began_s)
+
+
+def _num_tokens(streams: Sequence[TokenStream]) -> int:
+    return sum(len(stream.token_times_s) for stream in streams)
 
 
 async def measure(
@@ -325,14 +357,15 @@ def _case_table(cases: list[dict[str, Any]]) -> Table:
 
 def _slowdown_table(curve: list[dict[str, Any]]) -> Table:
     table = Table(title="the others' steps while 7,500 tokens move", box=box.SIMPLE)
-    for column in ("limit MB/s", "move s", "source", "destination"):
+    for column in ("limit MB/s", "moves", "a move, s", "slowed by"):
         table.add_column(column, justify="right")
     for point in curve:
         limit = point["max_bytes_per_s"]
         table.add_row(
             "none" if limit is None else f"{limit / 1e6:.0f}",
+            str(point["num_moves"]),
             f"{point['duration_s']:.2f}",
-            *(f"{point['slowdown'][side]:+.1%}" for side in ("source", "destination")),
+            f"{point['slowdown']:+.1%}",
         )
     return table
 

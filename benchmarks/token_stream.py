@@ -6,7 +6,6 @@ import time
 import uuid
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 import httpx
 
@@ -41,11 +40,6 @@ class TokenStream:
             grew.cancel()
             if self._task.done() and len(self.token_times_s) < count:
                 raise RuntimeError(f"the stream ended early: {self._task}")
-
-    def steps_between(self, began_s: float, ended_s: float) -> list[float]:
-        """Gaps between tokens that lie in this span of time."""
-        times = [t for t in self.token_times_s if began_s <= t <= ended_s]
-        return [later - earlier for earlier, later in pairwise(times)]
 
     async def stop(self) -> None:
         self._task.cancel()

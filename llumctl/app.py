@@ -13,15 +13,20 @@ from llumctl.commands import (
     config,
     doctor,
     down,
+    drain,
     events,
+    explain,
     get,
     logs,
     migrate,
+    priority,
     record,
     requests,
+    scale,
     set_settings,
     status,
     top,
+    undrain,
     up,
     wait,
 )
@@ -42,7 +47,12 @@ app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("record")(record.record)
 app.command("requests")(requests.requests)
+app.command("explain")(explain.explain)
 app.command("migrate")(migrate.migrate)
+app.command("priority")(priority.priority)
+app.command("drain")(drain.drain)
+app.command("undrain")(undrain.undrain)
+app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("get")(get.get)
 app.command("set")(set_settings.set_settings)
 app.command("events")(events.events)

@@ -1,7 +1,7 @@
 """What `llumctl wait` waits for: conditions read from text and judged by what is so now.
 
-Pure: they are given a status or a request and say whether the condition holds, what holds
-instead, and whether it can still come about.
+Pure: they are given a status, a request or the drains and say whether the condition holds, what
+holds instead, and whether it can still come about.
 """
 
 import difflib
@@ -18,6 +18,7 @@ from controller.api.models import (
     RequestState,
     RequestStatus,
 )
+from controller.api.steer_models import DrainList
 from llumctl import choices
 
 FLAG = "--for"
@@ -28,6 +29,7 @@ FORMS = (
     "instance/ID=STATE",
     "frontend/ID=STATE",
     "request/ID=STATE",
+    "drained=ID",
 )
 GONE = "gone"
 """State of an instance that the cluster does not have (any more)."""
@@ -119,7 +121,26 @@ class RequestIs:
         return Judged(Verdict.NEVER if found.state in ENDED_STATES else Verdict.NOT_YET, now)
 
 
-Condition = ClusterIs | MemberIs | Idle | RequestIs
+@dataclass(frozen=True)
+class Drained:
+    """Nothing is left on it and nothing comes: it is safe to delete."""
+
+    instance_id: str
+
+    def judge(self, drains: DrainList, status: ClusterStatus) -> Judged:
+        """Raises NotFoundError for an instance that the cluster does not have."""
+        name = f"instance {self.instance_id}"
+        for found in drains.drains:
+            if found.instance_id == self.instance_id:
+                if found.safe_to_delete:
+                    return Judged(Verdict.HOLDS, f"{name} is drained: safe to delete")
+                left = f"{found.num_requests_left} left"
+                return Judged(Verdict.NOT_YET, f"{name} is {found.state}, {left}")
+        now = MemberIs("instance", self.instance_id, InstanceState.DRAINING).judge(status).now
+        return Judged(Verdict.NOT_YET, f"{now}, and nobody drains it")
+
+
+Condition = ClusterIs | MemberIs | Idle | RequestIs | Drained
 
 
 def parse(text: str) -> Condition:
@@ -132,6 +153,8 @@ def parse(text: str) -> Condition:
         return Idle()
     if subject == "cluster" and equals:
         return ClusterIs(ClusterState(_state(state, ClusterState, "cluster")))
+    if subject == "drained" and equals:
+        return Drained(choices.an_id(state, FLAG))
     if kind in ("instance", "frontend") and name and equals:
         gone = [GONE] if kind == "instance" else []
         return MemberIs(

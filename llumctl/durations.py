@@ -23,6 +23,14 @@ def seconds(text: str, flag: str) -> float:
     return found
 
 
+def positive(text: str, flag: str) -> float:
+    """As `seconds`, but more than none."""
+    found = seconds(text, flag)
+    if not found:
+        raise UsageError(f"{flag}: must be more than no time", f"durations look like {EXAMPLES}")
+    return found
+
+
 def moment(text: str, flag: str, now_s: float) -> float:
     """Seconds since the epoch of so long ago or of an ISO time (local unless it says)."""
     ago = _seconds(text)

@@ -44,6 +44,12 @@ def say(text: str) -> None:
         _write(sys.stderr, f"{text}\n")
 
 
+def say_on(text: str) -> None:
+    """What something follows on the same line of stderr: an answer, or the next of its kind."""
+    with contextlib.suppress(LlumctlError):
+        _write(sys.stderr, text)
+
+
 def reader_left() -> bool:
     """Whether stdout is a pipe whose other end is closed: what follows, ends then."""
     if sys.stdout is None:
@@ -137,6 +143,8 @@ _TINTS: Mapping[str, str] = {
     "starting": YELLOW,
     "restarting": YELLOW,
     "draining": YELLOW,
+    "drained": GREEN,
+    "removed": GREEN,
     "degraded": YELLOW,
     "stopping": YELLOW,
     "warn": YELLOW,

@@ -121,7 +121,7 @@ def endpoint_text(settings: Settings, status: ClusterStatus) -> str:
     words = [f"curl {shlex.quote(f'{base}/v1/chat/completions')}"]
     if settings.endpoint.api_key_file:
         key_file = shlex.quote(settings.endpoint.api_key_file)
-        script = "/./{s/^/Authorization: Bearer /p;q}"
+        script = "/./{s/[[:space:]].*//;s/^/Authorization: Bearer /p;q}"
         words.append(f"-H @<(sed -n {shlex.quote(script)} {key_file})")
     words.append("-H 'Content-Type: application/json'")
     words.append(f"-d {shlex.quote(json.dumps(body))}")

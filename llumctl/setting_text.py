@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 from controller.api.errors import UsageError
 
+Value = int | float | str | bool | None
 HINT = "llumctl set migration.max_moves=2"
 
 
-def parse(assignments: Iterable[str]) -> dict[str, int | float | str | bool]:
+def parse(assignments: Iterable[str]) -> dict[str, Value]:
     """`KEY=VALUE` each; the controller says whether there is such a key and value.
 
     Raises UsageError for another form, and for a key that is given twice."""
-    found: dict[str, int | float | str | bool] = {}
+    found: dict[str, Value] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (key and equals and text) or not assignment.isprintable():
@@ -22,18 +23,12 @@ def parse(assignments: Iterable[str]) -> dict[str, int | float | str | bool]:
     return found
 
 
-def value_text(value: float | str | bool) -> str:
-    """Large numbers in full: what is shown can be typed."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(int(value)) if value.is_integer() else repr(value)
-    return str(value)
-
-
-def _value(text: str) -> int | float | str | bool:
+def _value(text: str) -> Value:
+    """The inverse of `words.setting_value`."""
     if text in ("true", "false"):
         return text == "true"
+    if text == "none":
+        return None
     for kind in (int, float):
         try:
             value = kind(text)

@@ -8,6 +8,7 @@ import contextlib
 import ipaddress
 from pathlib import Path
 
+from controller.api import key_file
 from controller.api.errors import UsageError
 from controller.api.settings import EMBEDDED_MODEL, Settings
 from llumctl import secrets_file
@@ -31,13 +32,13 @@ def checked(settings: Settings, origins: Origins) -> Settings:
             f"{origins.of(('emulated', 'profile'))}: only emulated engines have a profile",
             "llumctl up --engine emulated --profile ...",
         )
-    key_file = endpoint.api_key_file
-    if key_file is not None:
-        key_file = str(_secrets_file(key_file, ("endpoint", "api_key_file"), origins))
+    keys = endpoint.api_key_file
+    if keys is not None:
+        keys = str(_key_file(keys, settings, origins))
     return settings.model_copy(
         update={
             "cluster": cluster.model_copy(update={"model": model}),
-            "endpoint": endpoint.model_copy(update={"api_key_file": key_file}),
+            "endpoint": endpoint.model_copy(update={"api_key_file": keys}),
             "emulated": emulated,
         }
     )
@@ -130,9 +131,15 @@ def _is_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
 
 
-def _secrets_file(name: str, key: Key, origins: Origins) -> Path:
+def _key_file(name: str, settings: Settings, origins: Origins) -> Path:
+    key: Key = ("endpoint", "api_key_file")
     path = _absolute(name, key, origins)
-    secrets_file.read(path, f"{origins.of(key)}: {'.'.join(map(str, key))}")
+    where = f"{origins.of(key)}: {'.'.join(map(str, key))}"
+    text = secrets_file.read(path, where)
+    try:
+        key_file.check(text, [level.name for level in settings.priority])
+    except ValueError as error:
+        raise UsageError(f"{where}: {path}: {error}", "llumctl config show") from error
     return path
 
 

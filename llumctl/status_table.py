@@ -10,8 +10,11 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 
 
 def render(status: ClusterStatus, *, wide: bool, colours: bool) -> str:
-    """A line about the cluster, its instances, and if wide its frontends."""
+    """A line about the cluster, its instances, and if wide its frontends. How far drains are is
+    shown while there are any."""
     columns = WIDE_COLUMNS if wide else COLUMNS
+    if any(item.drain for item in status.instances):
+        columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
     parts = [
         _summary(status),
         output.table(
@@ -44,9 +47,17 @@ def _summary(status: ClusterStatus) -> str:
         f"frontends {serving}/{len(status.frontends)}",
         f"held {status.num_held_reqs}",
         f"moving {len(status.moves)}",
+        f"revision {status.revision}",
         f"up {duration(status.uptime_s)}",
     )
     return "  ".join(printable(fact) for fact in facts)
+
+
+def _drain(item: InstanceStatus) -> str:
+    """One word, as in other columns: what is left, or that nothing is."""
+    if item.drain is None:
+        return "-"
+    return "safe-to-delete" if item.drain.safe_to_delete else f"{item.drain.num_requests_left}-left"
 
 
 def _kv_use(item: InstanceStatus) -> str:

@@ -7,11 +7,11 @@ and requests, lost connections and controllers that are not there yet.
 
 import time
 
-from controller.api.errors import LlumctlError, TimedOutError, UnreachableError
+from controller.api.errors import LlumctlError, NotFoundError, TimedOutError, UnreachableError
 from controller.api.models import ClusterState
 from controller.api.words import latency
 from llumctl import connect, output
-from llumctl.conditions import ClusterIs, Condition, Judged, RequestIs, Verdict
+from llumctl.conditions import ClusterIs, Condition, Drained, Judged, RequestIs, Verdict
 
 POLL_S = 0.25
 # A question gets this long however little time is left.
@@ -22,7 +22,8 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
     """What is so when the condition holds, in words.
 
     Who waits for a cluster to be ready may come before its controller; otherwise one must
-    answer at first. One that answered once may be gone for a while.
+    answer at first. One that answered once may be gone for a while. An instance that goes while
+    somebody waits for it to be drained was drained (scale-in).
 
     Raises:
         TimedOutError: naming `wanted` and what holds instead.
@@ -43,6 +44,10 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
                 return now
             if judged.verdict is Verdict.NEVER:
                 raise LlumctlError(f"{wanted} cannot come about any more: {now}", _look(condition))
+        except NotFoundError:
+            if not (answered and isinstance(condition, Drained)):
+                raise
+            return f"instance {condition.instance_id} is gone"
         except UnreachableError as error:
             stopped = answered and isinstance(error, connect.NotRunningError)
             if stopped or not (answered or expected):
@@ -64,6 +69,8 @@ def _ask(cluster: str, condition: Condition, left_s: float) -> Judged:
     with connect.client(cluster, timeout_s) as client:
         if isinstance(condition, RequestIs):
             return condition.judge(client.request(condition.reference))
+        if isinstance(condition, Drained):
+            return condition.judge(client.drains(), client.status())
         return condition.judge(client.status())
 
 

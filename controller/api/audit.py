@@ -7,6 +7,7 @@ What users wrote to the model is never in it.
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from controller.api.errors import LlumctlError
@@ -19,29 +20,56 @@ class AuditLog:
     def __init__(self, state_dir: str | Path) -> None:
         self.path = Path(state_dir) / FILE
 
-    def write(self, *, actor: str, action: str, target: str, outcome: str, cause_id: str) -> None:
-        """`outcome`: done, or why not. Raises LlumctlError if it cannot be written: what was
+    def write(
+        self,
+        *,
+        actor: str,
+        action: str,
+        target: str,
+        outcome: str,
+        cause_id: str,
+        reason: str = "",
+    ) -> None:
+        """`outcome`: begun, done, or why not. Raises LlumctlError if it cannot be written: what was
         asked for should not be done then either."""
-        entry = {
-            "time_s": round(time.time(), 3),
-            "actor": printable(actor),
-            "action": printable(action),
-            "target": printable(target),
-            "outcome": printable(outcome),
-            "cause_id": cause_id,
-        }
+        self.write_all(
+            [(action, target)], actor=actor, outcome=outcome, cause_id=cause_id, reason=reason
+        )
+
+    def write_all(
+        self,
+        deeds: Iterable[tuple[str, str]],
+        *,
+        actor: str,
+        outcome: str,
+        cause_id: str,
+        reason: str = "",
+    ) -> None:
+        """An entry for each (action, target), all or none. As `write`."""
+        lines = []
+        for action, target in deeds:
+            entry = {
+                "time_s": round(time.time(), 3),
+                "actor": printable(actor),
+                "action": printable(action),
+                "target": printable(target),
+                "outcome": printable(outcome),
+                "cause_id": cause_id,
+                "reason": printable(reason),
+            }
+            lines.append(json.dumps(entry).encode() + b"\n")
         try:
-            self._append(json.dumps(entry).encode() + b"\n")
+            self._append(b"".join(lines))
         except OSError as error:
             raise LlumctlError(
                 f"cannot write the audit log {self.path}: {error.strerror}", "llumctl doctor"
             ) from error
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         """One write: lines of several processes do not mix."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, line)
+            os.write(descriptor, lines)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

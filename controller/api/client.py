@@ -20,6 +20,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
+from controller.api.explain_models import Explanation
 from controller.api.models import (
     SCHEMA_VERSION,
     ClusterStatus,
@@ -38,6 +39,16 @@ from controller.api.models import (
     StopRequest,
     WireModel,
 )
+from controller.api.steer_models import (
+    DrainList,
+    DrainReport,
+    DrainRequest,
+    PriorityReport,
+    PriorityRequest,
+    ScaleReport,
+    ScaleRequest,
+    UndrainRequest,
+)
 
 DEFAULT_TIMEOUT_S = 5.0
 # The controller pings an idle stream every second.
@@ -53,10 +64,11 @@ _BY_STATUS: dict[int, type[LlumctlError]] = {
 }
 
 _BY_CODE: dict[str, type[LlumctlError]] = {
-    "bad_setting": UsageError,
+    **dict.fromkeys(("bad_setting", "no_such_level"), UsageError),
     **dict.fromkeys(
         ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
     ),
+    **dict.fromkeys(("last_instance", "min_instances", "no_room", "removing"), RefusedError),
 }
 """Before the status: these say no, though nothing changed since somebody looked."""
 
@@ -70,6 +82,11 @@ Answer = TypeVar(
     MigrationReport,
     SettingList,
     SettingChanges,
+    Explanation,
+    DrainReport,
+    DrainList,
+    ScaleReport,
+    PriorityReport,
 )
 Params = Mapping[str, str | int | float | list[str]]
 
@@ -159,6 +176,11 @@ class ControlClient:
         """By id, client's id or a unique beginning. Raises NotFoundError, ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
+    def explain(self, reference: str) -> Explanation:
+        """Why it is where it is, step by step. As `request`."""
+        path = f"/v1/requests/{quote(reference, safe='')}/explain"
+        return self._call(Explanation, "GET", path)
+
     def migrate(self, reference: str, wanted: MigrateRequest) -> MigrationReport:
         """Returns when the move is over, however it ended.
 
@@ -170,6 +192,27 @@ class ControlClient:
         path = f"/v1/requests/{quote(reference, safe='')}/migrate"
         timeout_s = self._timeout_s + wanted.timeout_s
         return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s)
+
+    def drain(self, instance_id: str, wanted: DrainRequest) -> DrainReport:
+        """Returns when it has begun; it goes on whether or not anybody watches."""
+        path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
+        return self._call(DrainReport, "POST", path, wanted)
+
+    def undrain(self, instance_id: str, wanted: UndrainRequest) -> DrainReport:
+        path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
+        return self._call(DrainReport, "POST", path, wanted)
+
+    def drains(self) -> DrainList:
+        return self._call(DrainList, "GET", "/v1/drains")
+
+    def scale(self, wanted: ScaleRequest) -> ScaleReport:
+        """Returns when it has begun: instances start and leave in the background."""
+        return self._call(ScaleReport, "POST", "/v1/scale", wanted)
+
+    def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
+        """Of a live request, named as in `request`."""
+        path = f"/v1/requests/{quote(reference, safe='')}/priority"
+        return self._call(PriorityReport, "POST", path, wanted)
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")

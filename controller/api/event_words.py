@@ -20,6 +20,8 @@ KINDS = (
     "evicted",
     "migrated",
     "migration_failed",
+    "not_moved",
+    "priority_changed",
     "finished",
     "aborted",
     "failed",
@@ -28,6 +30,10 @@ KINDS = (
     "instance_stalled",
     "instance_recovered",
     "instance_failed",
+    "drain_started",
+    "drain_overdue",
+    "drained",
+    "drain_ended",
     "frontend_started",
     "frontend_died",
     "frontend_failed",
@@ -53,6 +59,11 @@ _SEVERITIES: Mapping[str, Severity] = {
     "recovered": Severity.GOOD,
     "operator": Severity.NOTED,
     "migrated": Severity.NOTED,
+    "priority_changed": Severity.NOTED,
+    "drain_started": Severity.NOTED,
+    "drain_ended": Severity.NOTED,
+    "drained": Severity.GOOD,
+    "overdue": Severity.WARN,
     "migration_failed": Severity.WARN,
     "evicted": Severity.WARN,
     "aborted": Severity.WARN,
@@ -99,8 +110,13 @@ def reasons(event: "Event") -> tuple[str, ...]:
 
 
 def figures(event: "Event") -> tuple[str, ...]:
-    """Those that are known, as `figure` says them."""
-    return tuple(figure(name, value) for name, value in event.numbers.items() if value is not None)
+    """Those that are known, as `figure` says them. Not what other instances the decision about a
+    move looked at: `explain` tells."""
+    return tuple(
+        figure(name, value)
+        for name, value in event.numbers.items()
+        if value is not None and not name.startswith("freeness_of_")
+    )
 
 
 def why(event: "Event") -> str:

@@ -88,6 +88,19 @@ class EndedMoveStatus(WireModel):
     downtime_s: float | None = None
 
 
+class DrainStatus(WireModel):
+    """Of an instance that is being drained. `removes`: it goes for good once it is empty."""
+
+    drain_id: str
+    num_requests_left: int
+    num_moved: int
+    deadline_s: float | None = None
+    """Seconds since the epoch."""
+    on_deadline: Literal["keep", "abort"] = "keep"
+    safe_to_delete: bool = False
+    removes: bool = False
+
+
 class InstanceStatus(WireModel):
     """One instance. Load figures are null until it has reported for the first time."""
 
@@ -121,6 +134,7 @@ class InstanceStatus(WireModel):
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None
     age_s: float | None = None
+    drain: DrainStatus | None = None
 
 
 class FrontendStatus(WireModel):
@@ -150,6 +164,8 @@ class ClusterStatus(WireModel):
     cluster: str
     state: ClusterState
     detail: str = ""
+    revision: int = 0
+    """Counts the changes of what operators want of the cluster."""
     model: str
     policy: str
     engine: str = "vllm"
@@ -190,6 +206,8 @@ class Event(WireModel):
     level: str | None = None
     actor: str | None = None
     numbers: dict[str, float | int | None] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    """What else it names: `from` and `to` of a move, the `policy` of a dispatch."""
 
 
 class EventPage(WireModel):
@@ -260,8 +278,11 @@ class RequestList(WireModel):
 
 
 class RequestDetail(RequestStatus):
+    """`num_forgotten`: events that are missing in the middle of its history."""
+
     schema_version: int = SCHEMA_VERSION
     history: tuple[Event, ...] = ()
+    num_forgotten: int = 0
 
 
 class StatusFrame(WireModel):
@@ -386,43 +407,54 @@ class MigrationReport(WireModel):
     """The last one last."""
 
 
-SettingValue = int | float | str | bool
+SettingValue = int | float | str | bool | None
+"""None: the setting has no value, as a time limit that is not set."""
 
 
 class Setting(WireModel):
-    """One that may be changed while the cluster runs."""
+    """One that may be changed while the cluster runs. `default`: what it is where nobody says."""
 
     key: str
-    value: SettingValue
-    default: SettingValue
+    value: SettingValue = None
+    default: SettingValue = None
     meaning: str = ""
 
 
 class SettingList(WireModel):
+    """`revision` counts the changes of what operators want of the cluster."""
+
     schema_version: int = SCHEMA_VERSION
     settings: tuple[Setting, ...]
+    revision: int = 0
 
 
 class SettingsPatch(WireModel):
-    """All of `changes` or, if one is wrong, none."""
+    """All of `changes` or, if one is wrong, none. With `if_revision`, only if that is still the
+    revision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
     dry_run: bool = False
+    reason: str = Field("", max_length=200)
+    if_revision: int | None = Field(None, ge=0)
 
 
 class SettingChange(WireModel):
     key: str
-    previous: SettingValue
-    value: SettingValue
+    previous: SettingValue = None
+    value: SettingValue = None
 
 
 class SettingChanges(WireModel):
+    """`revision`: the one that these changes made; of a dry run, and where nothing changed, the
+    present one."""
+
     schema_version: int = SCHEMA_VERSION
     dry_run: bool = False
     changes: tuple[SettingChange, ...]
     """Those whose value is another one now."""
+    revision: int = 0
 
 
 class ErrorBody(WireModel):

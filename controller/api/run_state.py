@@ -10,13 +10,13 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_origin
 
+from controller.api import private_file
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 
 SCHEMA_VERSION = 1
@@ -118,23 +118,13 @@ def run_file(cluster: str) -> Path:
 
 def save(state: RunState) -> Path:
     """Replaces the cluster's run state in one step; a reader sees the old or the new one."""
-    folder = state_dir(state.cluster)
-    target = folder / _FILE
-    temporary = folder / f".{_FILE}.{secrets.token_hex(8)}"
+    target = state_dir(state.cluster) / _FILE
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(state), file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        private_file.replace(target, json.dumps(asdict(state), indent=2) + "\n")
     except OSError as error:
         raise LlumctlError(
             f"cannot write the run state {target}: {error.strerror}", "llumctl doctor"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

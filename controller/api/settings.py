@@ -4,9 +4,9 @@ The TOML file has one table per class below; `llumctl.settings` merges file, env
 and flags into a `Settings` and hands it to `up`, which hands it to the controller.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -43,7 +43,8 @@ class EndpointTable(Table):
     host: str = "127.0.0.1"
     port: Port = 8000
     api_key_file: str | None = None
-    """A file of mode 0600 whose lines are the keys that clients may use."""
+    """A file of mode 0600 whose lines are the keys that clients may use, each alone or before the
+    names of the priority levels that it may ask for. None: anybody may ask for any level."""
     served_model_name: str | None = None
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
     """A larger request is answered 413."""
@@ -68,6 +69,7 @@ class SchedulerTable(Table):
     """`[scheduler]`: dispatch and liveness."""
 
     policy: str = "llumnix"
+    """Which instance a request is dispatched to: llumnix is the freest."""
     max_held_reqs: Annotated[int, Field(ge=0)] = 1024
     """Requests held while no instance is schedulable; one more is answered 429."""
     hold_timeout_s: Seconds = 30.0
@@ -81,15 +83,41 @@ class SchedulerTable(Table):
 
 
 class MigrationTable(Table):
-    """`[migration]`: what moves of live requests may take. May be changed while the cluster runs
-    (`llumctl set`)."""
+    """`[migration]`: when requests are moved, which, and what that may take; docs/scheduling.md."""
 
+    enabled: bool = True
+    """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
+    interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.1
+    """From one round of pairing instances to the next."""
+    source_below_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
+    """An instance whose freeness is lower is relieved of requests."""
+    destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
+    """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
+    pairing: Literal["defrag", "balanced"] = "defrag"
+    """How sources are given their destinations."""
+    victim: Literal["llumnix", "LCR", "LR", "SR", "FCW", "FCWSR"] = "llumnix"
+    """Which of a source's requests go first."""
+    guard: bool = True
+    """Whether a move must be worth what it costs, and must not bring a request back soon."""
+    not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """How long a request that came from an instance is not moved back there."""
+    max_moves_per_minute: Annotated[int, Field(ge=0)] = 6
+    """Of one request; 0: none but by hand and out of what drains."""
     max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
     """Moves of one instance at a time, to and from it; 0: none."""
     max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """From one instance to another; 0: no limit."""
     cooling_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """How long a destination that failed is not chosen."""
+
+    @model_validator(mode="after")
+    def _a_destination_is_no_source(self) -> Self:
+        if self.source_below_steps > self.destination_above_steps:
+            raise ValueError(
+                f"source_below_steps ({self.source_below_steps:g}) must not exceed"
+                f" destination_above_steps ({self.destination_above_steps:g})"
+            )
+        return self
 
 
 class PriorityTable(Table):
@@ -98,6 +126,7 @@ class PriorityTable(Table):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,23}$")]
     rank: Annotated[int, Field(ge=-100, le=100)]
     target_load_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The load that may stay beside a running request of this level; None: any."""
 
 
 class EmulatedTable(Table):

@@ -51,6 +51,17 @@ def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: boo
     return "--:--:--"
 
 
+def setting_value(value: float | str | bool | None) -> str:
+    """As it can be typed: large numbers in full, `none` for no value."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() else repr(value)
+    return str(value)
+
+
 def printable(text: str, keep: str = "") -> str:
     """What comes from afar must not drive the terminal: of what has no glyph, white space becomes
     a space and all else is written as an escape. What is in `keep` stays."""

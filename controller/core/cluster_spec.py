@@ -39,6 +39,21 @@ class ClusterSpec:
         ids = tuple(f"i-{number}" for number in range(num_instances))
         return ClusterSpec(0, ids, num_instances)
 
+    def check(self) -> None:
+        """Raises ValueError if it cannot have come about by the changes below."""
+        if len(set(self.instance_ids)) != len(self.instance_ids):
+            raise ValueError("an instance is named twice")
+        unknown = set(self.drains) - set(self.instance_ids)
+        if unknown:
+            raise ValueError(f"a drain of {min(unknown)}, which is no instance")
+        if any(key != order.instance_id for key, order in self.drains.items()):
+            raise ValueError("a drain stands under the name of another instance")
+        used = [int(each.removeprefix("i-")) for each in self.instance_ids]
+        if self.next_instance <= max(used, default=-1):
+            raise ValueError("the number of the next instance was used already")
+        if self.revision < 0:
+            raise ValueError("the revision is negative")
+
     def with_instances_added(self, count: int) -> "ClusterSpec":
         last = self.next_instance + count
         added = tuple(f"i-{number}" for number in range(self.next_instance, last))

@@ -6,6 +6,7 @@ Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priori
 """
 
 import difflib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,19 +15,19 @@ from controller.core.freeness import NOTHING_UNREPORTED, dispatch_freeness
 from controller.core.loads import LOADS, LoadFunction
 from controller.core.snapshot import InstanceSnapshot, Level, Unreported
 
-Scores = Mapping[str, float]
-"""Score by instance id, of every instance considered."""
 ScoreFunction = Callable[[InstanceSnapshot, Unreported, Level, Sequence[Level]], float]
-PickFunction = Callable[[Scores, str | None], str]
+PickFunction = Callable[[Sequence[str], Sequence[float], str | None], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`pick` takes scores (at least one) and the instance chosen last; it decides ties by id."""
+    """`pick` takes ids (at least one, ascending), their scores and the instance chosen last; it
+    gives a place among them and decides ties by id, so by the first."""
 
     name: str
     score: ScoreFunction
     pick: PickFunction
+    low_is_better: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +43,21 @@ class Choice:
     """The instance chosen, and all that were considered, in the policy's own unit."""
 
     instance_id: str
-    scores: Scores
+    scores: Mapping[str, float]
 
 
-def pick_highest(scores: Scores, _last: str | None) -> str:
-    """The largest score; the smallest id among equals."""
-    best = max(scores.values())
-    return min([instance_id for instance_id, score in scores.items() if score == best])
+def pick_highest(_ids: Sequence[str], scores: Sequence[float], _last: str | None) -> int:
+    return scores.index(max(scores))
 
 
-def pick_lowest(scores: Scores, _last: str | None) -> str:
-    """The smallest score; the smallest id among equals."""
-    best = min(scores.values())
-    return min([instance_id for instance_id, score in scores.items() if score == best])
+def pick_lowest(_ids: Sequence[str], scores: Sequence[float], _last: str | None) -> int:
+    return scores.index(min(scores))
 
 
-def pick_next(scores: Scores, last: str | None) -> str:
+def pick_next(ids: Sequence[str], _scores: Sequence[float], last: str | None) -> int:
     """The id that follows `last`, then around; right even if `last` is gone by now."""
-    if last is not None:
-        following = [instance_id for instance_id in scores if instance_id > last]
-        if following:
-            return min(following)
-    return min(scores)
+    place = 0 if last is None else bisect_right(ids, last)
+    return place if place < len(ids) else 0
 
 
 def _llumnix(
@@ -91,14 +85,14 @@ def _by_load(name: str, load: LoadFunction) -> Policy:
     ) -> float:
         return load(snapshot, unreported)
 
-    return Policy(name, score, pick_lowest)
+    return Policy(name, score, pick_lowest, low_is_better=True)
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         "llumnix": Policy("llumnix", _llumnix, pick_highest),
         **{name: _by_load(name, load) for name, load in LOADS.items()},
-        "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest),
+        "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
         "round-robin": Policy("round-robin", _no_score, pick_next),
     }
 )
@@ -133,4 +127,8 @@ def choose(
         for candidate in candidates
         if not candidate.snapshot.draining
     }
-    return Choice(policy.pick(scores, last), scores) if scores else None
+    if not scores:
+        return None
+    ids = sorted(scores)
+    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], last)
+    return Choice(ids[place], scores)

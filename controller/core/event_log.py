@@ -7,8 +7,10 @@ so that all that came of one cause can be read together:
     step-INSTANCE-N-K      step K of incarnation N: admissions and evictions
     lost-MEMBER-N          incarnation N of a member was lost: the failures of its requests
     start-MEMBER-N         incarnation N of a member began to serve
-    op-HEX                 what an operator asked for
+    op-HEX                 what an operator asked for, and the drains that came of it
     m-HEX-K                move K that a controller ordered: how it went
+    m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
+    round-HEX-K            round K of a controller's rescheduling: what was not moved
 
 A position is `EPOCH-SEQ`. The epoch is the log's own: positions of a controller that died mean
 nothing to its successor, whose log begins anew.
@@ -31,6 +33,9 @@ class EventKind(StrEnum):
     MIGRATED = "migrated"
     MIGRATION_FAILED = "migration_failed"
     """The request stayed where it was, or ended."""
+    NOT_MOVED = "not_moved"
+    """Its instance was to be relieved, and this request was tried and not moved."""
+    PRIORITY_CHANGED = "priority_changed"
     FINISHED = "finished"
     ABORTED = "aborted"
     """The client left."""
@@ -42,6 +47,13 @@ class EventKind(StrEnum):
     INSTANCE_RECOVERED = "instance_recovered"
     INSTANCE_FAILED = "instance_failed"
     """Could not start, and is not tried again."""
+    DRAIN_STARTED = "drain_started"
+    DRAIN_OVERDUE = "drain_overdue"
+    """Its deadline passed, and it goes on."""
+    DRAINED = "drained"
+    """The instance has nothing left and gets nothing."""
+    DRAIN_ENDED = "drain_ended"
+    """It was undone, or the instance is gone."""
     FRONTEND_STARTED = "frontend_started"
     FRONTEND_DIED = "frontend_died"
     FRONTEND_FAILED = "frontend_failed"
@@ -53,7 +65,8 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """`numbers` are figures of its kind, units in their names; `actor` is who asked for it."""
+    """`numbers` are figures of its kind, units in their names; `labels` what else it names, in
+    words; `actor` is who asked for it."""
 
     kind: EventKind
     time_s: float
@@ -67,6 +80,7 @@ class LoggedEvent:
     level: str | None = None
     actor: str | None = None
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +99,16 @@ class EventLog:
     """The last `max_events` events. Raises ValueError for a bound below 1."""
 
     def __init__(self, epoch: str, max_events: int) -> None:
+        self._epoch = epoch
+        self._events: deque[LoggedEvent] = deque()
+        self._last_seq = 0
+        self.resize(max_events)
+
+    def resize(self, max_events: int) -> None:
+        """The newest of those that are kept stay. Raises ValueError for a bound below 1."""
         if max_events < 1:
             raise ValueError("an event log holds at least one event")
-        self._epoch = epoch
-        self._events: deque[LoggedEvent] = deque(maxlen=max_events)
-        self._last_seq = 0
+        self._events = deque(self._events, maxlen=max_events)
 
     @property
     def last_position(self) -> str:

@@ -1,9 +1,9 @@
 """What the global scheduler is told (past tense) and what it asks for (imperative)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controller.core.scores import Scores
 from controller.core.snapshot import InstanceSnapshot
 
 
@@ -43,8 +43,24 @@ class InstanceRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainBegan:
+    """From now on the instance gets nothing, in whatever incarnation, until `DrainEnded`. It need
+    not be known yet."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEnded:
+    """The instance may get requests again once its own status says so too."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchRequested:
-    """A frontend asks where to send a request. A replay of the request asks again."""
+    """A frontend asks where to send a request. A replay of the request asks again, and so does one
+    whose rank has changed while it was held."""
 
     request_id: str
     frontend_id: str
@@ -78,6 +94,8 @@ Event = (
     | StatusReported
     | InstanceDied
     | InstanceRemoved
+    | DrainBegan
+    | DrainEnded
     | DispatchRequested
     | DispatchCancelled
     | FrontendDied
@@ -97,7 +115,7 @@ class Dispatch:
     instance_id: str
     incarnation: int
     seq: int
-    scores: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
+    scores: Scores = field(default_factory=Scores, compare=False, repr=False)
 
 
 class RejectCode(StrEnum):

@@ -6,28 +6,25 @@ all go to the instance that was freest before it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import replace
 
-from controller.core.dispatch import Policy
 from controller.core.freeness import NOTHING_UNREPORTED
-from controller.core.snapshot import InstanceSnapshot, Level, Unreported, blocks_for
+from controller.core.snapshot import InstanceSnapshot, Unreported, blocks_for
 
 
 class InstanceRecord:
     """One incarnation of one instance. The scheduler mutates it; everybody else only reads."""
 
     __slots__ = (
-        "_levels",
-        "_policy",
-        "_scores",
-        "_stall_timeout_s",
         "_unreported",
         "alive",
+        "draining",
         "incarnation",
         "instance_id",
         "last_dispatch_seq",
         "last_report_s",
         "snapshot",
+        "stall_timeout_s",
         "unreported",
     )
 
@@ -36,13 +33,15 @@ class InstanceRecord:
         instance_id: str,
         incarnation: int,
         *,
-        policy: Policy,
-        levels: Sequence[Level],
         stall_timeout_s: float,
+        draining: bool = False,
     ) -> None:
         self.instance_id = instance_id
         self.incarnation = incarnation
         self.alive = True
+        self.draining = draining
+        """It was told to drain: it counts as draining also while its status does not say so. The
+        other way round too, so that after a drain its own word ends it."""
         self.snapshot: InstanceSnapshot | None = None
         """The last status of this incarnation."""
         self.last_report_s = float("-inf")
@@ -51,18 +50,13 @@ class InstanceRecord:
         self.unreported = NOTHING_UNREPORTED
         self._unreported: deque[tuple[int, int]] = deque()
         """(sequence number, demand in blocks) behind `unreported`, ascending."""
-        self._policy = policy
-        self._levels = levels
-        self._stall_timeout_s = stall_timeout_s
-        self._scores: dict[int, float] = {}
-        """Score by rank for the present status and accounting: a decision among 64 instances
-        then computes only the few scores that changed since the last one."""
+        self.stall_timeout_s = stall_timeout_s
 
     def schedulable(self, now_s: float) -> bool:
         """May get requests: alive, reported lately in this incarnation, not draining."""
         return (
             self.alive
-            and now_s - self.last_report_s <= self._stall_timeout_s
+            and now_s - self.last_report_s <= self.stall_timeout_s
             and self.snapshot is not None
             and not self.snapshot.draining
         )
@@ -77,18 +71,9 @@ class InstanceRecord:
             return "draining"
         return None if self.schedulable(now_s) else "stalled"
 
-    def score(self, level: Level) -> float:
-        """The policy's score for a new request of `level`. Needs a status."""
-        score = self._scores.get(level.rank)
-        if score is None:
-            assert self.snapshot is not None
-            score = self._policy.score(self.snapshot, self.unreported, level, self._levels)
-            self._scores[level.rank] = score
-        return score
-
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
         """Takes a status of this incarnation; what it has seen is unreported no more."""
-        self.snapshot = snapshot
+        self.snapshot = replace(snapshot, draining=True) if self.draining else snapshot
         self.last_report_s = now_s
         # A scheduler that was restarted goes on where its predecessor stopped: numbers below
         # what the instance has seen would count as reported before they were sent.
@@ -107,8 +92,13 @@ class InstanceRecord:
         self.unreported = Unreported(
             self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
         )
-        self._scores.clear()
         return self.last_dispatch_seq
+
+    def drain(self) -> None:
+        """Gets nothing from now on, before its next status says so."""
+        self.draining = True
+        if self.snapshot is not None:
+            self.snapshot = replace(self.snapshot, draining=True)
 
     def die(self) -> None:
         """Gets nothing any more. The last status stays, to look at."""
@@ -123,7 +113,6 @@ class InstanceRecord:
             if pending
             else NOTHING_UNREPORTED
         )
-        self._scores.clear()
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
@@ -138,7 +127,4 @@ class InstanceRecord:
             return
         assert self.snapshot.instance_id == self.instance_id
         assert self.snapshot.incarnation == self.incarnation
-        for rank, score in self._scores.items():
-            level = next((x for x in self._levels if x.rank == rank), Level(str(rank), rank))
-            fresh = self._policy.score(self.snapshot, self.unreported, level, self._levels)
-            assert score == fresh, "a cached score is out of date"
+        assert self.snapshot.draining or not self.draining

@@ -57,6 +57,8 @@ class RequestRecord:
     """vLLM's word (stop, length), or why it was aborted or failed."""
     num_moves: int = 0
     history: tuple[LoggedEvent, ...] = ()
+    num_forgotten: int = 0
+    """Events that are missing between the first and the second half of `history`."""
 
     def match(self, wanted: str) -> Match:
         return match_names(wanted, self.request_id, self.client_request_id, self.parent_id)

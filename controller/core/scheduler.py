@@ -23,6 +23,8 @@ from controller.core.events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
+    DrainBegan,
+    DrainEnded,
     Event,
     FrontendDied,
     InstanceDied,
@@ -35,6 +37,7 @@ from controller.core.events import (
     Ticked,
 )
 from controller.core.instance_record import InstanceRecord
+from controller.core.score_board import ScoreBoard
 from controller.core.snapshot import DEFAULT_LEVELS, Level
 
 
@@ -65,13 +68,34 @@ class GlobalScheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._policy = find_policy(config.policy)
         self._level_by_rank = {level.rank: level for level in config.levels}
         self._records: dict[str, InstanceRecord] = {}
+        self._board = ScoreBoard(
+            self._records, find_policy(config.policy), config.levels, config.stall_timeout_s
+        )
         self._held: dict[tuple[str, str], _Held] = {}
         """By (frontend id, request id), the longest held first. Sorted only on release."""
+        self._max_held = config.max_held_reqs
+        """There may have been as many when the limit became smaller."""
+        self._draining: set[str] = set()
+        """Instances that are to get nothing, known or not."""
         self._last_choice: str | None = None
         self._now_s = float("-inf")
+
+    def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
+        """Goes by another configuration from now on; returns what to do now, as `handle`. What is
+        held stays held, beyond a limit that is smaller now too.
+
+        Raises ValueError if it names an unknown policy; nothing changed then.
+        """
+        policy = find_policy(config.policy)
+        self._config, self._now_s = config, now_s
+        self._level_by_rank = {level.rank: level for level in config.levels}
+        for record in self._records.values():
+            record.stall_timeout_s = config.stall_timeout_s
+        self._board = ScoreBoard(self._records, policy, config.levels, config.stall_timeout_s)
+        self._max_held = max(config.max_held_reqs, len(self._held))
+        return self._release(now_s)
 
     @property
     def instances(self) -> Mapping[str, InstanceRecord]:
@@ -88,6 +112,7 @@ class GlobalScheduler:
         match event:
             case StatusReported():
                 self._on_status(event, now_s)
+                return self._release(now_s)
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case Ticked():
@@ -98,6 +123,11 @@ class GlobalScheduler:
                 self._on_died(event)
             case InstanceRemoved():
                 self._records.pop(event.instance_id, None)
+                self._draining.discard(event.instance_id)
+            case DrainBegan():
+                self._on_drain_began(event)
+            case DrainEnded():
+                self._on_drain_ended(event)
             case DispatchCancelled():
                 self._held.pop((event.frontend_id, event.request_id), None)
             case FrontendDied():
@@ -105,6 +135,7 @@ class GlobalScheduler:
                     del self._held[key]
             case _:
                 assert_never(event)
+        self._board.forget()
         return self._release(now_s)
 
     def _on_started(self, event: InstanceStarted) -> None:
@@ -113,10 +144,19 @@ class GlobalScheduler:
             self._records[event.instance_id] = InstanceRecord(
                 event.instance_id,
                 event.incarnation,
-                policy=self._policy,
-                levels=self._config.levels,
                 stall_timeout_s=self._config.stall_timeout_s,
+                draining=event.instance_id in self._draining,
             )
+
+    def _on_drain_began(self, event: DrainBegan) -> None:
+        self._draining.add(event.instance_id)
+        if record := self._records.get(event.instance_id):
+            record.drain()
+
+    def _on_drain_ended(self, event: DrainEnded) -> None:
+        self._draining.discard(event.instance_id)
+        if record := self._records.get(event.instance_id):
+            record.draining = False
 
     def _on_died(self, event: InstanceDied) -> None:
         record = self._records.get(event.instance_id)
@@ -128,10 +168,12 @@ class GlobalScheduler:
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s)
+            self._board.changed(record, now_s)
 
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
-        if key in self._held:
+        if (held := self._held.get(key)) is not None:
+            self._held[key] = _Held(event, held.since_s)  # its rank may be another by now
             return self._release(now_s)
         self._held[key] = _Held(event, now_s)
         released = self._release(now_s)
@@ -144,24 +186,24 @@ class GlobalScheduler:
         """Dispatches all that is held if anything may take it."""
         if not self._held:
             return []
-        ready = [record for record in self._records.values() if record.schedulable(now_s)]
-        if not ready:
+        if not self._board.any_schedulable(now_s):
             return []
         held = sorted(self._held.values(), key=lambda held: held.order)
         self._held.clear()
-        return [self._dispatch(entry.request, ready) for entry in held]
+        return [self._dispatch(entry.request, now_s) for entry in held]
 
-    def _dispatch(self, request: DispatchRequested, ready: list[InstanceRecord]) -> Dispatch:
+    def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
         level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
-        scores = {record.instance_id: record.score(level) for record in ready}
-        chosen = self._records[self._policy.pick(scores, self._last_choice)]
+        chosen, scores = self._board.choose(level, self._last_choice)
         self._last_choice = chosen.instance_id
+        seq = chosen.dispatch(request.num_prompt_tokens)
+        self._board.changed(chosen, now_s)
         return Dispatch(
             request.request_id,
             request.frontend_id,
             chosen.instance_id,
             chosen.incarnation,
-            chosen.dispatch(request.num_prompt_tokens),
+            seq,
             scores,
         )
 
@@ -183,11 +225,13 @@ class GlobalScheduler:
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert len(self._held) <= self._config.max_held_reqs
+        assert len(self._held) <= self._max_held
+        self._board.check()
         for key, held in self._held.items():
             assert key == (held.request.frontend_id, held.request.request_id)
         for instance_id, record in self._records.items():
             assert record.instance_id == instance_id
+            assert record.draining == (instance_id in self._draining)
             record.check()
             if self._held:
                 assert not record.schedulable(self._now_s), "held though one may take it"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from controller.adapters.files.spec_file import FILE as SPEC_FILE
 from controller.api import run_state
 from controller.api.audit import AuditLog
 from controller.api.client import ControlClient, actor
@@ -35,11 +36,23 @@ def run(
         state = run_state.load(cluster)
         if state is None:
             return False
-        grace_s = state.grace_s if timeout_s is None else timeout_s
+        grace_s = present_grace_s(state) if timeout_s is None else timeout_s
         note(state, "down: drain" if drain else "down: now", progress)
         tear_down(state, drain=drain, grace_s=grace_s, progress=progress)
         progress(f"cluster {cluster} has stopped")
         return True
+
+
+def present_grace_s(state: RunState) -> float:
+    """As it was set last; if the controller does not say, as the cluster began."""
+    with (
+        contextlib.suppress(LlumctlError),
+        ControlClient(state.control_url, state.control_token, timeout_s=2.0) as client,
+    ):
+        for setting in client.settings().settings:
+            if setting.key == "scheduler.grace_s" and isinstance(setting.value, float):
+                return setting.value
+    return state.grace_s
 
 
 def note(state: RunState, action: str, progress: Callable[[str], None]) -> None:
@@ -78,8 +91,8 @@ def tear_down(
     sweep(state.nonce)
     shutil.rmtree(state.temp_dir, ignore_errors=True)
     folder = run_state.state_path(state.cluster)
-    for secret in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE):
-        (folder / secret).unlink(missing_ok=True)
+    for file in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
+        (folder / file).unlink(missing_ok=True)
     run_state.remove(state.cluster)
 
 

@@ -6,8 +6,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.api.settings import Settings
-from controller.core.migration.limits import MoveLimits
-from controller.core.scheduler import SchedulerConfig
 from controller.core.snapshot import Level
 from controller.model.profile import LatencyProfile
 
@@ -29,6 +27,7 @@ class ClusterPlan(BaseModel):
     view_token: str = Field(repr=False)
     """May look at the control API, not act."""
     api_keys: tuple[str, ...] = Field(repr=False)
+    """Lines of the key file (controller/api/key_file.py)."""
     namespace: str
     nonce: str
     state_dir: str
@@ -36,22 +35,6 @@ class ClusterPlan(BaseModel):
     temp_dir: str
     profile: LatencyProfile | None = None
     """What emulated engines emulate; None: the engines are vLLM's."""
-
-    @property
-    def scheduler_config(self) -> SchedulerConfig:
-        table = self.settings.scheduler
-        return SchedulerConfig(
-            levels=self.levels,
-            policy=table.policy,
-            max_held_reqs=table.max_held_reqs,
-            hold_timeout_s=table.hold_timeout_s,
-            stall_timeout_s=table.stall_timeout_s,
-        )
-
-    @property
-    def move_limits(self) -> MoveLimits:
-        table = self.settings.migration
-        return MoveLimits(table.max_moves, table.max_bytes_per_s or None, table.cooling_s)
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -206,8 +206,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
 
 def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
     """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
-    kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
-    each = INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
+    each = instance_bytes(args, folder)
     available = psutil.virtual_memory().available
     if each * num_instances > available:
         fits = available // each
@@ -218,6 +217,12 @@ def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None
             if fits
             else "llumctl up --engine-arg kv_cache_memory_bytes=...",
         )
+
+
+def instance_bytes(args: dict[str, Any], folder: Path) -> int:
+    """About what one instance takes on a CPU."""
+    kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
+    return INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
 
 
 def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:

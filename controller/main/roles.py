@@ -4,6 +4,7 @@ Imports of heavy libraries happen in the role that needs them: the controller ne
 vLLM, an llumlet never loads the OpenAI app.
 """
 
+import gc
 import ipaddress
 import logging
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.audit import AuditLog
+from controller.api.live_settings import changed
+from controller.core.cluster_spec import ClusterSpec
 from controller.core.instance_ref import InstanceRef
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import EngineFactory
@@ -23,13 +26,18 @@ log = logging.getLogger(__name__)
 
 
 async def controller(plan_json: str) -> None:
+    from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
+    from controller.adapters.http.live_config import live_config
     from controller.adapters.http.views import ClusterLabels
     from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
     from controller.runtime.controller import Controller
+    from controller.runtime.spec_keeper import SpecKeeper
 
     plan = ClusterPlan.model_validate_json(plan_json)
+    store = SpecFile(plan.state_dir, plan.nonce)
+    keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances), store)
     mailbox = ZmqMailbox(_bind_host(plan), plan.members_port, ClusterKey(plan.members_key))
     for_instances = {"plan_json": plan.for_instances().model_dump_json()}
     for_frontends = {"plan_json": plan.for_frontends().model_dump_json()}
@@ -38,20 +46,21 @@ async def controller(plan_json: str) -> None:
         plan.namespace,
         plan.log_dir,
         instance=ActorPlan(
-            f"{__name__}:llumlet", for_instances | address, plan.num_gpus_per_instance
+            f"{__name__}:llumlet",
+            for_instances | address,
+            plan.num_gpus_per_instance,
+            num_bytes=_instance_bytes(plan),
         ),
         # Where the controller is, which is the machine of `up`: its address is the endpoint's.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
     )
     table = plan.settings.control
-    service = Controller(
-        mailbox, launcher, plan.scheduler_config, table.max_events, plan.move_limits
-    )
-    service.start(plan.num_instances, plan.settings.cluster.frontends)
+    settings = changed(plan.settings, keeper.spec.settings)
+    service = Controller(mailbox, launcher, live_config(settings), keeper)
+    service.start(plan.settings.cluster.frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,
         model=plan.model_name,
-        policy=plan.settings.scheduler.policy,
         engine=plan.settings.cluster.engine,
         endpoint_url=endpoint_url(plan),
     )
@@ -60,10 +69,25 @@ async def controller(plan_json: str) -> None:
         labels,
         Access(table.host, table.port, plan.control_token, plan.view_token),
         AuditLog(plan.state_dir),
+        settings,
         metrics=lambda status: metrics.render(status, service.journal.counts, service.mover.log),
         metrics_type=metrics.CONTENT_TYPE,
     )
+    gc.freeze()  # what is imported: a full collection took 40 ms, and nothing went on meanwhile
     await server.run_beside(service.run())
+
+
+def _instance_bytes(plan: ClusterPlan) -> int:
+    """Of memory that a further instance takes; 0 where it is the GPU's that counts."""
+    if plan.profile is not None:
+        from controller.main import emulation
+
+        return emulation.INSTANCE_BYTES
+    if plan.num_gpus_per_instance:
+        return 0
+    from controller.main import preflight
+
+    return preflight.instance_bytes(plan.engine_args, Path(plan.engine_args["model"]))
 
 
 async def llumlet(member_id: str, plan_json: str, controller_address: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from controller.adapters.files.spec_file import FILE as SPEC_FILE
 from controller.adapters.zmq.cluster_key import new_secret_key
 from controller.api import run_state
 from controller.api.audit import AuditLog
@@ -27,7 +28,7 @@ from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation, preflight
-from controller.main.down import note, tear_down
+from controller.main.down import note, present_grace_s, tear_down
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
 from controller.main.ray_environment import head_environment, ray_authentication
@@ -141,6 +142,7 @@ def _emulated_engines(settings: Settings) -> dict[str, Any]:
 
 def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
     """The head in its own session, with the run state on disk before it can leave traces."""
+    (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
     plan_file = Path(plan.state_dir) / PLAN_FILE
     with _private_file(plan_file) as file:
         file.write(plan.model_dump_json().encode())
@@ -248,7 +250,7 @@ def _stop_on_request(state: RunState, progress: Progress) -> None:
     progress("stopping: live requests may finish; Ctrl-C again to stop at once")
     note(state, "down: Ctrl-C or SIGTERM", progress)
     try:
-        tear_down(state, drain=True, grace_s=state.grace_s, progress=progress)
+        tear_down(state, drain=True, grace_s=present_grace_s(state), progress=progress)
     except KeyboardInterrupt:
         with _no_interrupts():
             tear_down(state, drain=False, grace_s=0.0)

@@ -6,9 +6,11 @@ batch. That a real engine's steps get a little slower while it copies (the paper
 is not modelled.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.snapshot import blocks_for
 from controller.model.books import Books, Pin
 from controller.model.request import ModelRequest, RequestState
@@ -55,6 +57,26 @@ class ModelMoves:
     def is_queued(self, request_id: str) -> bool:
         """Raises KeyError: it is not there."""
         return self._books.requests[request_id].queued
+
+    def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
+        """Of all but those that arrive. When each ends is known here, and to no real scheduler:
+        how many tokens it may still emit is the caller's to say."""
+        return [
+            Candidate(
+                request_id=request.request_id,
+                rank=request.rank,
+                num_tokens=request.num_tokens,
+                num_blocks=request.num_blocks,
+                num_freed_blocks=self._num_freed_blocks(request),
+                queued=request.queued,
+                evicted=request.evicted and request.queued,
+                arrival_time_s=request.arrival_time_s,
+                num_tokens_left=num_tokens_left(request.request_id),
+                refusal=(refusal := self.refusal(request.request_id)),
+                outgoing=refusal is MoveRefusal.MOVING,
+            )
+            for request in self._books.requests.values()
+        ]
 
     def pin(self, request_id: str, first_block: int) -> int | None:
         """Its full blocks from `first_block` on stay used until `unpin`.
@@ -209,6 +231,13 @@ class ModelMoves:
         books.put_in_front(state)
 
     # ------------------------------------------------------------------------------------
+
+    def _num_freed_blocks(self, request: RequestState) -> int:
+        """Those that it alone references; a pin is its own."""
+        pin = self._books.pins.get(request.request_id)
+        pinned = frozenset(pin.cached) if pin is not None else frozenset()
+        shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)
+        return request.num_blocks - shared
 
     def _num_free_for(self, arriving: RequestState) -> int:
         books = self._books

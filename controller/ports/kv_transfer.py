@@ -59,6 +59,10 @@ class KvTransfer(Protocol):
         """Of a send or receive under way: its future fails as soon as its blocks are let go.
         Nothing if there is none."""
 
+    def stalled_s(self, peer: Peer) -> float:
+        """For so long nothing of what is ready for it has been taken by this destination; 0 while
+        it takes some, while the limit or this side holds the bytes up, and with none to send."""
+
     def forget(self, peer: Peer) -> None:
         """It is dead: what it sends or gets fails."""
 

@@ -10,5 +10,9 @@ class Launcher(Protocol):
 
     def launch_frontend(self, frontend_id: str) -> None: ...
 
+    def no_room(self, num_instances: int) -> str:
+        """Why so many more instances would not start, in words; empty if nothing speaks against
+        it."""
+
     def terminate(self, member_id: str) -> None:
         """End the process for good; unknown ids are ignored."""

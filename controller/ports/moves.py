@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.ports.frames import Frames
 
 
@@ -83,6 +84,10 @@ class EngineMoves(Protocol):
 
     def is_queued(self, request_id: str) -> bool:
         """Waits and holds no blocks: it moves without a copy."""
+
+    def candidates(self) -> Sequence[Candidate]:
+        """Every request that runs or waits here, those that are leaving too; not those that
+        arrive. Of how each came here the engine knows nothing."""
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """Its output tokens so far."""

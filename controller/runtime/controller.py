@@ -3,8 +3,9 @@
 What survives its death: the instances and frontends run on; requests in flight do not
 notice, new ones are dispatched by the frontends alone. A new controller learns what runs
 from the Hellos that members repeat every second and their loads from the next statuses.
-What is lost: the counts of restarts, requests it held (their frontends ask again), the record
-of moves that ended, and limits of moves that were set since the cluster began.
+What operators want (instances, changed settings, drains) is on disk before it counts.
+What is lost: the counts of restarts, requests it held (their frontends ask again), and the record
+of moves that ended.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from controller.core.events import (
     Event,
     FrontendDied,
     InstanceDied,
+    InstanceRemoved,
     InstanceStarted,
     Instruction,
     Reject,
@@ -29,7 +31,10 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
+from controller.runtime.departures import Departures
+from controller.runtime.drains import Drains
 from controller.runtime.journal import Journal, best_candidates
+from controller.runtime.live_config import LiveConfig
 from controller.runtime.message import Message
 from controller.runtime.messages import (
     Directory,
@@ -50,8 +55,17 @@ from controller.runtime.messages import (
 )
 from controller.runtime.move_messages import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
 from controller.runtime.mover import Mover
+from controller.runtime.rank_calls import RankCalls
 from controller.runtime.request_query import RequestQueries
+from controller.runtime.rescheduler import Rescheduler
 from controller.runtime.roster import Member, Roster, RosterChange
+from controller.runtime.scaling import Scaling
+from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.steer_messages import (
+    FrontendLimitsSet,
+    RankChangeAnswered,
+    StatusIntervalSet,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,41 +76,54 @@ SILENCE_S = 5.0
 # Beyond the grace time: what the frontends need to send their last bytes.
 STOP_MARGIN_S = 6.0
 
-DEFAULT_LIMITS = MoveLimits()
-
 
 class Controller:
     def __init__(
         self,
         mailbox: Mailbox,
         launcher: Launcher,
-        config: SchedulerConfig,
-        max_events: int = 10_000,
-        limits: MoveLimits = DEFAULT_LIMITS,
+        config: LiveConfig,
+        keeper: SpecKeeper,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
-        self.config = config
-        self.scheduler = GlobalScheduler(config)
+        self.live = config
+        self.keeper = keeper
+        self.scheduler = GlobalScheduler(config.scheduler)
         self.roster = Roster()
         self.statuses: dict[str, StatusPushed] = {}
         """The last one of each instance, be it of a dead incarnation."""
         epoch = secrets.token_hex(4)
-        self.journal = Journal(epoch, max_events)
-        self.limits = limits
+        self.journal = Journal(epoch, config.max_events)
         self.mover = Mover(
             self.roster,
             self.scheduler,
-            config.levels,
-            lambda instance_id, asked: self._send(self.roster.members[instance_id], asked),
+            config.scheduler.levels,
+            lambda instance_id, asked: self.send(self.roster.members[instance_id], asked),
             lambda: self.now_s(),
             epoch,
-            limits,
+            config.limits,
+        )
+        self.rescheduler = Rescheduler(
+            self.roster,
+            self.scheduler,
+            self.mover.cooling,
+            config.scheduler.levels,
+            lambda instance_id, order: self.send(self.roster.members[instance_id], order),
+            lambda: self.now_s(),
+            epoch,
+            config.rescheduling,
         )
         self.journal.on_event = self.mover.logged
         self.queries = RequestQueries(
-            lambda frontend_id, asked: self._send(self.roster.members[frontend_id], asked)
+            lambda frontend_id, asked: self.send(self.roster.members[frontend_id], asked)
         )
+        self.ranks = RankCalls(
+            lambda frontend_id, asked: self.send(self.roster.members[frontend_id], asked), epoch
+        )
+        self.departures = Departures(self)
+        self.drains = Drains(self, self.departures)
+        self.scaling = Scaling(self, self.drains, launcher)
         self.was_ready = False
         self._silent_since_s: dict[tuple[str, int], float] = {}
         """Of stalled incarnations: when they last reported."""
@@ -108,21 +135,49 @@ class Controller:
 
     # -- life ----------------------------------------------------------------------------
 
-    def start(self, num_instances: int, num_frontends: int) -> None:
+    def start(self, num_frontends: int) -> None:
+        """With the instances of the spec."""
         self._mailbox.start(self._on_message, self._on_lost)
         self.journal.controller_started()
+        self.drains.resume()
         for index in range(num_frontends):
             self.roster.expect("frontend", f"f-{index}")
             self._launcher.launch_frontend(f"f-{index}")
-        for index in range(num_instances):
-            self.roster.expect("instance", f"i-{index}")
-            self._launcher.launch_instance(f"i-{index}")
+        self.launch(self.keeper.spec.instance_ids)
+
+    def launch(self, instance_ids: Sequence[str]) -> None:
+        """They are expected from now on."""
+        for instance_id in instance_ids:
+            self.roster.expect("instance", instance_id)
+            self._launcher.launch_instance(instance_id)
+
+    def terminate(self, instance_id: str) -> None:
+        """For good: its process ends, and everything about it is forgotten. Not a death: nothing
+        of it is restarted or counted as a failure."""
+        self._launcher.terminate(instance_id)
+        member = self.roster.forget(instance_id)
+        if member is None:
+            return
+        self.handle(InstanceRemoved(instance_id))
+        self.statuses.pop(instance_id, None)
+        self._silent_since_s.pop((instance_id, member.incarnation), None)
+        self.mover.instance_died(instance_id)
+        self._tell_lost(instance_id, member.incarnation)
 
     async def run(self) -> None:
+        rounds = asyncio.create_task(self.rescheduler.run())
+        try:
+            await self._tick_for_ever()
+        finally:
+            rounds.cancel()
+
+    async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._handle(Ticked())
+            self.handle(Ticked())
             self._watch_progress()
+            if not self.stopping:
+                self.drains.tick()
             self._send_directory_if_due()
 
     def would_stop(self, drain: bool) -> bool:
@@ -142,13 +197,30 @@ class Controller:
         self._to_frontends(DrainFrontend(grace_s))
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
-    def set_limits(self, limits: MoveLimits) -> None:
-        """From now on; what goes on beyond them goes on."""
-        self.limits = limits
-        self.mover.cooling.cooling_s = limits.cooling_s
-        for member in self.roster.instances():
+    def configure(self, config: LiveConfig) -> None:
+        """From now on; what goes on beyond smaller limits goes on. Raises ValueError for a dispatch
+        policy that there is not; nothing changed then."""
+        instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
+        before, self.live = self.live, config
+        self.mover.levels = config.scheduler.levels
+        self.mover.cooling.cooling_s = config.limits.cooling_s
+        self.rescheduler.levels = config.scheduler.levels
+        if config.rescheduling != before.rescheduling:
+            self.rescheduler.config = config.rescheduling
+        self.journal.log.resize(config.max_events)
+        for member in self.roster.members.values():
             if member.serving:
-                self._send_limits(member)
+                self._send_config(member, before)
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.live.scheduler
+
+    @property
+    def limits(self) -> MoveLimits:
+        return self.live.limits
 
     @property
     def stopping(self) -> bool:
@@ -183,10 +255,14 @@ class Controller:
                 self.queries.answered(answer)
             case MoveAnswered() as answer:
                 self.mover.answered(answer)
+                if answer.record is not None:
+                    self.drains.move_ended(answer.record)
+            case RankChangeAnswered() as answer:
+                self.ranks.answered(answer)
             case MoveRefusalsAnswered() as answer:
                 self.mover.calls.answered(answer)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
-                self._handle(
+                self.handle(
                     DispatchRequested(
                         ask.request_id,
                         ask.frontend_id,
@@ -196,7 +272,7 @@ class Controller:
                     )
                 )
             case DispatchWithdrawn(request_id=request_id, frontend_id=frontend_id):
-                self._handle(DispatchCancelled(request_id, frontend_id))
+                self.handle(DispatchCancelled(request_id, frontend_id))
             case Hello() as hello:
                 self._on_hello(hello)
             case other:
@@ -208,7 +284,7 @@ class Controller:
         if member is None or not member.alive or member.incarnation != snapshot.incarnation:
             return  # a late push of a dead incarnation
         self.statuses[snapshot.instance_id] = status
-        self._handle(StatusReported(snapshot, status.last_dispatch_seq))
+        self.handle(StatusReported(snapshot, status.last_dispatch_seq))
         self._note_readiness()
 
     def _note_readiness(self) -> None:
@@ -231,21 +307,24 @@ class Controller:
             self._announce_death(member, change.died, "another process took its place")
         if change.welcome is not None:
             log.info("%s is incarnation %d", member.member_id, member.incarnation)
-            self._send(member, change.welcome)
+            self.send(member, change.welcome)
         if change.began_serving:
             self._begin_serving(change)
         elif change.welcome is not None and member.kind == "frontend":
-            self._send(member, self._directory())
+            self.send(member, self._directory())
 
     def _begin_serving(self, change: RosterChange) -> None:
         member = change.member
         log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
         self.journal.member(member, member.incarnation, "started")
         if member.kind == "instance":
-            self._handle(InstanceStarted(member.member_id, member.incarnation))
-            self._send_directory(self._directory())
-            self._send_limits(member)
-            self._send(member, StatusPull())
+            self.handle(InstanceStarted(member.member_id, member.incarnation))
+            self.tell_directory()
+            self._send_config(member)
+            self.drains.began_serving(member)
+            self.send(member, StatusPull())
+        else:
+            self._send_config(member)
         self._note_readiness()
 
     def _on_lost(self, address: str) -> None:
@@ -258,19 +337,25 @@ class Controller:
         self._silent_since_s.pop((member.member_id, incarnation), None)
         self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
-            self._handle(InstanceDied(member.member_id, incarnation))
+            self.handle(InstanceDied(member.member_id, incarnation))
             self.mover.instance_died(member.member_id)
-            lost = InstanceLost(member.member_id, incarnation)
-            self._to_frontends(lost)
-            for other in self.roster.instances():  # those that it moves something to or from
-                if other is not member:
-                    self._send(other, lost)
+            self.rescheduler.instance_died(member.member_id)
+            self._tell_lost(member.member_id, incarnation)
         else:
-            self._handle(FrontendDied(member.member_id))
+            self.handle(FrontendDied(member.member_id))
+            self.ranks.frontend_died(member.member_id)
+
+    def _tell_lost(self, instance_id: str, incarnation: int) -> None:
+        lost = InstanceLost(instance_id, incarnation)
+        self._to_frontends(lost)
+        for other in self.roster.instances():  # those that it moves something to or from
+            if other.member_id != instance_id:
+                self.send(other, lost)
 
     # -- what goes out -------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Gives it to the scheduler, and does what that asks for."""
         for instruction in self.scheduler.handle(event, self.now_s()):
             self._carry_out(instruction)
 
@@ -284,6 +369,8 @@ class Controller:
                     instruction.incarnation,
                     instruction.seq,
                     best_candidates(instruction),
+                    self.config.policy,
+                    len(instruction.scores),
                 )
                 self.journal.dispatched(instruction, self.config.policy)
             case Reject():
@@ -291,7 +378,7 @@ class Controller:
                 answer = Refused(
                     instruction.request_id, str(instruction.code), instruction.retry_after_s
                 )
-        self._send(frontend, answer)
+        self.send(frontend, answer)
 
     def _directory(self) -> Directory:
         records = self.scheduler.instances
@@ -309,6 +396,10 @@ class Controller:
             )
         )
 
+    def tell_directory(self) -> None:
+        """To all frontends, at once."""
+        self._send_directory(self._directory())
+
     def _send_directory_if_due(self) -> None:
         """At once what is new; else only often enough to be heard: frontends take a controller
         that is silent for 1 s for dead."""
@@ -322,7 +413,7 @@ class Controller:
         self._sent_directory, self._sent_directory_s = directory, now_s
         for frontend in self.roster.frontends():
             if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
-                self._send(frontend, directory)
+                self.send(frontend, directory)
 
     def _watch_progress(self) -> None:
         """Health by pull when the pushes stop (paper's successor, status tracking)."""
@@ -333,7 +424,7 @@ class Controller:
                 continue
             refusal = record.refusal(now_s)
             if refusal is not None:
-                self._send(member, StatusPull(), droppable=True)
+                self.send(member, StatusPull(), droppable=True)
             key = (member.member_id, member.incarnation)
             if refusal == "stalled" and key not in self._silent_since_s:
                 self._silent_since_s[key] = record.last_report_s
@@ -342,14 +433,33 @@ class Controller:
                 silence_s = record.last_report_s - self._silent_since_s.pop(key)
                 self.journal.stalled(member, False, silence_s)
 
-    def _send_limits(self, member: Member) -> None:
-        limits = self.limits
-        self._send(member, MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s))
+    def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
+        """What it does not know: all of it, if it knew nothing `before`."""
+        known = {} if before is None else {type(m): m for m in _config_for(member, before)}
+        for message in _config_for(member, self.live):
+            if known.get(type(message)) != message:
+                self.send(member, message)
 
     def _to_frontends(self, message: Message) -> None:
         for frontend in self.roster.frontends():
-            self._send(frontend, message)
+            self.send(frontend, message)
 
-    def _send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
+    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
         if member.alive:
             self._mailbox.send(member.address, encode(message), droppable=droppable)
+
+
+def _config_for(member: Member, config: LiveConfig) -> tuple[Message, ...]:
+    """What of it is that member's business; one message of a kind."""
+    if member.kind == "instance":
+        limits = config.limits
+        return (
+            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
+            StatusIntervalSet(config.status_interval_s),
+        )
+    frontends = config.frontends
+    return (
+        FrontendLimitsSet(
+            frontends.max_live_requests, frontends.request_timeout_s, frontends.write_timeout_s
+        ),
+    )

@@ -1,12 +1,12 @@
 """The controller's event log, with who waits for news of it."""
 
 import asyncio
-import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from controller.core.event_log import EventKind, EventLog, LoggedEvent
+from controller.core.cluster_spec import DrainOrder
+from controller.core.event_log import EventKind, EventLog, LoggedEvent, Number
 from controller.core.events import Dispatch, Reject
 from controller.runtime.roster import Member
 
@@ -125,6 +125,23 @@ class Journal:
             numbers={"silence_s": round(silence_s, 1)},
         )
 
+    def drain(
+        self,
+        kind: EventKind,
+        order: DrainOrder,
+        reason: str,
+        actor: str | None,
+        numbers: Mapping[str, Number],
+    ) -> None:
+        self._append(
+            kind,
+            order.drain_id,
+            reason,
+            instance_id=order.instance_id,
+            actor=actor,
+            numbers=numbers,
+        )
+
     def operator(self, cause_id: str, actor: str, what: str) -> None:
         self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
 
@@ -133,6 +150,6 @@ class Journal:
 
 
 def best_candidates(instruction: Dispatch) -> tuple[tuple[str, float], ...]:
-    """The freest of those considered, best first."""
-    best = heapq.nlargest(MAX_CANDIDATES, instruction.scores.items(), key=lambda item: item[1])
+    """Of those considered, best first."""
+    best = instruction.scores.best(MAX_CANDIDATES, instruction.instance_id)
     return tuple((instance_id, round(score, 1)) for instance_id, score in best)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.migration.record import MoveRecord
+from controller.runtime.moves.trail import Trail
 
 RECEIVED_EVERY = 32
 """A frontend confirms what it received about every so many tokens; so a source keeps about that
@@ -34,8 +35,13 @@ class LiveRequest:
     frames: Sequence[bytes]
     next_index: int = 0
     kept: deque[Kept] = field(default_factory=deque)
+    rank_change: int = 0
+    """The last change of its rank that counts here, by its frontend's numbers; 0: none."""
     arrived_by: MoveRecord | None = None
     """The move, until the first token that follows."""
+    trail: Trail = field(default_factory=Trail)
+    told: set[str] = field(default_factory=set)
+    """Codes for which it was told that this request was not moved."""
 
     def keep(self, num_tokens: int, body: Any) -> None:
         """Call before `next_index` counts them."""

@@ -1,32 +1,29 @@
 """The llumlet: one engine on its own thread, between the frontends and the controller.
 
-Only the engine thread touches the engine; what others want of it queues as commands that
-run between two steps. Encoding, sockets and bookkeeping of token positions stay on the
-event loop's thread. A dead engine thread ends the process: see `run`.
+The engine has a thread of its own (`engine_thread`); encoding, sockets and bookkeeping of token
+positions (`emission`) stay on the event loop's thread. A dead engine thread ends the process: see
+`run`.
 """
 
 import asyncio
-import functools
 import gc
 import logging
-import queue
 import sys
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
-from controller.core.latency_window import LatencyWindow
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
+from controller.runtime.emission import Emission
+from controller.runtime.engine_thread import EngineListener, EngineThread
 from controller.runtime.live_request import Kept, LiveRequest
 from controller.runtime.member import Membership
 from controller.runtime.message import Message
@@ -37,8 +34,6 @@ from controller.runtime.messages import (
     EngineInfo,
     Happened,
     InstanceLost,
-    OutputItem,
-    OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
     RequestRefused,
@@ -50,34 +45,34 @@ from controller.runtime.messages import (
 )
 from controller.runtime.move_messages import (
     FenceAnswered,
+    MoveAnswered,
     MoveAsked,
     MoveLimitsSet,
     MoveRefusalAsked,
     MoveSaid,
-    MoveTimed,
     OwnerAsked,
     TransferTold,
 )
 from controller.runtime.moves.desk import MoveDesk
+from controller.runtime.moves.links import Links
 from controller.runtime.moves.orders import MoveOrders
+from controller.runtime.moves.reliever import Reliever
+from controller.runtime.steer_messages import (
+    DrainSet,
+    RankNoted,
+    RankSet,
+    ReliefOrdered,
+    StatusIntervalSet,
+)
 
 log = logging.getLogger(__name__)
 
-# An idle engine thread wakes this often, so that a hang shows as missing progress.
-HEARTBEAT_S = 1.0
-# A percentile is computed at most this often; statuses are pushed every few milliseconds.
-PERCENTILE_EVERY_S = 1.0
-
 # Moves repeat and give up by the clock; the shortest of their times is 0.2 s.
 MOVES_TICK_S = 0.05
-# Requests that arrived by a move and finished: so many are kept, because a source that died may
-# have taken outputs of theirs along that it had sent.
-MAX_FINISHED_KEPT = 64
 # The engine thread holds the GIL in Python code; what else this process does for a move waits so
 # long for it at most. The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
 
-Command = Callable[[Engine], None]
 T = TypeVar("T")
 
 
@@ -94,20 +89,26 @@ class Llumlet:
     ) -> None:
         self._member = member
         self._mailbox = mailbox
-        self._build_engine = build_engine
-        self._status_interval_s = status_interval_s
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        listener = EngineListener(
+            on_loading=lambda detail: member.report("starting", detail),
+            on_built=self._serve,
+            on_failed=lambda error: member.report("failed", error),
+            on_events=self._tell,
+            on_outputs=self._emit,
+            on_status=self._push_status,
+            on_refused=self._refuse,
+            on_died=lambda error: self._stopped.set_exception(error),
+        )
+        self._thread = EngineThread(member, build_engine, status_interval_s, listener)
         self.requests: dict[str, LiveRequest] = {}
-        self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
         self.transfer = transfer
         self._desk: MoveDesk | None = None
         self._orders: MoveOrders | None = None
+        self._reliever: Reliever | None = None
         self._frontends: list[str] = []  # an engine's frontend_index is a position here
-        self._last_dispatch_seq = 0
-        self._ttft = LatencyWindow()
-        self._ttft_p99_s: float | None = None
-        self._percentile_at_s = 0.0
         self._engine: Engine | None = None
+        self._emission: Emission | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._stopped: asyncio.Future[None]
         self._loop: asyncio.AbstractEventLoop
 
@@ -121,16 +122,14 @@ class Llumlet:
         self._stopped = self._loop.create_future()
         self._mailbox.start(self._on_message, self._on_lost)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        tasks = [
-            asyncio.create_task(self._member.keep_saying_hello()),
-            asyncio.create_task(self._tick_moves()),
-        ]
-        threading.Thread(target=self._engine_thread, name="engine", daemon=True).start()
+        hellos = asyncio.create_task(self._member.keep_saying_hello())
+        self._thread.start()
         try:
             await self._stopped
         finally:
-            for task in tasks:
-                task.cancel()
+            hellos.cancel()
+            if self._ticking is not None:
+                self._ticking.cancel()
             await self.transfer.close()
             await self._mailbox.close()
 
@@ -144,23 +143,29 @@ class Llumlet:
                 self._abort(ids)
             case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
                 if incarnation == self._member.incarnation:
-                    self._commands.put(lambda engine: self._account(seq))
+                    self._thread.account(seq)
             case OutputsReceived(items=items):
                 for request_id, next_index in items:
                     if live := self.requests.get(request_id):
                         live.received(next_index)
             case StatusPull():
-                self._commands.put(lambda engine: None)
+                self._thread.push_status()
+            case StatusIntervalSet(status_interval_s=status_interval_s):
+                self._thread.status_interval_s = status_interval_s
             case Welcome() as welcome:
                 if self._member.welcomed(welcome):
                     log.warning("fenced: dropping %d requests", len(self.requests))
                     if self._desk is not None:
+                        assert self._reliever is not None
+                        self._reliever.fenced()
                         self._desk.fenced()
                     self._abort(tuple(self.requests))
-                    self._commands.put(lambda engine: self._restart_account())
+                    self._thread.restart_account()
             case InstanceLost(instance_id=instance_id, incarnation=incarnation):
-                if self._desk is not None:
-                    self._desk.peer_lost(lambda peer: peer.key == (instance_id, incarnation))
+                self._peer_lost(lambda peer: peer.key == (instance_id, incarnation))
+            case MoveAsked(query_id=query_id) if self._desk is None:
+                unknown = MoveAnswered(query_id, MoveRefusal.UNKNOWN)
+                self.send(self._member.controller_address, unknown)
             case other:
                 if self._desk is None or not self._on_move_message(other, payload):
                     log.warning("unexpected message %s", type(other).__name__)
@@ -169,6 +174,8 @@ class Llumlet:
         """False for what has nothing to do with moves."""
         assert self._desk is not None
         assert self._orders is not None
+        assert self._reliever is not None
+        assert self._emission is not None
         match message:
             case TransferTold(sender=sender):
                 self.transfer.told(sender, payload)
@@ -182,12 +189,19 @@ class Llumlet:
             case MoveLimitsSet(max_moves=max_moves, max_bytes_per_s=max_bytes_per_s):
                 self._desk.max_moves = max_moves
                 self.transfer.max_bytes_per_s = max_bytes_per_s
+            case ReliefOrdered() as ordered:
+                self._reliever.ordered(ordered)
+            case DrainSet(draining=draining):
+                self._desk.draining = draining
+                self._thread.push_status()
             case FenceAnswered() as answer:
                 self._desk.fence_answered(answer)
             case OwnerAsked() as asked:
                 self._desk.owner_asked(asked)
             case OutputsMissing() as missing:
-                self._send_again(missing)
+                self._emission.send_again(missing)
+            case RankSet() as wanted:
+                self._take_rank(wanted)
             case _:
                 return False
         return True
@@ -196,6 +210,23 @@ class Llumlet:
         """Nothing arrives for an incarnation before this one; what is said of moves that it had
         counts, as they are still remembered here."""
         return said.arriving is None or said.destination.key == self.me.key
+
+    def _take_rank(self, wanted: RankSet) -> None:
+        """Of a request that is not here its frontend asks the next owner."""
+        live = self.requests.get(wanted.request_id)
+        if live is None:
+            return
+        if wanted.change > live.rank_change:
+            live.rank_change = wanted.change
+            self.set_rank(wanted.request_id, wanted.rank)
+        noted = RankNoted(
+            wanted.request_id,
+            live.rank_change,
+            self._member.member_id,
+            self._member.incarnation,
+            live.hop,
+        )
+        self.send(live.frontend, noted)
 
     def _take_in(self, add: AddRequest, payload: Sequence[memoryview]) -> None:
         engine = self._engine
@@ -206,7 +237,7 @@ class Llumlet:
             prepared = engine.prepare(payload, self._frontend_index(add.reply_to))
         except ValueError as error:
             self._refuse(add, str(error))
-            self._commands.put(lambda engine: self._account(add.dispatch_seq))
+            self._thread.account(add.dispatch_seq)
             return
         self.requests[add.request_id] = LiveRequest(
             add.reply_to,
@@ -215,7 +246,7 @@ class Llumlet:
             add.arrival_time_s,
             [bytes(frame) for frame in payload],
         )
-        self._commands.put(functools.partial(self._add, add, prepared))
+        self._thread.add(add, prepared)
 
     def _refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
         self.requests.pop(add.request_id, None)
@@ -224,79 +255,32 @@ class Llumlet:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         hops = {r: live.hop for r in request_ids if (live := self.requests.pop(r, None))}
-        self._commands.put(lambda engine: engine.abort(request_ids))
+        self._thread.command(lambda engine: engine.abort(request_ids))
         if self._desk is not None:
             for request_id in request_ids:
                 self._desk.client_left(request_id, hops.get(request_id, 0))
 
     def _on_lost(self, address: str) -> None:
         """A frontend that is gone reads nothing more: its requests' blocks are freed."""
+        self._peer_lost(lambda peer: peer.address == address)
         if self._desk is not None:
-            self._desk.peer_lost(lambda peer: peer.address == address)
             self._desk.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
         if orphans:
             log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
             self._abort(orphans)
 
+    def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        if self._desk is not None:
+            assert self._reliever is not None
+            self._reliever.peer_lost(is_lost)
+            self._desk.peer_lost(is_lost)
+
     def _emit(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
-        assert self._engine is not None
-        assert self._desk is not None
-        for step in outputs:
-            items: list[OutputItem] = []
-            timed: list[MoveTimed] = []
-            for emitted in step.emitted:
-                live = self.requests.get(emitted.request_id)
-                if live is None:  # aborted since
-                    continue
-                items.append(
-                    OutputItem(
-                        emitted.request_id,
-                        live.attempt,
-                        live.hop,
-                        live.next_index,
-                        emitted.num_tokens,
-                        emitted.finish_reason,
-                    )
-                )
-                if live.next_index == 0 and emitted.num_tokens:
-                    ttft_s = time.time() - live.arrival_time_s
-                    self._ttft.add(time.monotonic(), ttft_s)
-                if live.arrived_by is not None:
-                    timed.append(MoveTimed(live.arrived_by, step_time_s))
-                    live.arrived_by = None
-                live.keep(emitted.num_tokens, step.body)
-                live.next_index += emitted.num_tokens
-                if emitted.finished:
-                    self._forget_finished(emitted.request_id)
-                    self._desk.request_finished(emitted.request_id)
-            if not items:
-                continue
-            header = OutputsEmitted(self._member.member_id, self._member.incarnation, tuple(items))
-            frontend = self._frontends[step.frontend_index]
-            for move in timed:
-                self.send(frontend, move)
-            self._mailbox.send(frontend, encode(header), self._engine.encode(step.body))
-
-    def _forget_finished(self, request_id: str) -> None:
-        live = self.requests.pop(request_id)
-        if any(kept.encoded for kept in live.kept):
-            self._finished[request_id] = live
-            if len(self._finished) > MAX_FINISHED_KEPT:
-                self._finished.popitem(last=False)
-
-    def _send_again(self, missing: OutputsMissing) -> None:
-        """In the epoch that the request has here, whoever produced them."""
-        live = self.requests.get(missing.request_id) or self._finished.get(missing.request_id)
-        if live is None:
-            return
-        for kept in live.kept:
-            if kept.first_index < missing.end_index:
-                item = OutputItem(
-                    missing.request_id, live.attempt, live.hop, kept.first_index, kept.num_tokens
-                )
-                header = OutputsEmitted(self._member.member_id, self._member.incarnation, (item,))
-                self.send(live.frontend, header, self.encode_kept(kept, missing.request_id))
+        assert self._emission is not None
+        assert self._reliever is not None
+        self._reliever.stepped(step_time_s)
+        self._emission.emit(outputs, step_time_s)
 
     def _tell(self, events: Sequence[EngineEvent], num_steps: int) -> None:
         """The controller, for its log, and each request's frontend, for its history."""
@@ -332,14 +316,12 @@ class Llumlet:
         )
 
     def _push_status(self, status: StatusPushed) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._percentile_at_s:
-            self._percentile_at_s = now_s + PERCENTILE_EVERY_S
-            self._ttft_p99_s = self._ttft.percentile(0.99, now_s)
         assert self._desk is not None
+        assert self._emission is not None
         status = msgspec.structs.replace(
             status,
-            ttft_p99_s=self._ttft_p99_s,
+            snapshot=replace(status.snapshot, draining=self._desk.draining),
+            ttft_p99_s=self._emission.ttft_p99_s(),
             moves=self._desk.in_flight(),
             num_moves_in=self._desk.num_moves_in,
         )
@@ -350,21 +332,33 @@ class Llumlet:
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.transfer.start(self.blocks, self._tell_transfer)
         self._desk = MoveDesk(self, engine.block_size)
-        self._orders = MoveOrders(self, self._desk, self._member.controller_address)
+        links, controller = Links(), self._member.controller_address
+        self._orders = MoveOrders(self, self._desk, links, controller)
+        self._reliever = Reliever(self, self._desk, links, controller)
+        self._emission = Emission(
+            self._member,
+            self._mailbox,
+            engine,
+            self.requests,
+            self._frontends,
+            self._desk.request_finished,
+        )
+        self._ticking = asyncio.create_task(self._tick_moves(self._desk))
         gc.freeze()  # the engine's objects, which no collection needs to walk again
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
         )
         self._member.report("active", info=info)
 
-    async def _tick_moves(self) -> None:
+    async def _tick_moves(self, desk: MoveDesk) -> None:
+        """Sleeps while there is no move: an idle instance takes no time for them."""
         while True:
+            await desk.busy.wait()
             await asyncio.sleep(MOVES_TICK_S)
-            if self._desk is not None and not self._desk.quiet:
-                try:
-                    self._desk.tick()
-                except Exception:  # a defect in one move must not leave the others without an end
-                    log.exception("moves: a tick failed")
+            try:
+                desk.tick()
+            except Exception:  # a defect in one move must not leave the others without an end
+                log.exception("moves: a tick failed")
 
     # -- what moves need (runtime/moves/host.py) -----------------------------------------
 
@@ -376,7 +370,7 @@ class Llumlet:
         return self._loop.time()
 
     def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
-        self._commands.put(lambda engine: self._call(then, work(engine)))
+        self._thread.between_steps(work, then)
 
     def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None:
         self._mailbox.send(address, encode(message), payload)
@@ -390,8 +384,12 @@ class Llumlet:
         return self._engine.prepare(frames, self._frontend_index(frontend))
 
     def encode_kept(self, kept: Kept, request_id: str) -> Frames:
-        assert self._engine is not None
-        return kept.body if kept.encoded else self._engine.encode_one(kept.body, request_id)
+        assert self._emission is not None
+        return self._emission.encode_kept(kept, request_id)
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        assert self._desk is not None
+        self._desk.set_rank(request_id, rank)
 
     def end(self, request_id: str, hop: int) -> None:
         if request_id in self.requests:
@@ -406,78 +404,3 @@ class Llumlet:
 
     def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
         self.send(peer.address, TransferTold(self.me), frames)
-
-    # -- engine thread -------------------------------------------------------------------
-
-    def _engine_thread(self) -> None:
-        try:
-            engine = self._build_engine(self._call_report)
-        except BaseException as error:
-            log.exception("the engine could not start")
-            self._call(self._member.report, "failed", f"{type(error).__name__}: {error}")
-            return  # held, not restarted: the same start would fail again
-        try:
-            self._call(self._serve, engine)
-            self._step_for_ever(engine)
-        except BaseException as error:
-            log.exception("the engine thread died")
-            self._call(self._stopped.set_exception, error)
-
-    def _step_for_ever(self, engine: Engine) -> None:
-        num_steps = 0
-        pushed_s = step_time_s = 0.0
-        while True:
-            self._run_commands(engine)
-            if engine.has_work():
-                started_s = time.perf_counter()
-                outputs = engine.step()
-                ended_s = time.perf_counter()
-                step_time_s = ended_s - started_s
-                num_steps += 1
-                # Before the outputs: a request is admitted before its first token.
-                if events := engine.take_events():
-                    self._call(self._tell, events, num_steps)
-                if outputs:
-                    self._call(self._emit, outputs, step_time_s)
-            now_s = time.monotonic()
-            if now_s - pushed_s >= self._status_interval_s or not engine.has_work():
-                pushed_s = now_s
-                self._call(self._push_status, self._status(engine, num_steps, step_time_s))
-
-    def _run_commands(self, engine: Engine) -> None:
-        """Between two steps; with nothing to do, wait for a command or the heartbeat."""
-        try:
-            command = self._commands.get(block=not engine.has_work(), timeout=HEARTBEAT_S)
-            while True:
-                command(engine)
-                command = self._commands.get_nowait()
-        except queue.Empty:
-            return
-
-    def _add(self, add: AddRequest, prepared: Any, engine: Engine) -> None:
-        self._account(add.dispatch_seq)
-        try:
-            engine.add(prepared)
-        except ValueError as error:
-            self._call(self._refuse, add, str(error))
-
-    def _account(self, dispatch_seq: int) -> None:
-        """From the next status on, this dispatch is part of what is reported."""
-        self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)
-
-    def _restart_account(self) -> None:
-        self._last_dispatch_seq = 0
-
-    def _status(self, engine: Engine, num_steps: int, step_time_s: float) -> StatusPushed:
-        snapshot: InstanceSnapshot = engine.snapshot(
-            self._member.member_id, self._member.incarnation
-        )
-        return StatusPushed(
-            snapshot, self._last_dispatch_seq, num_steps, step_time_s, engine.emulation
-        )
-
-    def _call_report(self, detail: str) -> None:
-        self._call(self._member.report, "starting", detail)
-
-    def _call(self, function: Callable[..., object], *args: Any) -> None:
-        self._loop.call_soon_threadsafe(functools.partial(function, *args))

@@ -31,6 +31,16 @@ from controller.runtime.move_messages import (
     RequestNotMoved,
     TransferTold,
 )
+from controller.runtime.steer_messages import (
+    DrainSet,
+    FrontendLimitsSet,
+    RankChangeAnswered,
+    RankChangeAsked,
+    RankNoted,
+    RankSet,
+    ReliefOrdered,
+    StatusIntervalSet,
+)
 
 MemberKind = Literal["instance", "frontend"]
 Phase = Literal["starting", "active", "failed", "stopped"]
@@ -163,7 +173,10 @@ class Dispatched(Message, frozen=True):
     incarnation: int
     seq: int
     candidates: tuple[tuple[str, float], ...] = ()
-    """The freest instances considered and their scores, best first."""
+    """The best of the instances considered and their scores, best first."""
+    policy: str = ""
+    """That the controller chose by; empty where the frontend chose."""
+    num_considered: int = 0
 
 
 class Refused(Message, frozen=True):
@@ -290,6 +303,14 @@ AnyMessage = (
     | FenceAnswered
     | MoveTimed
     | TransferTold
+    | RankChangeAsked
+    | RankChangeAnswered
+    | RankSet
+    | RankNoted
+    | DrainSet
+    | StatusIntervalSet
+    | FrontendLimitsSet
+    | ReliefOrdered
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,6 +8,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Said
 from controller.core.migration.record import MovePlan, MoveRecord
 from controller.core.migration.stages import MAX_STAGES
+from controller.core.rescheduling.candidate import PastMoves
 from controller.runtime.message import Message
 
 
@@ -56,13 +57,16 @@ class MoveLimitsSet(Message, frozen=True):
 
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     """With the first PRE_ALLOC. Payload frames: the frontend's own encoding of the request, then
-    its output tokens so far as 32-bit integers."""
+    its output tokens so far as 32-bit integers. `verify_kv`: COMMIT will bring a digest."""
 
     frontend: str
     attempt: int
     hop: int
     arrival_time_s: float
     fingerprint: str
+    verify_kv: bool = False
+    trail: PastMoves = ()
+    """Where it came from before."""
 
 
 class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +86,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     kept: tuple[KeptOutput, ...]
     digest: bytes | None
     record: MoveRecord
+    rank_change: int = 0
+    """The last change of its rank that the source knows, by its frontend's numbers."""
 
 
 class MoveSaid(Message, frozen=True):

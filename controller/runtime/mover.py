@@ -37,6 +37,7 @@ _REFUSED_THERE = frozenset(
         MoveRefusal.NO_ADAPTER,
         MoveRefusal.NOT_TAKEN,
         MoveRefusal.TOO_MANY_MOVES,
+        MoveRefusal.DRAINING,
     }
 )
 """By a destination: another one may take it."""
@@ -89,7 +90,8 @@ class Mover:
     ) -> None:
         self._roster = roster
         self._scheduler = scheduler
-        self._levels = levels
+        self.levels = levels
+        """May be set at any time."""
         self._now_s = now_s
         self._epoch = epoch
         self.calls = MoveCalls(send, epoch)
@@ -141,7 +143,7 @@ class Mover:
             and record.instance_id not in tried
             and not self.cooling.remaining_s(record.instance_id, now_s)
         ]
-        return choose_destination(snapshots, self._levels, order.num_blocks)
+        return choose_destination(snapshots, self.levels, order.num_blocks)
 
     # -- moves ---------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ MAX_HISTORY = 64
 """Events kept per request: the first ones say where it came from, the last where it is, so
 what falls out is in the middle."""
 
+ALONE = "by the frontend alone: the controller is silent"
+NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
 """By vLLM's finish reason; all others are ends as the client wanted them."""
@@ -56,11 +58,13 @@ class _Entry:
     finish_reason: str | None = None
     beginning: list[LoggedEvent] = field(default_factory=list)
     recent: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY // 2))
+    num_forgotten: int = 0
 
     def remember(self, event: LoggedEvent) -> None:
         if len(self.beginning) < MAX_HISTORY // 2:
             self.beginning.append(event)
         else:
+            self.num_forgotten += len(self.recent) == self.recent.maxlen
             self.recent.append(event)
 
 
@@ -114,9 +118,13 @@ class RequestBook:
         num_prompt_tokens: int,
         arrival_time_s: float,
     ) -> None:
-        level = self._level_names.get(rank, str(rank))
         self._live[request_id] = _Entry(
-            request_id, client_request_id, parent_id, level, arrival_time_s, num_prompt_tokens
+            request_id,
+            client_request_id,
+            parent_id,
+            self.level_name(rank),
+            arrival_time_s,
+            num_prompt_tokens,
         )
 
     def dispatched(
@@ -125,10 +133,13 @@ class RequestBook:
         instance_id: str,
         incarnation: int,
         candidates: Sequence[tuple[str, float]],
-        reason: str,
-        tell: bool,
+        *,
+        alone: bool = False,
+        policy: str = "",
+        num_considered: int = 0,
     ) -> None:
-        """`tell`: the cluster does not know of this decision."""
+        """`alone`: this frontend chose by itself, and the cluster does not know of it. Else the
+        best `candidates` of those that were considered."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -136,10 +147,15 @@ class RequestBook:
             self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
         entry.state = RequestState.WAITING
         entry.instance_id, entry.incarnation = instance_id, incarnation
-        numbers = {f"score_of_{candidate}": score for candidate, score in candidates}
-        event = self._event(entry, EventKind.DISPATCHED, reason, numbers)
+        numbers: dict[str, Number] = {f"score_of_{each}": score for each, score in candidates}
+        labels = {"by": "frontend" if alone else "controller"}
+        if policy:
+            numbers["num_candidates"] = num_considered
+            labels["policy"] = policy
+        reason = ALONE if alone else "by the controller"
+        event = self._event(entry, EventKind.DISPATCHED, reason, numbers, labels=labels)
         entry.remember(event)
-        if tell:
+        if alone:
             self._on_event(event)
 
     def happened(self, event: LoggedEvent) -> None:
@@ -157,6 +173,30 @@ class RequestBook:
         elif event.kind is EventKind.ADMITTED:
             entry.state = RequestState.RUNNING
         entry.remember(event)
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """Without its history; None if it is not known, or no more."""
+        entry = self._live.get(request_id) or self._ended.get(request_id)
+        return None if entry is None else self._record(entry, history=False)
+
+    def level_name(self, rank: int) -> str:
+        return self._level_names.get(rank, str(rank))
+
+    def level_changed(
+        self, request_id: str, rank: int, cause_id: str, actor: str, reason: str
+    ) -> None:
+        """By an operator, of a live request."""
+        entry = self._live[request_id]
+        previous, entry.level = entry.level, self.level_name(rank)
+        why = f"from {previous} to {entry.level}" + (f": {reason}" if reason else "")
+        labels = {"previous": previous, "level": entry.level}
+        if reason:
+            labels["reason"] = reason
+        event = self._event(
+            entry, EventKind.PRIORITY_CHANGED, why, {"rank": rank}, cause_id, actor, labels
+        )
+        entry.remember(event)
+        self._on_event(event)
 
     def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
         """It runs there now."""
@@ -183,6 +223,7 @@ class RequestBook:
             f"from {record.source_id} to {record.destination_id}: {record.reason}",
             numbers,
             record.migration_id,
+            labels=record.labels(),
         )
         entry.remember(event)
         entry.num_moves += 1
@@ -238,6 +279,8 @@ class RequestBook:
         reason: str,
         numbers: Mapping[str, Number],
         cause_id: str | None = None,
+        actor: str | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> LoggedEvent:
         return LoggedEvent(
             kind,
@@ -249,7 +292,9 @@ class RequestBook:
             frontend_id=self._frontend_id,
             request_id=entry.request_id,
             level=entry.level,
+            actor=actor,
             numbers=numbers,
+            labels=labels,
         )
 
     def _record(self, entry: _Entry, history: bool) -> RequestRecord:
@@ -271,6 +316,7 @@ class RequestBook:
             finish_reason=entry.finish_reason,
             num_moves=entry.num_moves,
             history=(*entry.beginning, *entry.recent) if history else (),
+            num_forgotten=entry.num_forgotten,
         )
 
 

@@ -57,6 +57,11 @@ class Roster:
         """A process of this id is being launched."""
         self.members.setdefault(member_id, Member(kind, member_id))
 
+    def forget(self, member_id: str) -> Member | None:
+        """It was ended for good: nothing is expected of it, and what it still says is a
+        stranger's."""
+        return self.members.pop(member_id, None)
+
     def instances(self) -> list[Member]:
         return [m for m in self.members.values() if m.kind == "instance"]
 

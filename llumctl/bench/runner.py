@@ -69,6 +69,10 @@ class Sender:
     timeout_s: float
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(8))
 
+    def name(self, request: Request) -> str:
+        """Part of the ids that the request has in the cluster's events, and of no other's."""
+        return f"{self.cache_salt}-{request.index}"
+
     def encode(self, request: Request) -> tuple[bytes, int | None]:
         """The bytes to send, and where the right answer starts if tokens are to be verified."""
         prompt = workload.prompt(self.seed, request)
@@ -81,6 +85,7 @@ class Sender:
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_salt": self.cache_salt,
+            "request_id": self.name(request),
         }
         if self.verify is not Verify.USAGE:
             body["return_token_ids"] = True

@@ -44,6 +44,7 @@ class Measured:
     """What was verified: not AUTO."""
     target: Target
     workload: Workload
+    sender: Sender
     results: Results
     figures: Figures
     warnings: list[str]
@@ -98,7 +99,7 @@ def run(wanted: Wanted) -> Measured:
             aim.control.close()
     found = calculation.of(results, observed, len(plan.requests), wanted.warmup_s)
     warnings = calculation.warnings(found, observed)
-    return Measured(wanted, verify, aim, plan, results, found, warnings, started_at)
+    return Measured(wanted, verify, aim, plan, sender, results, found, warnings, started_at)
 
 
 async def _measure(

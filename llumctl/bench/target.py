@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from controller.api import key_file
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
 from controller.api.models import ClusterStatus, InstanceStatus
@@ -66,7 +67,8 @@ def of_url(url: str, api_key: str, model: str | None) -> Target:
 
 def read_key(path: Path) -> str:
     """The first line that is not empty, of a file that is its owner's alone. Raises UsageError."""
-    key = secrets_file.read(path, "--api-key-file").splitlines()[0].strip()
+    first = secrets_file.read(path, "--api-key-file").splitlines()[0]
+    key = key_file.parse_line(first).key
     if not key.isprintable() or not key.isascii():
         raise UsageError(f"--api-key-file: {path} holds no key", f"head -c 100 {path}")
     return key

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controller.api.words import setting_value
 from llumctl import choices, config_file, connect, output
 from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
-from llumctl.setting_text import value_text
 
 if TYPE_CHECKING:
     from controller.api.models import Setting, SettingList
@@ -35,6 +35,8 @@ def get(
         only = tuple(setting for setting in found.settings if setting.key == key)
         found = found.model_copy(update={"settings": only})
     output.emit(_text(found, output_format))
+    if output_format in (Format.TABLE, Format.WIDE):
+        output.say(f"revision {found.revision}")
 
 
 def _text(found: "SettingList", output_format: Format) -> str:
@@ -48,4 +50,5 @@ def _text(found: "SettingList", output_format: Format) -> str:
 
 
 def _row(setting: "Setting") -> tuple[str, ...]:
-    return setting.key, value_text(setting.value), value_text(setting.default), setting.meaning
+    value, default = setting_value(setting.value), setting_value(setting.default)
+    return setting.key, value, default, setting.meaning

@@ -13,7 +13,7 @@ from controller.api.errors import (
     UsageError,
 )
 from llumctl import choices, config_file, connect, output
-from llumctl.commands.options import Cluster, OutputFormat, positive
+from llumctl.commands.options import Cluster, OutputFormat, Reason, one_line, positive
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 60.0
 # What the controller waits at most.
 MAX_TIMEOUT_S = 600.0
-MAX_REASON_CHARS = 200
 
 
 def migrate(
@@ -43,9 +42,7 @@ def migrate(
         bool,
         typer.Option("--verify-kv", help="Compare the KV blocks of both sides before it goes on."),
     ] = False,
-    reason: Annotated[
-        str, typer.Option("-m", "--reason", metavar="MSG", help="Why, for the record.")
-    ] = "",
+    reason: Reason = "",
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
     timeout: Annotated[
@@ -59,8 +56,7 @@ def migrate(
     positive(timeout, "--timeout")
     if timeout > MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
-    if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
-        raise UsageError(f"--reason: one line of up to {MAX_REASON_CHARS} characters")
+    one_line(reason)
     with connect.client(config_file.cluster_name(cluster)) as client:
         from controller.api.models import MigrateRequest
 

@@ -27,9 +27,32 @@ Config = Annotated[
 # Some commands have formats of their own.
 format_option = typer.Option("-o", "--output", help="Format of what goes to stdout.")
 OutputFormat = Annotated[Format, format_option]
+Reason = Annotated[str, typer.Option("-m", "--reason", metavar="MSG", help="Why, for the record.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+IfRevision = Annotated[
+    int | None,
+    typer.Option(
+        "--if-revision", metavar="R", help="Refuse (exit 6) unless status shows this revision."
+    ),
+]
+MAX_REASON_CHARS = 200
 
 
 def positive(value: float | None, flag: str) -> None:
     """Refuses what is no duration: zero, negative, NaN, infinite."""
     if value is not None and not 0 < value < float("inf"):
         raise UsageError(f"{flag}: must be a positive number of seconds, not {value:g}")
+
+
+def one_line(reason: str, flag: str = "--reason") -> str:
+    """A reason as the record takes it."""
+    if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
+        raise UsageError(f"{flag}: one line of up to {MAX_REASON_CHARS} characters")
+    return reason
+
+
+def not_negative(value: int | None, flag: str) -> int | None:
+    if value is not None and value < 0:
+        raise UsageError(f"{flag}: must be at least 0, not {value}")
+    return value

@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE
+from controller.api.words import setting_value
 from llumctl import config_file, connect, output, setting_text
-from llumctl.commands.options import Cluster, OutputFormat
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    not_negative,
+    one_line,
+)
 from llumctl.output import Format
 
 if TYPE_CHECKING:
@@ -19,24 +28,31 @@ def set_settings(
         list[str],
         typer.Argument(metavar="KEY=VALUE...", help="As migration.max_moves=2; see llumctl get."),
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")
-    ] = False,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
     """Change settings of the running cluster: all or, if one is wrong, none."""
     changes = setting_text.parse(assignments)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
     with connect.client(config_file.cluster_name(cluster)) as client:
         from controller.api.models import SettingsPatch
 
-        found = client.change_settings(SettingsPatch(changes=changes, dry_run=dry_run))
+        patch = SettingsPatch(
+            changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision
+        )
+        found = client.change_settings(patch)
     if text := _text(found, output_format):
         output.emit(text)
     if not found.changes:
         output.say("nothing to change")
     elif dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
+    else:
+        output.say(f"revision {found.revision}")
 
 
 def _text(found: "SettingChanges", output_format: Format) -> str:
@@ -45,7 +61,7 @@ def _text(found: "SettingChanges", output_format: Format) -> str:
     if output_format in (Format.TABLE, Format.WIDE):
         if not found.changes:
             return ""
-        text = setting_text.value_text
+        text = setting_value
         rows = [(each.key, text(each.previous), text(each.value)) for each in found.changes]
         header = ("KEY", "PREVIOUS", "NOW" if not found.dry_run else "WOULD-BE")
         return output.table(header, rows, colours=output.use_colours(sys.stdout))

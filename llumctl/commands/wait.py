@@ -17,7 +17,7 @@ def wait(
             "--for",
             metavar="COND",
             help="ready, idle, cluster=STATE, instance/ID=STATE (or gone), frontend/ID=STATE,"
-            " request/ID=STATE.",
+            " request/ID=STATE, drained=ID.",
         ),
     ],
     timeout: Annotated[

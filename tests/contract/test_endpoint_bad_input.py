@@ -299,7 +299,7 @@ async def gated(
     bed: Bed, limits: GateLimits | None = None, keys: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Gate, httpx.AsyncClient]]:
     """Another gate before the same app."""
-    gate = Gate(limits or GateLimits(MAX_BODY_BYTES), keys, priorities={0, -1})
+    gate = Gate(limits or GateLimits(MAX_BODY_BYTES), keys, {"normal": 0, "high": 1})
     gate.app, gate.json_paths = bed.gate.app, bed.gate.json_paths
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=gate), base_url="http://app", timeout=30.0

@@ -21,8 +21,8 @@ import pytest
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
+from controller.runtime.dispatcher import Arrival, NotDispatchedError
 from controller.runtime.messages import EngineInfo, OutputItem, OutputsEmitted
-from controller.runtime.router import Arrival, NotDispatchedError
 
 # What AsyncLLM sets and PoolLLM need not: only with a profiler on its workers.
 NOT_SET = {"_frontend_profiler_worker_name"}
@@ -163,6 +163,7 @@ class PlayedRouter:
         self.ranks.append(rank)
         self.live[request_id] = 0
         self.engine.add(self.engine.prepare([bytes(frame) for frame in payload], 0))
+        assert self.engine._scheduler.requests[request_id].priority == -rank
 
     def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
         self.outcomes += [(outcome, reason) for _ in request_ids]
@@ -219,9 +220,9 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     openai_app.adopt_engine_info(config, info, num_instances=2)
     assert config.cache_config.num_gpu_blocks == 2 * engine.num_gpu_blocks
     router = PlayedRouter(engine)
-    limits = PoolLimits(info.supported_tasks, frozenset({0, 1}), max_engine_index=1)
+    limits = PoolLimits(info.supported_tasks, {"normal": 0, "high": 1}, max_engine_index=1)
     llm = PoolLLM(config, router, limits, log_stats=False)  # type: ignore[arg-type]
-    gate = openai_app.Gate()
+    gate = openai_app.Gate(levels=limits.levels)
     await openai_app.build_server(llm, args, gate, info.supported_tasks)
     bed = Bed(engine, llm, gate, router)
     stepping = asyncio.create_task(bed.step_for_ever())
@@ -245,6 +246,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             several_choices,
             guided_decoding,
             priorities,
+            priorities_by_header,
             stop_strings,
             refusals,
             a_lost_instance,
@@ -327,6 +329,43 @@ async def priorities(bed: Bed) -> None:
     assert answer.status_code == 400
     assert "priority 3 is not one of 0, -1" in answer.text
     assert len(bed.router.ranks) == num_sent
+
+
+async def priorities_by_header(bed: Bed) -> None:
+    """Every sequence of a request has it, whatever route and task of vLLM's made it."""
+    question = [{"role": "user", "content": "A door?"}]
+    short = {"model": "embedded", "max_tokens": 4}
+    for path, body, num_sequences in (
+        ("/v1/completions", {**short, "prompt": "A door", "n": 3}, 3),
+        ("/v1/completions", {**short, "prompt": ["A door", "A gate"]}, 2),
+        ("/v1/completions", {**short, "prompt": "A door", "stream": True, "n": 2}, 2),
+        ("/v1/completions", {**short, "prompt": "A door", "use_beam_search": True, "n": 2}, 2),
+        (
+            "/v1/chat/completions",
+            {
+                "model": "embedded",
+                "max_completion_tokens": 4,
+                "messages": question,
+                "stream": True,
+            },
+            1,
+        ),
+        ("/v1/responses", {"model": "embedded", "input": "A door?", "max_output_tokens": 4}, 1),
+    ):
+        del bed.router.ranks[:]
+        answer = await bed.http.post(path, json=body, headers={"X-Llumctl-Priority": "high"})
+        assert answer.status_code == 200, answer.text
+        assert len(bed.router.ranks) >= num_sequences, path
+        assert set(bed.router.ranks) == {1}, path
+    assert (await bed.complete()).status_code == 200
+    assert bed.router.ranks[-1] == 0
+    answer = await bed.http.post(
+        "/v1/completions",
+        json={**short, "prompt": "A door", "priority": 0},
+        headers={"X-Llumctl-Priority": "high"},
+    )
+    assert answer.status_code == 400
+    assert "disagree" in answer.text
 
 
 async def stop_strings(bed: Bed) -> None:

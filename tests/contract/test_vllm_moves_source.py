@@ -296,6 +296,32 @@ def test_a_rank_that_changes(engine: VllmEngine, readers: Readers) -> None:
     readers.finish()
 
 
+def test_a_rank_that_changes_decides_who_is_evicted_and_who_is_admitted(
+    engine: VllmEngine, readers: Readers
+) -> None:
+    """vLLM's own scheduler goes by it from the next step on."""
+    names = [f"r{n}" for n in range(engine.max_num_running)]
+    for n, name in enumerate(names):
+        readers.add(name, num_prompt_tokens=BLOCK_SIZE, max_tokens=200, arrival_s=float(n))
+    while engine.snapshot("i-0", 1).num_running < len(names):
+        readers.step()
+    for name, arrival_s in [("next", 90.0), ("last", 91.0)]:
+        readers.add(name, num_prompt_tokens=BLOCK_SIZE, max_tokens=200, arrival_s=arrival_s)
+    engine.take_events()
+    engine.moves.set_rank("r0", -3)  # the first to come, and so the last to lose its blocks
+    engine.moves.set_rank("r7", 2)
+    engine.moves.set_rank("last", 1)
+    readers.finish()
+    told = list(engine.take_events())
+    evicted = [event.request_id for event in told if event.kind == "evicted"]
+    assert evicted[0] == "r0"
+    assert "r7" not in evicted, "the latest to come"
+    assert len(set(evicted)) > 1
+    admitted = [event.request_id for event in told if event.kind == "admitted"]
+    assert admitted[0] == "last"
+    assert admitted.index("next") < admitted.index("r0")
+
+
 # -- why not ------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ import psutil
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
+NOTHING_MOVES = {"LLUMCTL_MIGRATION_ENABLED": "false"}
+"""By itself: for tests that say what is where."""
 
 T = TypeVar("T")
 

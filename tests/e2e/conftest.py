@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import NOTHING_MOVES, Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +29,7 @@ def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def cluster(base_env: dict[str, str]) -> Iterator[Cluster]:
     """Two instances, started once for all tests that leave it as it was."""
-    cluster = Cluster(base_env, up_args=("-n", "2"))
+    cluster = Cluster(base_env | NOTHING_MOVES, up_args=("-n", "2"))
     cluster.start()
     try:
         cluster.wait_ready()

@@ -1,6 +1,7 @@
 """What dies, and what is promised about it (the cluster's own processes, killed for real)."""
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ async def test_killed_instance_ends_its_streams_and_comes_back(
 async def test_dead_controller_fails_no_request_and_comes_back(
     cluster: Cluster, async_client: openai.AsyncOpenAI
 ) -> None:
+    ours = ("migration.max_moves=3", "scheduler.policy=vllm-dp")
+    revision = json.loads(cluster.run("set", *ours, "-o", "json").stdout)["revision"]
     readers, tasks = await start_readers(async_client, 600)
     listening = [c for c in psutil.net_connections("tcp") if c.laddr.port == cluster.control_port]
     pid = next(c.pid for c in listening if c.status == "LISTEN")
@@ -129,6 +132,10 @@ async def test_dead_controller_fails_no_request_and_comes_back(
     )
     assert back
     assert all(i["state"] == "active" for i in cluster.status()["instances"])
+    assert cluster.status()["policy"] == "vllm-dp"
+    theirs = ("migration.max_moves=4", "scheduler.policy=llumnix")
+    changed = cluster.run("set", *theirs, "--if-revision", str(revision), "-o", "json")
+    assert '"previous": 3' in changed.stdout, changed.stderr
     await asyncio.to_thread(cluster.wait_quiet)
 
 

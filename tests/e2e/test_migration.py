@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import NOTHING_MOVES, Cluster, wait_for
 from tests.e2e.moving import Read, Stream, control
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -116,7 +116,7 @@ def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
         "enable_prefix_caching=false",
     )
     options = (option for argument in arguments for option in ("--engine-arg", argument))
-    cluster = Cluster(base_env, name="tight", up_args=("-n", "2", *options))
+    cluster = Cluster(base_env | NOTHING_MOVES, name="tight", up_args=("-n", "2", *options))
     cluster.start()
     try:
         cluster.wait_ready()
@@ -136,7 +136,7 @@ def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
     """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most."""
     cluster = tight
     path, body = SAMPLING["seeded"]
-    body = body | {"max_tokens": 1500, "ignore_eos": True}
+    body = body | {"max_tokens": 800, "ignore_eos": True}
     unmoved = Stream(cluster, path, body, next(_names)).result()
     stream = Stream(cluster, path, body, next(_names))
     stream.wait_tokens(20)

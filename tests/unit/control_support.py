@@ -12,9 +12,11 @@ from controller.adapters.http.control_server import Access, ControlServer
 from controller.adapters.http.views import ClusterLabels, cluster_status
 from controller.api.audit import AuditLog
 from controller.api.models import ClusterStatus
-from controller.core.scheduler import SchedulerConfig
+from controller.api.settings import Settings
+from controller.core.cluster_spec import ClusterSpec
 from controller.core.snapshot import InstanceSnapshot
 from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
 from controller.runtime.message import Message
 from controller.runtime.messages import (
     EngineInfo,
@@ -26,12 +28,13 @@ from controller.runtime.messages import (
     encode,
 )
 from controller.runtime.request_book import RequestBook
+from controller.runtime.spec_keeper import SpecKeeper
 
 M = TypeVar("M", bound=Message)
 
 TOKEN = "t0ken"
 VIEW_TOKEN = "v1ew"
-LABELS = ClusterLabels("c1", "embedded", "llumnix", "vllm", "http://127.0.0.1:8000")
+LABELS = ClusterLabels("c1", "embedded", "vllm", "http://127.0.0.1:8000")
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -74,14 +77,22 @@ class Mailbox:
 
 
 class Launcher:
-    def launch_instance(self, _instance_id: str) -> None:
-        pass
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.terminated: list[str] = []
+        self.why_no_room = ""
+
+    def launch_instance(self, instance_id: str) -> None:
+        self.launched.append(instance_id)
 
     def launch_frontend(self, _frontend_id: str) -> None:
         pass
 
-    def terminate(self, _member_id: str) -> None:
-        pass
+    def no_room(self, _num_instances: int) -> str:
+        return self.why_no_room
+
+    def terminate(self, member_id: str) -> None:
+        self.terminated.append(member_id)
 
 
 class Cluster:
@@ -89,12 +100,16 @@ class Cluster:
 
     def __init__(self, num_instances: int = 1) -> None:
         self.mailbox = Mailbox()
+        self.launcher = Launcher()
         self.controller = Controller(
-            self.mailbox, Launcher(), SchedulerConfig(stall_timeout_s=10.0)
+            self.mailbox,
+            self.launcher,
+            LiveConfig(),
+            SpecKeeper(ClusterSpec.first(num_instances)),
         )
         self.now_s = 100.0
         self.controller.now_s = lambda: self.now_s  # type: ignore[method-assign]
-        self.controller.start(num_instances, num_frontends=1)
+        self.controller.start(num_frontends=1)
 
     def hello(self, member_id: str, phase: str = "active", nonce: str = "a", **what: Any) -> None:
         is_instance = member_id.startswith("i")
@@ -153,6 +168,7 @@ class Listener:
             LABELS,
             Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
             self.audit,
+            Settings(),
             metrics=lambda status: f"of {status.cluster}".encode(),
             metrics_type="text/plain; version=0.0.4",
         )

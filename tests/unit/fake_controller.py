@@ -27,6 +27,8 @@ from controller.api.models import (
 )
 
 Answer = tuple[int, BaseModel]
+Orders = Callable[[dict[str, Any]], Answer]
+"""From the body of what is asked for."""
 PING_S = 0.02
 
 
@@ -65,6 +67,8 @@ class FakeController:
     """`epoch` names its event log: `restart` begins a new one on the same port.
 
     Fields may be set while it serves; `asked` are the paths of all that was asked, in order.
+    `orders` answer what changes something, and are asked before all else; `ordered` are the
+    bodies that came, with "POST /v1/..." before each.
     """
 
     def __init__(self, *events: Event, status: ClusterStatus | None = None) -> None:
@@ -75,6 +79,8 @@ class FakeController:
         self.requests = RequestList(requests=(), num_matching=0)
         self.details: dict[str, RequestDetail] = {}
         self.asked: list[str] = []
+        self.orders: dict[str, Orders] = {}
+        self.ordered: list[tuple[str, dict[str, Any]]] = []
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
         self._port = 0
@@ -178,12 +184,19 @@ class FakeController:
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.ordered.append((f"POST {self.path}", body))
+                self.send(*fake.orders[f"POST {self.path}"](body))
+
             def do_GET(self) -> None:
                 fake.asked.append(self.path)
                 parts = urlsplit(self.path)
                 query = parse_qs(parts.query, keep_blank_values=True)
                 if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                     self.send(403, ErrorBody(code="bad_token", message="bad token", hint="look"))
+                elif answer := fake.orders.get(f"GET {parts.path}"):
+                    self.send(*answer({}))
                 elif parts.path == "/v1/watch":
                     self.stream(query)
                 else:

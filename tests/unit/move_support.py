@@ -28,7 +28,7 @@ def serve_running_request(listener: Listener, *, num_choices: int = 1) -> Reques
     for number in range(1, num_choices + 1):
         request_id = f"r-{number}"
         book.arrived(request_id, "cmpl-1", parent, 0, 120, 1_700_000_000.0)
-        book.dispatched(request_id, "i-0", 1, (("i-0", 520.0),), "the only one", tell=False)
+        book.dispatched(request_id, "i-0", 1, (("i-0", 520.0),))
         admitted = LoggedEvent(
             EventKind.ADMITTED, 5.0, "step-i-0-1-2", "", "i-0", 1, request_id=request_id
         )

@@ -98,6 +98,36 @@ COMMAND_LINES = {
     "a setting twice": ("set a.b=1 a.b=2", "KEY=VALUE: a.b is given twice"),
     "a setting without glyphs": ("get ''", "KEY: '' is no id"),
     "an id without glyphs": ("requests ''", "REQUEST: '' is no id"),
+    "nobody to explain": ("explain", "Missing argument 'REQUEST'"),
+    "a request without glyphs to explain": ("explain '\x07'", "REQUEST: '\\x07' is no id"),
+    "nothing to drain": ("drain", "Missing argument 'ID...'"),
+    "an instance without glyphs": ("drain i-1 ''", "ID: '' is no id"),
+    "a deadline of no time": ("drain i-1 --deadline 0", "--deadline: must be more than no time"),
+    "a deadline in the past": ("drain i-1 --deadline -5", "--deadline: '-5' is no duration"),
+    "a deadline in words": ("scale 3 --deadline soon", "--deadline: 'soon' is no duration"),
+    "an end that there is not": (
+        "drain i-1 --deadline 5 --on-deadline kepe",
+        "--on-deadline: 'kepe' is not what may happen then; did you mean keep?",
+    ),
+    "an end without a deadline": ("drain i-1 --on-deadline abort", "only with --deadline"),
+    "a drain that is and is not followed": ("drain i-1 --detach=1", "does not take a value"),
+    "a negative revision": ("drain i-1 --if-revision -1", "--if-revision: must be at least 0"),
+    "a revision in words": ("undrain i-1 --if-revision last", "Invalid value for '--if-revision'"),
+    "a reason of two lines": ("undrain i-1 -m 'a\nb'", "--reason: one line of up to 200"),
+    "nothing to scale to": ("scale", "Missing argument 'N|+N|-N'"),
+    "two numbers": ("scale 3 4", "Got unexpected extra argument"),
+    "a fraction of an instance": ("scale 1.5", "N|+N|-N: '1.5' is no number of instances"),
+    "no number of instances": ("scale up", "N|+N|-N: 'up' is no number of instances"),
+    "two signs": ("scale +-1", "N|+N|-N: '+-1' is no number of instances"),
+    "no instance at all": ("scale 0", "N|+N|-N: 0 leaves no instance or changes none"),
+    "no change at all": ("scale -0", "N|+N|-N: -0 leaves no instance or changes none"),
+    "far too many instances": ("scale 99999", "N|+N|-N: must be at most 1024, not 99999"),
+    "far too few instances": ("scale -99999", "N|+N|-N: must be at most 1024, not 99999"),
+    "a request without a level": ("priority r-1", "Missing argument 'LEVEL'"),
+    "a level without glyphs": ("priority r-1 '\x07'", "LEVEL: '\\x07' is no id"),
+    "a level for nobody": ("priority '' high", "REQUEST: '' is no id"),
+    "a drain to wait for that is none": ("wait --for drained=", "--for: '' is no id"),
+    "a condition that there is not": ("wait --for draind=i-1", "did you mean drained=ID?"),
 }
 
 
@@ -139,6 +169,11 @@ NEEDED = {
     "record": ["file"],
     "migrate": ["r-1"],
     "set": ["migration.max_moves=1"],
+    "drain": ["i-1", "-y"],
+    "undrain": ["i-1"],
+    "explain": ["r-1"],
+    "scale": ["3"],
+    "priority": ["r-1", "high"],
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)
@@ -289,6 +324,28 @@ def test_secrets_that_others_can_read(mode: int, capsys: Captured) -> None:
     assert f"keys is open to other users (mode {mode:04o})" in err
     assert err.endswith(f"try:   chmod 600 {keys.absolute()}\n")
     assert "s3cret" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("s3cret-1\ns3cret-2 high,urgent\n", "line 2: what follows the key is no list of priority"),
+        (
+            "s3cret-1 s3cret-2\n",
+            "line 1: what follows the key is no list of priority levels (normal",
+        ),
+        ("s3cret-1\ns3cret-1 high\n", "line 2: the same key as in line 1"),
+    ],
+)
+def test_a_key_file_with_what_is_no_level(text: str, says: str, capsys: Captured) -> None:
+    keys = Path("keys")
+    keys.write_text(text)
+    keys.chmod(0o600)
+    Path("c.toml").write_text("[endpoint]\napi_key_file = 'keys'\n")
+    err = refused(["up", "--config", "c.toml"], capsys)
+    assert err.startswith(f"error: c.toml:2: endpoint.api_key_file: {keys.absolute()}: {says}")
+    assert "s3cret" not in err
+    assert "urgent" not in err
 
 
 def test_secrets_named_by_a_variable(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

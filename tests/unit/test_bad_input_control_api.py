@@ -36,8 +36,20 @@ def move(name: str, content: bytes, status: int = 400, code: str = "bad_request"
     return Case(name, status, code, "/v1/requests/r-99/migrate", "POST", content=content)
 
 
+def priority(name: str, content: bytes, status: int = 400, code: str = "bad_request") -> Case:
+    path = "/v1/requests/r-99/priority"
+    return Case(f"priority: {name}", status, code, path, "POST", content=content)
+
+
 def settings(name: str, content: bytes, code: str = "bad_request") -> Case:
     return Case(f"settings: {name}", 400, code, "/v1/settings", "PATCH", content=content)
+
+
+def steer(name: str, path: str, content: bytes) -> Case:
+    return Case(f"{path}: {name}", 400, "bad_request", f"/v1/{path}", "POST", content=content)
+
+
+DRAIN, UNDRAIN, SCALE = "instances/i-0/drain", "instances/i-0/undrain", "scale"
 
 
 def query(name: str, path: str, code: str = "bad_request") -> Case:
@@ -120,6 +132,22 @@ CASES = [
         "POST",
         {"Authorization": f"Bearer {VIEW_TOKEN}"},
     ),
+    priority("no body", b""),
+    priority("broken JSON", b'{"level": '),
+    priority("an array", b"[]"),
+    priority("no level", b"{}"),
+    priority("null", b'{"level": null}'),
+    priority("a rank", b'{"level": 1}'),
+    priority("an empty level", b'{"level": ""}'),
+    priority("a long level", b'{"level": "' + b"h" * 100 + b'"}'),
+    priority("an unknown level", b'{"level": "urgent"}', code="no_such_level"),
+    priority("another case", b'{"level": "High"}', code="no_such_level"),
+    priority("an unknown word", b'{"level": "high", "force": true}'),
+    priority("a long reason", b'{"level": "high", "reason": "' + b"x" * 300 + b'"}'),
+    priority("a trial perhaps", b'{"level": "high", "dry_run": "perhaps"}'),
+    priority("an unknown request", b'{"level": "high"}', 404, "no_such_request"),
+    Case("a priority of nothing", 404, "not_found", "/v1/requests//priority", "POST"),
+    Case("a priority to look at", 405, "method_not_allowed", "/v1/requests/r-99/priority"),
     settings("no body", b""),
     settings("settings, an array", b"[]"),
     settings("no changes", b'{"changes": {}}'),
@@ -128,7 +156,9 @@ CASES = [
     settings("a setting of none", b'{"changes": {"migration.speed": 1}}', "bad_setting"),
     settings("a setting of the start", b'{"changes": {"endpoint.port": 1}}', "bad_setting"),
     settings("a table", b'{"changes": {"migration": {"max_moves": 1}}}'),
-    settings("null", b'{"changes": {"migration.max_moves": null}}'),
+    settings("null", b'{"changes": {"migration.max_moves": null}}', "bad_setting"),
+    settings("a revision", b'{"changes": {"migration.max_moves": 1}, "if_revision": "x"}'),
+    settings("a reason", b'{"changes": {"migration.max_moves": 1}, "reason": 1}'),
     settings("a word", b'{"changes": {"migration.max_moves": "many"}}', "bad_setting"),
     settings("true", b'{"changes": {"migration.max_moves": true}}', "bad_setting"),
     settings("a fraction", b'{"changes": {"migration.max_moves": 1.5}}', "bad_setting"),
@@ -149,6 +179,46 @@ CASES = [
         "PATCH",
         {"Authorization": f"Bearer {VIEW_TOKEN}"},
         b'{"changes": {"migration.max_moves": 1}}',
+    ),
+    steer("broken JSON", DRAIN, b'{"deadline_s": '),
+    steer("an array", DRAIN, b"[]"),
+    steer("an unknown word", DRAIN, b'{"dryrun": true}'),
+    steer("no time", DRAIN, b'{"deadline_s": 0}'),
+    steer("a negative deadline", DRAIN, b'{"deadline_s": -1}'),
+    steer("NaN", DRAIN, b'{"deadline_s": NaN}'),
+    steer("infinity", DRAIN, b'{"deadline_s": 1e999}'),
+    steer("a year", DRAIN, b'{"deadline_s": 31536000}'),
+    steer("a deadline that kills", DRAIN, b'{"on_deadline": "kill"}'),
+    steer("a long reason", DRAIN, b'{"reason": "' + b"x" * 300 + b'"}'),
+    steer("a negative revision", DRAIN, b'{"if_revision": -1}'),
+    steer("a dry run perhaps", DRAIN, b'{"dry_run": "perhaps"}'),
+    steer("an array", UNDRAIN, b"[]"),
+    steer("a deadline", UNDRAIN, b'{"deadline_s": 5}'),
+    steer("no body", SCALE, b""),
+    steer("neither", SCALE, b"{}"),
+    steer("both", SCALE, b'{"target": 2, "change": 1}'),
+    steer("nulls", SCALE, b'{"target": null, "change": null}'),
+    steer("a negative target", SCALE, b'{"target": -1}'),
+    steer("a fraction", SCALE, b'{"target": 1.5}'),
+    steer("too many", SCALE, b'{"target": 100000}'),
+    steer("a word", SCALE, b'{"change": "more"}'),
+    steer("an unknown word", SCALE, b'{"instances": 2}'),
+    steer("NaN", SCALE, b'{"change": -1, "deadline_s": NaN}'),
+    Case("a drain of nothing", 404, "no_such_instance", "/v1/instances/i-99/drain", "POST"),
+    Case("a drain of a frontend", 404, "no_such_instance", "/v1/instances/f-0/drain", "POST"),
+    Case("a long name", 404, "no_such_instance", f"/v1/instances/{'i' * 999}/drain", "POST"),
+    Case("a drain by looking", 405, "method_not_allowed", "/v1/instances/i-0/drain"),
+    *(
+        Case(
+            f"the view token: {path}",
+            403,
+            "view_only",
+            f"/v1/{path}",
+            "POST",
+            {"Authorization": f"Bearer {VIEW_TOKEN}"},
+            b"{}",
+        )
+        for path in (DRAIN, UNDRAIN, SCALE)
     ),
     query("movable perhaps", "/v1/requests?movable=perhaps"),
     query("an unknown state", "/v1/requests?state=sleeping"),
@@ -191,6 +261,7 @@ async def test_a_case(case: Case, both: tuple[Listener, httpx.AsyncClient]) -> N
     assert TOKEN not in answer.text
     assert not own.cluster.controller.stopping
     assert own.cluster.controller.limits == MoveLimits()
+    assert own.cluster.controller.keeper.revision == 0
     assert not own.cluster.mailbox.sent_to("mem://i-0", MoveAsked)
     assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
 

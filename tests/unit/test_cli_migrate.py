@@ -1,5 +1,5 @@
-"""`llumctl migrate`, `get` and `set` against the real control API: what they print, exit with,
-and what stands on stderr when a request does not move."""
+"""`llumctl migrate` against the real control API: what it prints, exits with, and what stands on
+stderr when a request does not move."""
 
 import asyncio
 import json
@@ -13,7 +13,6 @@ from move_support import Source, serve_running_request
 
 from controller.core.request_record import RequestState
 from llumctl.app import run
-from llumctl.setting_text import value_text
 
 Captured = pytest.CaptureFixture[str]
 
@@ -216,69 +215,3 @@ async def test_the_status_tells_of_moves(capsys: Captured) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["ended_moves"][0]["outcome"] == "migrated"
     assert found["num_migrated_last_minute"] == 1
-
-
-# -- settings -----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("bed")
-async def test_settings_are_shown(capsys: Captured) -> None:
-    assert await llumctl("get") == 0
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["KEY", "VALUE", "DEFAULT", "MEANING"]
-    assert [row.split()[:3] for row in rows] == [
-        ["migration.max_moves", "4", "4"],
-        ["migration.max_bytes_per_s", "0", "0"],
-        ["migration.cooling_s", "30", "30"],
-    ]
-    assert await llumctl("get", "migration.cooling_s", "-o", "json") == 0
-    (found,) = json.loads(capsys.readouterr().out)["settings"]
-    assert (found["key"], found["value"]) == ("migration.cooling_s", 30.0)
-    assert await llumctl("get", "-o", "name") == 0
-    assert capsys.readouterr().out.split()[0] == "migration.max_moves"
-    assert await llumctl("get", "migration.max_move") == 2
-    assert "did you mean migration.max_moves?" in capsys.readouterr().err
-
-
-async def test_settings_are_changed(bed: Bed, capsys: Captured) -> None:
-    changes = ("migration.max_moves=2", "migration.cooling_s=0.5")
-    assert await llumctl("set", *changes, "--dry-run") == 10
-    assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
-    assert bed.listener.cluster.controller.limits.max_moves == 4
-    assert await llumctl("set", *changes) == 0
-    captured = capsys.readouterr()
-    assert [line.split() for line in captured.out.splitlines()] == [
-        ["KEY", "PREVIOUS", "NOW"],
-        ["migration.max_moves", "4", "2"],
-        ["migration.cooling_s", "30", "0.5"],
-    ]
-    assert bed.listener.cluster.controller.limits.cooling_s == 0.5
-    assert await llumctl("set", *changes) == 0
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "nothing to change\n")
-    assert await llumctl("set", *changes, "--dry-run") == 0
-
-
-@pytest.mark.usefixtures("bed")
-@pytest.mark.parametrize(
-    ("assignment", "words"),
-    [
-        ("migration.max_moves=-1", "migration.max_moves: Input should be greater than"),
-        ("migration.max_moves=few", "migration.max_moves: Input should be a valid integer"),
-        ("migration.max_moves=inf", "migration.max_moves: Input should be a valid integer"),
-        ("migration.speed=1", "'migration.speed' is no setting that can be changed"),
-        ("endpoint.port=1", "'endpoint.port' is no setting that can be changed"),
-    ],
-)
-async def test_settings_that_are_none(assignment: str, words: str, capsys: Captured) -> None:
-    assert await llumctl("set", assignment) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err
-    assert captured.err.endswith("try:   llumctl get\n")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(4, "4"), (0.0, "0"), (2.5, "2.5"), (5e9, "5000000000"), (True, "true")]
-)
-def test_a_value_is_shown_as_it_can_be_typed(value: float, text: str) -> None:
-    assert value_text(value) == text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_support import cluster, controller, instance, remember
 
-from controller.api.models import ClusterState, ClusterStatus, InstanceState
+from controller.api.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
@@ -57,6 +57,19 @@ def test_table(capsys: Captured) -> None:
     assert second["HEAD"] == "-"
     assert out.startswith("cluster default  ready  model embedded  policy llumnix  endpoint http")
     assert "up 3m05s" in out
+
+
+def test_drains_have_a_column_while_there_are_any(capsys: Captured) -> None:
+    drain = DrainStatus(drain_id="d-1", num_requests_left=12, num_moved=3)
+    going = instance("i-1", InstanceState.DRAINING, drain=drain)
+    empty = drain.model_copy(update={"num_requests_left": 0, "safe_to_delete": True})
+    gone = instance("i-2", InstanceState.DRAINING, drain=empty)
+    status = cluster(instance(), going, gone).model_copy(update={"revision": 7})
+    _, out, _ = shown(status, capsys)
+    assert [row["DRAIN"] for row in columns(out)] == ["-", "12-left", "safe-to-delete"]
+    assert "  revision 7  " in out
+    _, out, _ = shown(cluster(instance()), capsys)
+    assert "DRAIN" not in columns(out)[0]
 
 
 def test_an_emulated_cluster_says_so(capsys: Captured) -> None:

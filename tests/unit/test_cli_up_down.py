@@ -129,7 +129,7 @@ def test_a_degraded_start_still_tells_the_endpoint() -> None:
 
 def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
     keys = tmp_path / "the keys"
-    keys.write_text("\nk1\nk2\n")
+    keys.write_text("\nk1 normal,high\nk2\n")
     settings = Settings(endpoint=EndpointTable(served_model_name="it's", api_key_file=str(keys)))
     _, curl = progress.endpoint_text(settings, cluster()).splitlines()
     show = 'curl() { for a in "$@"; do case $a in @*) cat "${a#@}";; *) echo "$a";; esac; done; }; '

@@ -49,7 +49,7 @@ def evict(listener: Listener, request_id: str) -> None:
 def serve_one_request(listener: Listener) -> None:
     book = RequestBook("f-0", {0: "normal"})
     book.arrived("r-1", "cmpl-1", None, 0, 120, 1_700_000_000.0)
-    book.dispatched("r-1", "i-0", 1, (("i-0", 520.0),), "the only one", tell=False)
+    book.dispatched("r-1", "i-0", 1, (("i-0", 520.0),))
     listener.cluster.mailbox.books["mem://f-0"] = book
 
 

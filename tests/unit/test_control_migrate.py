@@ -252,19 +252,35 @@ def audited(bed: Bed) -> list[dict[str, Any]]:
 async def test_who_asked_is_recorded_and_a_dry_run_is_not(bed: Bed) -> None:
     await bed.report(dry_run=True)
     assert audited(bed) == []
-    found = await bed.report(to="i-1")
-    (entry,) = audited(bed)
+    found = await bed.report(to="i-1", reason="make room")
+    entry, end = audited(bed)
     migration_id = found.attempts[0].migration_id
-    assert entry["action"] == f"migrate r-1 to i-1 ({migration_id})"
-    assert (entry["target"], entry["outcome"]) == ("r-1", "begun")
+    assert entry["action"] == end["action"] == f"migrate r-1 to i-1 ({migration_id})"
+    assert (entry["target"], entry["outcome"], entry["reason"]) == ("r-1", "begun", "make room")
+    assert (end["cause_id"], end["outcome"]) == (entry["cause_id"], "migrated")
     answer = await bed.client.get("/v1/events", headers=AUTHORIZED)
     events = EventPage.model_validate_json(answer.content).events
-    by_hand, migrated = events[-2:]
-    assert (by_hand.kind, by_hand.cause_id) == ("operator", entry["cause_id"])
+    by_hand, migrated, over = events[-3:]
+    for event, outcome in ((by_hand, "begun"), (over, "migrated")):
+        assert (event.kind, event.cause_id) == ("operator", entry["cause_id"])
+        assert event.reason == f"{entry['action']} ({outcome}): make room"
     assert (migrated.kind, migrated.cause_id) == ("migrated", migration_id)
-    assert migrated.reason == "from i-0 to i-1: by hand"
+    assert migrated.reason == "from i-0 to i-1: make room"
+    assert migrated.labels == {"from": "i-0", "to": "i-1", "reason": "make room"}
     assert list(migrated.numbers)[:3] == ["downtime_s", "excess_s", "step_time_s"]
     assert migrated.numbers["stage_1_blocks"] == 1
+
+
+async def test_how_a_move_that_failed_ended_is_recorded(bed: Bed) -> None:
+    bed.source.ends = [("kept", "no_blocks")]
+    await bed.report(to="i-1")
+    assert audited(bed)[-1]["outcome"] == "kept: the destination has not enough free blocks"
+
+
+async def test_a_move_that_is_not_over_in_time_is_recorded_as_such(bed: Bed) -> None:
+    bed.source.silent = True
+    assert (await bed.refused(to="i-1", timeout_s=0.01))[:2] == (504, "timed_out")
+    assert audited(bed)[-1]["outcome"] == "unknown: timed_out"
 
 
 async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:

@@ -86,7 +86,7 @@ async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
     own.cluster.now_s += 100.0
     from controller.core.events import Ticked
 
-    own.cluster.controller._handle(Ticked())
+    own.cluster.controller.handle(Ticked())
     rest = (await client.get("/v1/events", params={"after": page.next_position})).json()
     assert [(e["kind"], e["reason"]) for e in rest["events"]] == [("rejected", "unavailable")]
 
@@ -187,7 +187,7 @@ async def test_requests_and_one_with_its_history(both: Both) -> None:
     for number, request_id in enumerate(("aa-1", "ab-2", "0_p-3", "1_p-4")):
         parent = "p" if "_" in request_id else None
         its.arrived(request_id, parent or f"client-{number}", parent, 0, 8, 100.0 + number)
-    its.dispatched("ab-2", "i-0", 1, (("i-0", 3.0),), "by the controller", tell=False)
+    its.dispatched("ab-2", "i-0", 1, (("i-0", 3.0),))
     its.ended("aa-1", RequestState.ABORTED, "the client left")
     listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
     assert listed.num_matching == 4
@@ -306,8 +306,8 @@ async def test_every_action_is_in_the_audit_log_and_is_an_event(both: Both) -> N
     entries = [json.loads(line) for line in own.audit.path.read_text().splitlines()]
     assert [(entry["action"], entry["outcome"]) for entry in entries] == [
         ("POST /v1/stop", "refused: view_only"),  # a stranger's call is no operator's action
-        ("stop: grace 9 s", "done"),  # asked twice, done once
-        ("stop at once", "done"),
+        ("stop: grace 9 s", "begun"),  # asked twice, begun once
+        ("stop at once", "begun"),
     ]
     assert all(entry["actor"] == "ana@host from 127.0.0.1" for entry in entries)
     assert stat.S_IMODE(os.stat(own.audit.path).st_mode) == 0o600  # noqa: PTH116

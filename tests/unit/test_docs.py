@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from controller.api.models import (
     ClusterStatus,
+    DrainStatus,
     EmulationStatus,
     EndedMoveStatus,
     FrontendStatus,
@@ -108,6 +109,7 @@ def test_metrics_name_each_field_once() -> None:
         ClusterStatus,
         QueueHeadStatus,
         EmulationStatus,
+        DrainStatus,
         MoveStatus,
         EndedMoveStatus,
     )

@@ -13,7 +13,7 @@ import pytest
 from mailbox_support import PATIENCE_S, Inbox
 
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
-from controller.adapters.zmq.mailbox import HIGH_WATER_MARK, ZmqMailbox
+from controller.adapters.zmq.mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
 from controller.runtime.messages import AbortRequests, StatusPull, decode, encode
 
 Open = Callable[[], "Inbox"]
@@ -233,3 +233,21 @@ async def test_a_killed_process_is_noticed_at_once_and_once(
     b.mailbox.send(a.address, b"after")
     await a.until(lambda i: i.heads[-1] == b"after")
     assert a.lost == [there]
+
+
+async def test_a_full_inbox_holds_up_nothing_else(inboxes: Open) -> None:
+    a, b = inboxes(), inboxes(start=False)
+    total = HIGH_WATER_MARK - 100
+    for number in range(total):
+        a.mailbox.send(b.address, b"%d" % number)
+    num_turns = 0
+
+    def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    b.start()
+    turn()
+    await b.until(lambda i: len(i.messages) == total)
+    assert num_turns >= total / MAX_PER_TURN

@@ -48,6 +48,8 @@ class EmulatedKvTransfer:
         self._sends: dict[str, _Copy] = {}
         self._receives: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
+        self._waiting_since_s: dict[_Link, float] = {}
+        """For the peer's word that it took what came."""
 
     def start(self, blocks: KvBlocks, tell: Tell) -> None:
         self._blocks = blocks
@@ -80,6 +82,10 @@ class EmulatedKvTransfer:
     def cancel(self, stage_id: str) -> None:
         for copies in (self._sends, self._receives):
             self._fail(copies, stage_id, "the copy was cancelled")
+
+    def stalled_s(self, peer: Peer) -> float:
+        since_s = self._waiting_since_s.get(peer.key)
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     def forget(self, peer: Peer) -> None:
         for copies in (self._sends, self._receives):
@@ -121,7 +127,11 @@ class EmulatedKvTransfer:
                 self._fail(self._sends, stage_id, f"block {error} was let go before its copy")
                 return
             self._tell(peer, [STAGE, stage_id.encode(), contents])
-            taken = await copy.answered
+            self._waiting_since_s[copy.link] = asyncio.get_running_loop().time()
+            try:
+                taken = await copy.answered
+            finally:
+                self._waiting_since_s.pop(copy.link, None)
         if taken:
             self._succeed(self._sends, stage_id)
         else:

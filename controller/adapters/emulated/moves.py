@@ -17,6 +17,7 @@ from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.snapshot import blocks_for
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState
@@ -86,6 +87,9 @@ class EmulatedMoves:
     def is_queued(self, request_id: str) -> bool:
         """Raises KeyError: it is not there."""
         return self._model.moves.is_queued(request_id)
+
+    def candidates(self) -> Sequence[Candidate]:
+        return self._model.moves.candidates(self._num_tokens_left)
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """Raises KeyError: it is not there."""
@@ -217,6 +221,13 @@ class EmulatedMoves:
         self._on_gone()
 
     # ------------------------------------------------------------------------------------
+
+    def _num_tokens_left(self, request_id: str) -> int:
+        """At most: by the limit that the client set, else by the model's."""
+        live = self._live[request_id]
+        num_left = self._model.config.max_model_len - live.num_tokens
+        limit = live.request.sampling_params.max_tokens
+        return num_left if limit is None else min(num_left, limit - live.num_emitted)
 
     def _decoded(self, state: Frames) -> _Travelling:
         try:

@@ -40,6 +40,14 @@ class SendingLink(Link):
         self._limit = RateLimit()
         self._jobs: deque[tuple[bytes, CopyJob]] = deque()
         self._current: CopyJob | None = None
+        self._waiting_since_s: float | None = time.monotonic()
+        """For the other end: to be there, or to take a slice."""
+
+    @property
+    def stalled_s(self) -> float:
+        """From any thread."""
+        since_s = self._waiting_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def add(self, stage: bytes, job: CopyJob) -> None:
         with self._changed:
@@ -54,6 +62,7 @@ class SendingLink(Link):
         slots = deque(
             _Slot(self._ends.blocks.buffer(self._ends.slice_blocks)) for _ in range(DEPTH)
         )
+        self._waiting_since_s = None
         slots[0].send(group, SliceHeader(Kind.WARM_UP), bytearray(NO_BLOCKS))
         while (entry := self._next_job()) is not None:
             self._send_stage(group, *entry, slots)
@@ -76,7 +85,7 @@ class SendingLink(Link):
         first = 0
         while first < num_blocks:
             slots.rotate()
-            slots[0].wait()
+            self._wait_for(slots[0])
             self._keep_to_the_limit(job)
             block_ids = job.block_ids[first : first + self._ends.slice_blocks]
             data = self._gather(job, block_ids, slots[0].buffer)
@@ -90,13 +99,18 @@ class SendingLink(Link):
             first += len(block_ids)
         if first < num_blocks or not num_blocks:
             slots.rotate()
-            slots[0].wait()
+            self._wait_for(slots[0])
             kind = Kind.CANCELLED if num_blocks else Kind.LAST
             slots[0].send(group, SliceHeader(kind, stage, first), bytearray(NO_BLOCKS))
         for slot in slots:
-            slot.wait()
+            self._wait_for(slot)
         job.num_done = first
         job.finish(self._ends.blocks.block_bytes)
+
+    def _wait_for(self, slot: _Slot) -> None:
+        self._waiting_since_s = time.monotonic()
+        slot.wait()
+        self._waiting_since_s = None
 
     def _gather(self, job: CopyJob, block_ids: tuple[int, ...], buffer: Any) -> memoryview | None:
         """None: the job is over."""

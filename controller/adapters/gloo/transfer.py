@@ -126,6 +126,10 @@ class GlooKvTransfer:
             for link in self._sending.values():
                 link.wake()
 
+    def stalled_s(self, peer: Peer) -> float:
+        link = self._sending.get(peer.key)
+        return 0.0 if link is None else link.stalled_s
+
     def forget(self, peer: Peer) -> None:
         for job in self._jobs.values():
             if job.peer_key == peer.key:

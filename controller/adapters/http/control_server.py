@@ -1,7 +1,6 @@
 """The control API's listener: bearer tokens, JSON in and out, small errors."""
 
 import asyncio
-import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,16 +22,22 @@ from controller.adapters.http.errors import (
     error_response,
     on_api_error,
     on_crash,
+    on_failure,
     on_http_error,
     on_invalid_input,
+    on_revision_conflict,
 )
+from controller.adapters.http.explain import explain_request
 from controller.adapters.http.guard import BodyTooLargeError, Guard
-from controller.adapters.http.live_settings import change_settings, list_settings, planned_changes
+from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.migrate import find_migration
+from controller.adapters.http.operator_log import OperatorLog
+from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
+from controller.adapters.http.steer import SteerApi
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
-from controller.api.audit import AuditLog, printable
+from controller.api.audit import AuditLog
 from controller.api.errors import LlumctlError
 from controller.api.models import (
     ClusterStatus,
@@ -42,7 +47,10 @@ from controller.api.models import (
     StopProgress,
     StopRequest,
 )
+from controller.api.settings import Settings
+from controller.api.steer_models import PriorityRequest
 from controller.runtime.controller import Controller
+from controller.runtime.spec_keeper import RevisionConflictError
 
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.
@@ -69,7 +77,8 @@ class Access:
 
 
 class ControlServer:
-    """`metrics` renders what `/metrics` answers, of that media type."""
+    """`settings`: those that the controller goes by. `metrics` renders what `/metrics` answers, of
+    that media type."""
 
     def __init__(
         self,
@@ -77,14 +86,19 @@ class ControlServer:
         labels: ClusterLabels,
         access: Access,
         audit: AuditLog,
+        settings: Settings,
         metrics: Callable[[ClusterStatus], bytes],
         metrics_type: str,
     ) -> None:
         self._controller = controller
         self._labels = labels
-        self._audit = audit
+        self._log = OperatorLog(audit, controller.journal)
+        self._live_settings = LiveSettings(controller, settings)
         self._metrics, self._metrics_type = metrics, metrics_type
         self._started_s = time.monotonic()
+        self._changing = asyncio.Lock()
+        """Of the spec: from the look at its revision until the change is made."""
+        steer = SteerApi(controller, self._log, self._changing)
         self._num_watchers = 0
         self._socket = socket.create_server((access.host, access.port), backlog=128)
         app = Starlette(
@@ -94,9 +108,12 @@ class ControlServer:
                 Route("/v1/watch", self._watch, methods=["GET"]),
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
+                Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
                 Route("/v1/requests/{reference}/migrate", self._migrate, methods=["POST"]),
+                Route("/v1/requests/{reference}/priority", self._priority, methods=["POST"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", self._change_settings, methods=["PATCH"]),
+                *steer.routes,
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),
             ],
@@ -111,6 +128,8 @@ class ControlServer:
             ],
             exception_handlers={
                 ApiError: on_api_error,
+                RevisionConflictError: on_revision_conflict,
+                LlumctlError: on_failure,
                 HTTPException: on_http_error,
                 ValidationError: on_invalid_input,
                 BodyTooLargeError: _on_too_large,
@@ -183,8 +202,11 @@ class ControlServer:
     async def _request(self, request: Request) -> Response:
         return _json(await find_request(self._controller, request.path_params["reference"]))
 
+    async def _explain(self, request: Request) -> Response:
+        return _json(await explain_request(self._controller, request.path_params["reference"]))
+
     async def _settings(self, _request: Request) -> Response:
-        return _json(list_settings(self._controller))
+        return _json(self._live_settings.listed())
 
     # -- acting --------------------------------------------------------------------------
 
@@ -194,43 +216,47 @@ class ControlServer:
         migration = await find_migration(self._controller, reference, wanted)
         if wanted.dry_run:
             return _json(await migration.plan())
-        await self._record(request.scope, migration.action, migration.record.request_id, "begun")
-        return _json(await migration.run())
+        deed = (migration.action, migration.record.request_id)
+        async with self._log.operation(
+            request.scope, deed, reason=wanted.reason, lasts=True
+        ) as operation:
+            report = await migration.run()
+            operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
+        return _json(report)
+
+    async def _priority(self, request: Request) -> Response:
+        wanted = PriorityRequest.model_validate_json(await request.body() or b"{}")
+        reference = request.path_params["reference"]
+        change = await find_priority_change(self._controller, reference, wanted)
+        if wanted.dry_run:
+            return _json(await change.run())
+        deed = (change.action, change.record.request_id)
+        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+            return _json(await change.run(operation.cause_id, operation.actor))
 
     async def _change_settings(self, request: Request) -> Response:
         patch = SettingsPatch.model_validate_json(await request.body())
-        planned = planned_changes(self._controller, patch)
-        if not patch.dry_run:
-            for change in planned.changes:
-                action = f"set {change.key} = {change.value}, was {change.previous}"
-                await self._record(request.scope, action, change.key, "done")
-            change_settings(self._controller, planned)
-        return _json(planned)
+        async with self._changing:
+            planned = self._live_settings.planned(patch)
+            if patch.dry_run or not planned.answer.changes:
+                return _json(planned.answer)
+            async with self._log.operation(request.scope, *planned.deeds, reason=patch.reason):
+                return _json(self._live_settings.make(planned))
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
         if self._controller.would_stop(order.drain):  # not merely asked how far it is
             how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
-            await self._record(request.scope, how, "the cluster", "done")
+            await self._log.note(request.scope, how, "the cluster", "begun")
             self._controller.stop(order.drain, order.grace_s)
         progress = StopProgress(
             stopped=self._controller.stopped, num_live_reqs=self._controller.num_live_reqs
         )
         return _json(progress)
 
-    async def _record(self, scope: Scope, action: str, target: str, outcome: str) -> None:
-        """Raises ApiError if it cannot be written, and so must not be done."""
-        cause_id, actor = f"op-{secrets.token_hex(4)}", _actor(scope)
-        entry = {"actor": actor, "action": action, "target": target, "outcome": outcome}
-        try:
-            await asyncio.to_thread(self._audit.write, **entry, cause_id=cause_id)
-        except LlumctlError as error:
-            raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
-        self._controller.journal.operator(cause_id, actor, f"{action} ({outcome})")
-
     async def _on_refused(self, scope: Scope, code: str) -> None:
-        await self._record(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
+        await self._log.note(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
 
 
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:
@@ -242,13 +268,6 @@ def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = 
         values = request.query_params.getlist(name)
         given[name] = values if name in repeatable else values[-1]
     return model.model_validate(given)
-
-
-def _actor(scope: Scope) -> str:
-    """Who says to be calling, and from where."""
-    claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
-    client = scope.get("client")
-    return printable(f"{claimed} from {client[0] if client else 'here'}")
 
 
 def _json(model: BaseModel) -> Response:

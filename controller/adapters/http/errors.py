@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from controller.api.errors import LlumctlError
 from controller.api.models import ErrorBody
 
 MAX_MESSAGE_CHARS = 500
@@ -34,6 +35,18 @@ def error_response(
 async def on_api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body.model_dump(), error.status)
+
+
+async def on_revision_conflict(_request: Request, error: Exception) -> Response:
+    return error_response(
+        409, "revision_conflict", f"the cluster was changed meanwhile: {error}", "llumctl get"
+    )
+
+
+async def on_failure(_request: Request, error: Exception) -> Response:
+    """What was asked for could not be done, and nothing was."""
+    assert isinstance(error, LlumctlError)
+    return error_response(500, "failed", f"{error.message}; nothing was done", error.hint)
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:

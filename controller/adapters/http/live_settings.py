@@ -1,15 +1,14 @@
-"""Settings that may be changed while the cluster runs: those of the tables below.
+"""Settings on the control API: listed, and changed while the cluster runs.
 
-They hold until the controller starts again, which reads those that the cluster began with.
+What was changed stands in the spec, so that it outlives the controller. What the cluster goes by
+is made of all settings at once (`live_config`), whichever was changed.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
+from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
+from controller.adapters.http.live_config import live_config
+from controller.api.live_settings import SettingError, changed, live_settings
 from controller.api.models import (
     Setting,
     SettingChange,
@@ -17,84 +16,77 @@ from controller.api.models import (
     SettingList,
     SettingsPatch,
 )
-from controller.api.settings import MigrationTable, Table
-from controller.core.migration.limits import MoveLimits
+from controller.api.settings import Settings
+from controller.api.words import setting_value
 from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
 
-TABLES: dict[str, type[Table]] = {"migration": MigrationTable}
 
+@dataclass(frozen=True, slots=True)
+class PlannedChanges:
+    """What differs from now, and what the cluster would go by."""
 
-def list_settings(controller: Controller) -> SettingList:
-    values = _values(controller)
-    return SettingList(
-        settings=tuple(
-            Setting(
-                key=key,
-                value=values[key],
-                default=field.default,
-                meaning=(field.description or "").replace("\n", " "),
+    patch: SettingsPatch
+    after: Settings
+    config: LiveConfig
+    answer: SettingChanges
+
+    @property
+    def deeds(self) -> list[tuple[str, str]]:
+        """For the audit log."""
+        return [
+            (
+                f"set {each.key} = {setting_value(each.value)}, was {setting_value(each.previous)}",
+                each.key,
             )
-            for key, field in _fields()
+            for each in self.answer.changes
+        ]
+
+
+class LiveSettings:
+    """`settings`: those that the controller goes by."""
+
+    def __init__(self, controller: Controller, settings: Settings) -> None:
+        self._controller = controller
+        self._settings = settings
+
+    def listed(self) -> SettingList:
+        return SettingList(
+            settings=tuple(
+                Setting(key=each.key, value=each.value, default=each.default, meaning=each.meaning)
+                for each in live_settings(self._settings).values()
+            ),
+            revision=self._controller.keeper.revision,
         )
-    )
 
-
-def planned_changes(controller: Controller, patch: SettingsPatch) -> SettingChanges:
-    """What differs from now. Raises ApiError for a key that there is not or cannot be changed,
-    and for a value that it may not have."""
-    before = _values(controller)
-    for key in patch.changes:
-        if key not in before:
-            raise ApiError(
-                400,
-                "bad_setting",
-                f"{key[:60]!r} is no setting that can be changed while the cluster runs",
-                "llumctl get",
-            )
-    after = dict(before)
-    for name, model in TABLES.items():
-        wanted = {
-            key.partition(".")[2]: patch.changes.get(key, value)
-            for key, value in before.items()
-            if key.startswith(f"{name}.")
-        }
+    def planned(self, patch: SettingsPatch) -> PlannedChanges:
+        """Raises ApiError for a key that there is not or cannot be changed and for a value that it
+        may not have, and RevisionConflictError."""
+        keeper = self._controller.keeper
+        keeper.check_revision(patch.if_revision)
+        before = self._settings
         try:
-            table = model.model_validate(wanted, strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            raise ApiError(
-                400, "bad_setting", f"{name}.{first['loc'][0]}: {first['msg']}", "llumctl get"
-            ) from error
-        after |= {f"{name}.{field}": value for field, value in table.model_dump().items()}
-    changes = tuple(
-        SettingChange(key=key, previous=before[key], value=after[key])
-        for key in before
-        if after[key] != before[key]
-    )
-    return SettingChanges(dry_run=patch.dry_run, changes=changes)
-
-
-def change_settings(controller: Controller, planned: SettingChanges) -> None:
-    values = _values(controller) | {change.key: change.value for change in planned.changes}
-    controller.set_limits(
-        MoveLimits(
-            max_moves=values["migration.max_moves"],
-            max_bytes_per_s=values["migration.max_bytes_per_s"] or None,
-            cooling_s=values["migration.cooling_s"],
+            after = changed(before, patch.changes)
+            config = live_config(after)
+        except ValueError as error:
+            hint = error.hint if isinstance(error, SettingError) else "llumctl get"
+            raise ApiError(400, "bad_setting", str(error), hint) from error
+        was, becomes = live_settings(before), live_settings(after)
+        changes = tuple(
+            SettingChange(key=key, previous=was[key].value, value=becomes[key].value)
+            for key in was
+            if was[key].value != becomes[key].value
         )
-    )
+        answer = SettingChanges(dry_run=patch.dry_run, changes=changes, revision=keeper.revision)
+        return PlannedChanges(patch, after, config, answer)
 
-
-def _values(controller: Controller) -> dict[str, Any]:
-    limits = controller.limits
-    return {
-        "migration.max_moves": limits.max_moves,
-        "migration.max_bytes_per_s": limits.max_bytes_per_s or 0.0,
-        "migration.cooling_s": limits.cooling_s,
-    }
-
-
-def _fields() -> Iterator[tuple[str, FieldInfo]]:
-    for name, model in TABLES.items():
-        for field, info in model.model_fields.items():
-            yield f"{name}.{field}", info
+    def make(self, planned: PlannedChanges) -> SettingChanges:
+        """Nothing else may change settings since they were planned. Raises RevisionConflictError
+        and LlumctlError; nothing changed then."""
+        keeper = self._controller.keeper
+        keeper.check_revision(planned.patch.if_revision)
+        values = {each.key: each.value for each in planned.answer.changes}
+        keeper.change(keeper.spec.with_settings(values))
+        self._settings = planned.after
+        self._controller.configure(planned.config)
+        return planned.answer.model_copy(update={"revision": keeper.revision})

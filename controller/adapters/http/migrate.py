@@ -125,12 +125,10 @@ class Migration:
     def _order(self) -> Order:
         """A request that waits holds no blocks."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
-        num_tokens = record.num_prompt_tokens + record.num_output_tokens
-        runs = record.state is RequestState.RUNNING
         return Order(
             record.request_id,
             self.source_id,
-            blocks_for(num_tokens, snapshot.block_size) if runs else 0,
+            held_blocks(record, snapshot.block_size),
             self.wanted.reason or BY_HAND,
             self.wanted.verify_kv,
             self.wanted.max_stages or MAX_STAGES,
@@ -178,6 +176,13 @@ class Migration:
             why=why(str(what.get("code", ""))),
             **what,
         )
+
+
+def held_blocks(record: RequestRecord, block_size: int) -> int:
+    """A request that waits holds none."""
+    if record.state is not RequestState.RUNNING:
+        return 0
+    return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
 
 
 async def find_migration(

@@ -40,7 +40,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
         states=tuple(CoreState(state.value) for state in query.state),
         max_requests=query.limit,
     )
-    refusals = await _refusals(controller, found.requests) if query.movable else {}
+    refusals = await refusals_of(controller, found.requests) if query.movable else {}
     now_s = time.time()
     return RequestList(
         requests=tuple(
@@ -55,7 +55,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
 async def find_request(controller: Controller, reference: str) -> RequestDetail:
     """As `find_record`, and whether it could move."""
     record = await find_record(controller, reference)
-    refusals = await _refusals(controller, (record,))
+    refusals = await refusals_of(controller, (record,))
     return request_detail(record, time.time(), refusals.get(record.request_id))
 
 
@@ -96,7 +96,9 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
     )
 
 
-async def _refusals(controller: Controller, records: Iterable[RequestRecord]) -> Mapping[str, str]:
+async def refusals_of(
+    controller: Controller, records: Iterable[RequestRecord]
+) -> Mapping[str, str]:
     """Why each cannot move, empty if it can; without those of which no instance told."""
     by_instance: dict[str, list[str]] = {}
     for record in records:

@@ -8,6 +8,7 @@ from controller.adapters.http.move_views import ended_moves, moves_under_way
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
+    DrainStatus,
     EmulationStatus,
     Event,
     FrontendStatus,
@@ -33,7 +34,6 @@ from controller.runtime.roster import Member
 class ClusterLabels:
     cluster: str
     model: str
-    policy: str
     engine: str
     endpoint_url: str
 
@@ -56,8 +56,9 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         cluster=labels.cluster,
         state=state,
         detail=detail,
+        revision=controller.keeper.revision,
         model=labels.model,
-        policy=labels.policy,
+        policy=controller.config.policy,
         engine=labels.engine,
         endpoint_url=labels.endpoint_url,
         time_s=round(time.time(), 3),
@@ -90,9 +91,11 @@ def _cluster_state(
         return ClusterState.FAILED, f"{failed[0].id}: {failed[0].detail}"
     if absent and not controller.was_ready:
         return ClusterState.STARTING, ""
-    if absent:
-        return ClusterState.DEGRADED, ", ".join(f"{m.id} is {m.state}" for m in absent)
-    return ClusterState.READY, ""
+    words = ", ".join(f"{m.id} is {m.state}" for m in absent)
+    # One that was added to a cluster that served before takes its time, and nothing is wrong.
+    if any(m.state != InstanceState.STARTING for m in absent):
+        return ClusterState.DEGRADED, words
+    return ClusterState.READY, words
 
 
 def _state(member: Member, record: InstanceRecord | None, now_s: float) -> InstanceState:
@@ -140,6 +143,7 @@ def _instance(
         node=member.node,
         pid=member.pid if member.alive else None,
         up_s=_up_s(member, now_s),
+        drain=_drain(controller, member.member_id),
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
@@ -162,6 +166,21 @@ def _instance(
             "ttft_p99_s": _rounded(pushed.ttft_p99_s),
             "age_s": round(now_s - record.last_report_s, 3),
         }
+    )
+
+
+def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
+    progress = controller.drains.progress(instance_id)
+    if (order := progress.order) is None:
+        return None
+    return DrainStatus(
+        drain_id=order.drain_id,
+        num_requests_left=progress.num_left,
+        num_moved=progress.num_moved,
+        deadline_s=order.deadline_s,
+        on_deadline=order.on_deadline,
+        safe_to_delete=progress.safe_to_delete,
+        removes=order.removes,
     )
 
 
@@ -225,6 +244,7 @@ def event_model(event: LoggedEvent, position: str = "") -> Event:
         level=event.level,
         actor=event.actor,
         numbers=dict(event.numbers),
+        labels=dict(event.labels),
     )
 
 
@@ -259,4 +279,5 @@ def request_detail(
 ) -> RequestDetail:
     """As `request_model`, with its history."""
     history = tuple(event_model(event) for event in record.history)
-    return RequestDetail(**dict(request_model(record, now_s, refusal)), history=history)
+    status = request_model(record, now_s, refusal)
+    return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

@@ -4,11 +4,14 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import ray
 
 from controller.adapters.ray.member import RayMember
 
 log = logging.getLogger(__name__)
+
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class ActorPlan:
     arguments: dict[str, Any]
     num_gpus: int = 0
     node_id: str | None = None
+    num_bytes: int = 0
+    """Of memory that one takes; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,20 @@ class RayLauncher:
 
     def launch_frontend(self, frontend_id: str) -> None:
         self._launch(frontend_id, self.frontend)
+
+    def no_room(self, num_instances: int) -> str:
+        """GPUs that Ray has free on any node, and memory of this machine."""
+        num_gpus = num_instances * self.instance.num_gpus
+        if num_gpus:
+            free = int(ray.available_resources().get("GPU", 0))
+            if free < num_gpus:
+                return f"{num_gpus} GPUs are needed, Ray has {free} free"
+        num_bytes = num_instances * self.instance.num_bytes
+        available = psutil.virtual_memory().available
+        if num_bytes > available:
+            needed = f"about {num_bytes / GIB:.1f} GiB are needed"
+            return f"{needed}, {available / GIB:.1f} GiB are available"
+        return ""
 
     def terminate(self, member_id: str) -> None:
         if handle := self._handles.pop(member_id, None):

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from controller.adapters.vllm import environment, grammar_guard
+from controller.adapters.vllm.engine_parts import in_any_order
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
@@ -119,8 +120,8 @@ class VllmEngine:
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """Counts of this moment; walks the running and the waiting requests once."""
         scheduler, bs = self._scheduler, self.block_size
-        queued = [*_in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
-        running = [*scheduler.running, *_in_any_order(scheduler.kv_holding_waiting)]
+        queued = [*in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
+        running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
         running += self.moves.in_the_batch()
         return InstanceSnapshot(
             instance_id=instance_id,
@@ -203,8 +204,3 @@ class VllmEngine:
         self._events.append(
             EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
         )
-
-
-def _in_any_order(request_queue: Any) -> Any:
-    # Iterating a PriorityRequestQueue pops a copy of its heap: n log n for a mere sum.
-    return getattr(request_queue, "_heap", request_queue)

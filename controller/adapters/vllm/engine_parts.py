@@ -2,7 +2,7 @@
 
 Touch points (vllm 0.32): v1/engine/core.py `scheduler`, `structured_output_manager`,
 `model_executor`; v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py
-`block_pool`, `coordinator.single_type_managers`.
+`block_pool`, `coordinator.single_type_managers`; v1/core/sched/request_queue.py `_heap`.
 """
 
 from dataclasses import dataclass
@@ -59,3 +59,8 @@ def _refusal(core: Any) -> MoveRefusal | None:
     if [type(manager) for manager in managers] != [FullAttentionManager]:
         return MoveRefusal.KV_GROUPS
     return None
+
+
+def in_any_order(request_queue: Any) -> Any:
+    """Iterating a PriorityRequestQueue pops a copy of its heap: n log n for a mere sum."""
+    return getattr(request_queue, "_heap", request_queue)

@@ -3,18 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.gate import Gate, GateLimits
-from controller.adapters.vllm.listener import listen
+from controller.adapters.vllm.listener import listen, set_write_timeout
+from controller.api.key_file import parse_line
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
 from controller.runtime.messages import EngineInfo, InstanceEntry, OutputsEmitted
 from controller.runtime.request_book import RequestBook, RequestObserver
 from controller.runtime.router import Router, RouterEvents
+from controller.runtime.steer_messages import FrontendLimitsSet
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,8 @@ class FrontendConfig:
     host: str
     port: int
     share_port: bool
-    api_keys: tuple[str, ...]
+    api_keys: tuple[str, ...] = field(repr=False)
+    """Lines of the key file."""
     limits: GateLimits
     write_timeout_s: float
 
@@ -60,6 +63,7 @@ class OpenAIFrontend:
                 on_refused=self._on_refused,
                 on_directory=self._on_directory,
                 on_drain=self._on_drain,
+                on_limits=self._on_limits,
             ),
         )
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,7 +97,8 @@ class OpenAIFrontend:
         from controller.adapters.vllm import openai_app
 
         cfg = self._config
-        args = openai_app.parse_args(cfg.engine_args, list(cfg.api_keys), cfg.host, cfg.port)
+        keys = [parse_line(line).key for line in cfg.api_keys]
+        args = openai_app.parse_args(cfg.engine_args, keys, cfg.host, cfg.port)
         return args, openai_app.build_config(args)
 
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
@@ -103,15 +108,15 @@ class OpenAIFrontend:
 
         cfg = self._config
         openai_app.adopt_engine_info(config, info, cfg.num_instances)
-        limits = PoolLimits(info.supported_tasks, frozenset(cfg.level_names), cfg.num_instances - 1)
+        levels = {name: rank for rank, name in cfg.level_names.items()}
+        limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
         self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
-        priorities = frozenset(-rank for rank in cfg.level_names)
-        self._gate = Gate(cfg.limits, cfg.api_keys, priorities)
+        self._gate = Gate(cfg.limits, cfg.api_keys, levels)
         self._server = await openai_app.build_server(
             self._llm, args, self._gate, info.supported_tasks
         )
-        socket = listen(cfg.host, cfg.port, cfg.share_port, cfg.write_timeout_s)
-        serving = asyncio.create_task(self._server.serve(sockets=[socket]))
+        self._socket = listen(cfg.host, cfg.port, cfg.share_port, cfg.write_timeout_s)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         if serving.done():
@@ -135,6 +140,16 @@ class OpenAIFrontend:
     def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
         if instances and not self._info.done():
             self._info.set_result(instances[0].info)
+
+    def _on_limits(self, limits: FrontendLimitsSet) -> None:
+        """Told once this serves, and when they change. What has come already keeps those that it
+        came under."""
+        self._gate.limits = replace(
+            self._gate.limits,
+            max_live_requests=limits.max_live_requests,
+            request_timeout_s=limits.request_timeout_s,
+        )
+        set_write_timeout(self._socket, limits.write_timeout_s)
 
     def _on_drain(self, grace_s: float) -> None:
         task = asyncio.get_running_loop().create_task(self._drain(grace_s))

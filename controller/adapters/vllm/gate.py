@@ -4,9 +4,10 @@ Every error that leaves has the shape and the size of error_bodies.py.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +19,7 @@ from controller.adapters.vllm.exchange import (
     Exchange,
     RefusedError,
 )
+from controller.adapters.vllm.priorities import WISH, Wish, read_wish
 from controller.adapters.vllm.request_checks import find_fault, find_id_fault
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 1024 * 1024
 # What the bodies that are being read may take together, in bodies of the largest size.
 MAX_LARGE_BODIES = 32
+DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,9 @@ class Gate:
         self,
         limits: GateLimits | None = None,
         api_keys: Sequence[str] = (),
-        priorities: Collection[int] = (),
+        levels: Mapping[str, int] = DEFAULT_LEVELS,
     ) -> None:
+        """`api_keys`: lines of the key file. `levels`: rank by name."""
         self.app: ASGIApp
         self.closed = False
         """Whether the cluster stops: new requests are refused, live ones go on."""
@@ -51,10 +55,11 @@ class Gate:
         """Requests whose bodies are complete; slow senders keep nobody out."""
         self.json_paths: frozenset[str] = frozenset()
         """Those that take a JSON object by POST."""
-        self._limits = limits or GateLimits()
-        self.room = BodyRoom(MAX_LARGE_BODIES * self._limits.max_body_bytes)
+        self.limits = limits or GateLimits()
+        """May be set at any time: for requests that come from then on."""
+        self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
-        self._priorities = priorities
+        self._levels = levels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -82,12 +87,21 @@ class Gate:
             await self.app(scope, exchange.receive, exchange.send)
             return
         self._check_open()
+        wish = read_wish(scope["headers"], self._levels, self._keys.levels(scope["headers"]))
+        before = WISH.set(wish)
+        try:
+            await self._post(scope, exchange, wish)
+        finally:
+            WISH.reset(before)
+
+    async def _post(self, scope: Scope, exchange: Exchange, wish: Wish) -> None:
+        path = scope["path"]
         if path not in self.json_paths:
             await self.app(scope, exchange.receive, exchange.send)
             return
-        exchange.set_deadline(self._limits.request_timeout_s)
+        exchange.set_deadline(self.limits.request_timeout_s)
         self._check_place()  # before a body is read for nothing
-        max_bytes = self._limits.max_body_bytes
+        max_bytes = self.limits.max_body_bytes
         if path in TOKEN_PATHS:
             max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
         body = await exchange.read_body(max_bytes, self.room)
@@ -95,7 +109,7 @@ class Gate:
         self._check_place()
         self.num_live += 1
         try:
-            await self._serve(scope, exchange, body)
+            await self._serve(scope, exchange, body, wish)
         finally:
             self.num_live -= 1
 
@@ -106,17 +120,17 @@ class Gate:
             )
 
     def _check_place(self) -> None:
-        if self.num_live >= self._limits.max_live_requests:
+        if self.num_live >= self.limits.max_live_requests:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"this frontend serves {self.num_live} requests already; send it again",
             )
 
-    async def _serve(self, scope: Scope, exchange: Exchange, body: bytes) -> None:
+    async def _serve(self, scope: Scope, exchange: Exchange, body: bytes, wish: Wish) -> None:
         own_id = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
         if why := find_id_fault(own_id):
             raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
-        if fault := find_fault(body, self._priorities):
+        if fault := find_fault(body, wish.rank):
             raise RefusedError(HTTPStatus.BAD_REQUEST, *fault)
         try:
             await self.app(scope, exchange.receive, exchange.send)

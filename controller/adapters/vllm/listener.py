@@ -15,6 +15,12 @@ def listen(host: str, port: int, shared: bool, write_timeout_s: float) -> socket
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.create_server((host, port), family=family, reuse_port=shared, backlog=2048)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(write_timeout_s * 1000))
+    set_write_timeout(found, write_timeout_s)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return found
+
+
+def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
+    """For connections that come from now on: they inherit it."""
+    milliseconds = round(write_timeout_s * 1000)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

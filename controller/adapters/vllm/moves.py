@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from controller.adapters.vllm.batch_slots import BatchSlots
+from controller.adapters.vllm.candidates import candidates
 from controller.adapters.vllm.cuda_blocks import CudaBlocks
 from controller.adapters.vllm.destination_moves import DestinationMoves
 from controller.adapters.vllm.engine_parts import EngineParts, parts_of
@@ -15,13 +16,14 @@ from controller.adapters.vllm.fingerprint import fingerprint
 from controller.adapters.vllm.kv_blocks import HostBlocks
 from controller.adapters.vllm.source_moves import SourceMoves
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 
 
 class VllmMoves:
     def __init__(self, core: Any) -> None:
-        parts = parts_of(core)
+        self._parts = parts = parts_of(core)
         slots = BatchSlots(parts.scheduler)
         self.blocks = _blocks(parts)
         self.fingerprint = fingerprint(parts)
@@ -56,6 +58,9 @@ class VllmMoves:
 
     def is_queued(self, request_id: str) -> bool:
         return self._source.is_queued(request_id)
+
+    def candidates(self) -> Sequence[Candidate]:
+        return candidates(self._parts, self._source)
 
     def outputs(self, request_id: str) -> Sequence[int]:
         return self._source.outputs(request_id)

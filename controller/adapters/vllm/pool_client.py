@@ -5,7 +5,7 @@ as `AsyncLLM` calls them in serving; v1/serial_utils.py.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -21,10 +21,13 @@ from vllm.v1.engine import (
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from controller.adapters.vllm.exchange import RefusedError
+from controller.adapters.vllm.priorities import WISH, Wish
 from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
+from controller.runtime.dispatcher import Arrival, NotDispatchedError
 from controller.runtime.messages import OutputsEmitted
-from controller.runtime.router import Arrival, NotDispatchedError, Router
+from controller.runtime.router import Router
 
 REFUSALS = {
     "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
@@ -59,7 +62,8 @@ class PoolLimits:
     other index would end the app (KeyError)."""
 
     supported_tasks: tuple[str, ...]
-    ranks: frozenset[int]
+    levels: Mapping[str, int]
+    """Rank by name."""
     max_engine_index: int
 
 
@@ -93,12 +97,14 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         if self._app.has_failed(request.request_id):
             return
-        rank = -request.priority
-        if rank not in self._limits.ranks:
-            allowed = ", ".join(str(-known) for known in sorted(self._limits.ranks))
-            why = f"priority {request.priority} is not one of {allowed}"
-            self._app.fail(request.request_id, _bad_request(why))
+        wish = WISH.get() or Wish(self._limits.levels)
+        try:
+            rank = wish.rank_of_sequence(request.priority)
+        except RefusedError as refused:
+            error = GracefulHTTPError(refused.message, refused.status)
+            self._app.fail(request.request_id, error)
             return
+        request.priority = -rank
         try:
             payload = self._encoder.encode(request)
         except (ValueError, OverflowError) as error:

@@ -4,7 +4,7 @@ Everything else, vLLM refuses by itself: tests/contract/test_endpoint_bad_input.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,9 +42,9 @@ class Fault(NamedTuple):
     param: str | None = None
 
 
-def find_fault(body: bytes, priorities: Collection[int]) -> Fault | None:
-    """The first fault of a JSON body, or None. `priorities`: which a request may have; empty
-    for any."""
+def find_fault(body: bytes, check_priority: Callable[[int | None], object]) -> Fault | None:
+    """The first fault of a JSON body, or None. `check_priority` gets its field `priority` (None:
+    it has none) and raises what is wrong with that, if no other fault was found before."""
     if not body:
         return Fault("the request has no body; it must be a JSON object")
     try:
@@ -68,7 +68,7 @@ def find_fault(body: bytes, priorities: Collection[int]) -> Fault | None:
         return Fault(f"the JSON has more than {MAX_VALUES} values that are no token ids")
     if b"\\u0000" in body and _has_nul(request):
         return Fault("a string has the character NUL")
-    return _find_in_fields(request, priorities)
+    return _find_in_fields(request, check_priority)
 
 
 def find_id_fault(request_id: str) -> str | None:
@@ -78,7 +78,9 @@ def find_id_fault(request_id: str) -> str | None:
     return None
 
 
-def _find_in_fields(request: dict[str, Any], priorities: Collection[int]) -> Fault | None:
+def _find_in_fields(
+    request: dict[str, Any], check_priority: Callable[[int | None], object]
+) -> Fault | None:
     if "messages" in request and request["messages"] is None:
         return Fault("messages must be a list", "messages")
     if fault := _find_wrong_kind(request):
@@ -93,10 +95,7 @@ def _find_in_fields(request: dict[str, Any], priorities: Collection[int]) -> Fau
     num_sequences = _num_prompts(request) * (1 if n is None else n)
     if num_sequences > MAX_SEQUENCES:
         return Fault(f"prompts times n must be at most {MAX_SEQUENCES}, got {num_sequences}", "n")
-    priority = request.get("priority")
-    if priority is not None and priorities and priority not in priorities:
-        allowed = ", ".join(map(str, sorted(priorities, reverse=True)))
-        return Fault(f"priority {priority} is not one of {allowed}", "priority")
+    check_priority(request.get("priority"))
     request_id = request.get("request_id")
     if isinstance(request_id, str) and (why := find_id_fault(request_id)):
         return Fault(why, "request_id")
@@ -106,7 +105,7 @@ def _find_in_fields(request: dict[str, Any], priorities: Collection[int]) -> Fau
         return Fault(str(error), error.param)
     # Of vLLM's /inference/v1/generate; itself it may have no second one.
     if isinstance(inner := request.get("sampling_params"), dict):
-        fault = _find_in_fields({**inner, "sampling_params": None}, priorities)
+        fault = _find_in_fields({**inner, "sampling_params": None}, check_priority)
         return fault and Fault(f"sampling_params: {fault.message}", "sampling_params")
     return None
 

@@ -83,6 +83,9 @@ class SourceMoves:
     def suspended(self, queued: bool) -> list[Any]:
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
+    def num_pinned(self, request_id: str) -> int:
+        return len(self._pins.get(request_id, ()))
+
     def set_rank(self, request_id: str, rank: int) -> None:
         request = self._scheduler.requests.get(request_id)
         if request is None:

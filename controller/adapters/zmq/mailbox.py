@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 # Messages. Enough for some seconds of status pushes; beyond that the peer is not listening.
 HIGH_WATER_MARK = 1000
+# Messages that are delivered before everything else on the loop has its turn: of statuses, which
+# take 10 us each, 0.2 ms.
+MAX_PER_TURN = 16
 
 
 class ZmqMailbox:
@@ -75,14 +78,28 @@ class ZmqMailbox:
         self._context.destroy(linger=0)
 
     async def _receive(self, on_message: OnMessage) -> None:
+        """Only the first message of a turn comes through asyncio, which takes 17 us; the others
+        that are there take 5."""
+        there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
-            head, *payload = await self._inbox.recv_multipart(copy=False)
-            try:
-                on_message(head.buffer, [frame.buffer for frame in payload])
-            except msgspec.DecodeError:  # its text quotes what was sent
-                log.error("message refused: %d bytes that are none of ours", len(head.buffer))
-            except Exception:
-                log.exception("message refused")
+            first = self._inbox.recv_multipart(copy=False)
+            if first.done():  # to await it would not suspend: a full inbox held up all else
+                await asyncio.sleep(0)
+            self._deliver(on_message, await first)
+            with contextlib.suppress(zmq.Again):
+                for _ in range(MAX_PER_TURN - 1):
+                    frames = there.recv_multipart(zmq.NOBLOCK, copy=False)
+                    self._deliver(on_message, frames)
+
+    @staticmethod
+    def _deliver(on_message: OnMessage, frames: Sequence[zmq.Frame]) -> None:
+        head, *payload = frames
+        try:
+            on_message(head.buffer, [frame.buffer for frame in payload])
+        except msgspec.DecodeError:  # its text quotes what was sent
+            log.error("message refused: %d bytes that are none of ours", len(head.buffer))
+        except Exception:
+            log.exception("message refused")
 
     def _connect(self, address: str, droppable: bool) -> "_Peer":
         socket = self._context.socket(zmq.PUSH)

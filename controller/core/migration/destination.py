@@ -19,159 +19,38 @@ did not come is then called off for good, so that the answer stays true.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from controller.core.migration.machine import Rule, follow
+from controller.core.migration.destination_events import (
+    ClientLeft,
+    CommitApplied,
+    CommitNotApplied,
+    LeaseExpired,
+    NotReserved,
+    OwnerAsked,
+    Reserved,
+    SourceDied,
+    StageLost,
+    StageReceived,
+    code_of,
+)
+from controller.core.migration.destination_instructions import (
+    Answer,
+    Apply,
+    CancelReceive,
+    Drop,
+    EndRequest,
+    Free,
+    Instructions,
+    Receive,
+    Reserve,
+    TellFrontend,
+)
+from controller.core.migration.destination_state import LEASED, OVER, DestinationState
+from controller.core.migration.machine import Rule, SetRank, follow
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
 
-
-class DestinationState(StrEnum):
-    RESERVING = "reserving"
-    RECEIVING = "receiving"
-    HOLDING = "holding"
-    APPLYING = "applying"
-    FREEING = "freeing"
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-
-
 _D = DestinationState
-OVER = (_D.COMMITTED, _D.ABORTED)
-LEASED = (_D.RESERVING, _D.RECEIVING, _D.HOLDING)
-
-
-# -- events --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    num_cached: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NotReserved:
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageReceived:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageLost:
-    """Its bytes will not come, or the receiver has let go of its blocks as it was told to."""
-
-    stage: int
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommitApplied:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class CommitNotApplied:
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceDied:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    """The frontend says so itself; the engine has ended the request if it had it."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerAsked:
-    """By the frontend, whose source died."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseExpired:
-    """By the machine's own clockwork (`tick`)."""
-
-
-# -- instructions --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    stage: int
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelReceive:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """All that is reserved; comes after a `Reserve` under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    hop: int
-    rank: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget the request without an output, if it runs here in this hop: another one owns it.
-    In a later one it came by another move."""
-
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndRequest:
-    """Its client left."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetRank:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    said: Said
-
-
-@dataclass(frozen=True, slots=True)
-class TellFrontend:
-    """Whether the request lives here. False is final."""
-
-    moved: bool
-    hop: int
-
-
-Instruction = (
-    Reserve
-    | Receive
-    | CancelReceive
-    | Free
-    | Apply
-    | Drop
-    | EndRequest
-    | SetRank
-    | Answer
-    | TellFrontend
-)
-Instructions = list[Instruction]
 
 
 class DestinationMove:
@@ -198,6 +77,11 @@ class DestinationMove:
     @property
     def over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def receiving(self) -> bool:
+        """Bytes of the source may come yet, and are wanted."""
+        return self.state is _D.RECEIVING
 
     @property
     def settled(self) -> bool:
@@ -296,7 +180,7 @@ class DestinationMove:
 
     def _apply(self, said: Said) -> Instructions:
         self.hop = said.hop
-        return [Apply(said.hop, said.rank)]
+        return [Apply(said.rank)]
 
     def _applied(self, _event: object) -> tuple[DestinationState, Instructions]:
         if self._dropped:
@@ -324,7 +208,7 @@ class DestinationMove:
     # -- calling it off ------------------------------------------------------------------
 
     def _abort(self, event: Any) -> Instructions:
-        self.code = self.code or _code_of(event)
+        self.code = self.code or code_of(event)
         self._pending = None
         first: Instructions = [CancelReceive()] if self.state is _D.RECEIVING else [Free()]
         return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
@@ -414,21 +298,6 @@ class DestinationMove:
         assert self._pending is None or self.state is _D.RECEIVING
         assert self.hop > 0 or self.state not in (_D.APPLYING, _D.COMMITTED)
         assert not self._asked or self.state in (_D.RECEIVING, _D.APPLYING)
-
-
-def _code_of(event: Any) -> str:
-    match event:
-        case Said(code=code) if code:
-            return code
-        case SourceDied():
-            return "source_died"
-        case LeaseExpired():
-            return "lease_expired"
-        case ClientLeft() | Said(verb=Verb.END):
-            return "client_left"
-        case OwnerAsked():
-            return "owner_asked"
-    return "aborted"
 
 
 def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:

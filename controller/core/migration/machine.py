@@ -1,4 +1,4 @@
-"""What the two machines share: a table of rules, and nothing outside it.
+"""What the two machines share: a table of rules, and nothing outside it; one instruction.
 
 A rule says for a state and what happened there which states may follow and what is done. An
 event without a rule raises and changes nothing; `late` lists what a network may bring after its
@@ -26,6 +26,13 @@ class Rule(Generic[State]):
 
 
 Table = Mapping[tuple[State, Trigger], Rule[State]]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRank:
+    """Of the request, wherever it is on this engine."""
+
+    rank: int
 
 
 def trigger_of(event: object) -> Trigger:

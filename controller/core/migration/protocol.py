@@ -61,8 +61,9 @@ class Said:
 class MoveTiming:
     """Seconds. `lease_s`: a destination that hears nothing for so long frees what it holds; the
     source says something every quarter of it. The source gives up a stage that takes longer
-    than `stage_timeout_s`, and a destination that does not answer for `answer_timeout_s`; once
-    the request is out of the batch `suspended_timeout_s` is all that the last copy has."""
+    than `stage_timeout_s` beyond what the bandwidth limit makes it take, and a destination that
+    does not answer for `answer_timeout_s`; once the request is out of the batch
+    `suspended_timeout_s` is all that the last copy has."""
 
     retry_s: float = 0.2
     answer_timeout_s: float = 2.0

@@ -1,14 +1,16 @@
 """What is remembered of a move: its plan while it runs, its figures when it is over."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.core.event_log import Number
+from controller.core.migration.words import why
 
 DESTINATION_FAILED = frozenset(
     {"no_answer", "destination_died", "transfer", "lease_expired", "kv_mismatch"}
 )
-"""Codes for which a destination is avoided for a while; a full one is not at fault."""
+"""Codes for which a destination is avoided for a while. A full one is not at fault, nor one that
+takes all that comes while the limit lets little through (`too_slow`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class MoveRecord:
     num_cached_blocks: int
     duration_s: float
     stages: tuple[StageRecord, ...] = ()
+    decision: Mapping[str, Number] = field(default_factory=dict)
+    """What it was chosen by, if it was the cluster's choice."""
 
     @property
     def num_blocks(self) -> int:
@@ -49,9 +53,15 @@ class MoveRecord:
     def copy_time_s(self) -> float:
         return sum(stage.copy_time_s for stage in self.stages)
 
+    def labels(self) -> Mapping[str, str]:
+        """For its event."""
+        labels = {"from": self.source_id, "to": self.destination_id, "reason": self.reason}
+        return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
+
     def numbers(self) -> Mapping[str, Number]:
-        """For its event: totals, then stage by stage."""
+        """For its event: what it was chosen by, totals, then stage by stage."""
         figures: dict[str, Number] = {
+            **self.decision,
             "num_stages": len(self.stages),
             "num_tokens": self.num_tokens,
             "num_blocks": self.num_blocks,

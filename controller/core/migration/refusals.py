@@ -24,6 +24,7 @@ class MoveRefusal(StrEnum):
     NO_ADAPTER = "no_adapter"
     NOT_TAKEN = "not_taken"
     TOO_MANY_MOVES = "too_many_moves"
+    DRAINING = "draining"
 
 
 SENTENCES = {
@@ -44,4 +45,5 @@ SENTENCES = {
     MoveRefusal.NO_ADAPTER: "its LoRA adapter is not loaded there",
     MoveRefusal.NOT_TAKEN: "the destination's engine cannot take it",
     MoveRefusal.TOO_MANY_MOVES: "as many moves as allowed are under way there",
+    MoveRefusal.DRAINING: "the destination is draining",
 }

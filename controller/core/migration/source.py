@@ -22,210 +22,47 @@ A copy that is called off is not waited for: what the source's copier still read
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from controller.core.migration.machine import Rule, follow
+from controller.core.migration.machine import Rule, SetRank, follow
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
-
-
-class SourceState(StrEnum):
-    PLANNING = "planning"
-    PRE_ALLOCATING = "pre_allocating"
-    COPYING = "copying"
-    SUSPENDING = "suspending"
-    SUSPENDED = "suspended"
-    COMMITTING = "committing"
-    FENCING = "fencing"
-    MIGRATED = "migrated"
-    KEPT = "kept"
-    RESUMED = "resumed"
-    ENDED = "ended"
-
+from controller.core.migration.source_clock import SourceClock
+from controller.core.migration.source_events import (
+    AlreadyMoved,
+    CannotMove,
+    DestinationDied,
+    EpochFenced,
+    MoveCancelled,
+    PriorityChanged,
+    RequestEnded,
+    RequestEvicted,
+    RequestOutgrew,
+    RequestSuspended,
+    StageNotSent,
+    StagePlanned,
+    StageSent,
+    TimedOut,
+    TookTooLong,
+    code_of,
+)
+from controller.core.migration.source_instructions import (
+    AnnounceMove,
+    AskFence,
+    CancelCopy,
+    Close,
+    CopyStage,
+    Instructions,
+    PlanStage,
+    Release,
+    Resume,
+    Send,
+    Suspend,
+    TellLost,
+    Unpin,
+)
+from controller.core.migration.source_state import BEFORE_SUSPENSION, IN_DOUBT, OVER, SourceState
 
 _S = SourceState
-BEFORE_SUSPENSION = (_S.PLANNING, _S.PRE_ALLOCATING, _S.COPYING, _S.SUSPENDING)
-IN_DOUBT = (_S.COMMITTING, _S.FENCING)
-OVER = (_S.MIGRATED, _S.KEPT, _S.RESUMED, _S.ENDED)
-
-
-# -- events --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlanned:
-    """`num_blocks`: what the destination must hold in all before this stage."""
-
-    num_blocks: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CannotMove:
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageSent:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageNotSent:
-    stage: int
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSuspended:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutgrew:
-    """It has more blocks than are reserved by now, so it was left in the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """It finished, or was aborted: the engine has freed it."""
-
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEvicted:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class PriorityChanged:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class DestinationDied:
-    """That incarnation will never say anything again."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoveCancelled:
-    """Whoever wanted the move wants it no more."""
-
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpochFenced:
-    """The frontend reads nothing below hop + 2 for this request."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyMoved:
-    """The frontend has heard of the destination in hop + 1: that one owns the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """By the machine's own clockwork (`tick`)."""
-
-
-# -- instructions --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PlanStage:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    said: Said
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceMove:
-    """Tell the request's frontend who may own it soon, in which hop."""
-
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopyStage:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelCopy:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Back into the batch or the queue, emitting in `hop`; calls off a `Suspend` under way."""
-
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Forget the suspended request and free its blocks, without an output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unpin:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AskFence:
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellLost:
-    """Tell the request's frontend that it is not here, and that the destination died with it:
-    it may have died before its own word that it owns the request was through."""
-
-    hop: int
-    """The destination's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetRank:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """The move is over: leave its record. Comes once."""
-
-    outcome: SourceState
-    code: str
-
-
-Instruction = (
-    PlanStage
-    | Send
-    | AnnounceMove
-    | CopyStage
-    | CancelCopy
-    | Suspend
-    | Resume
-    | Release
-    | Unpin
-    | AskFence
-    | TellLost
-    | SetRank
-    | Close
-)
-Instructions = list[Instruction]
 
 
 class SourceMove:
@@ -237,10 +74,7 @@ class SourceMove:
         self.stage = 0
         self.code = ""
         """Why it ended as it did."""
-        self._timing = timing
-        self._since_s = now_s
-        self._said_s = now_s
-        self._working_s = float("-inf")
+        self._clock = SourceClock(now_s, timing)
         self._last = False
         self._asked: Said | None = None
         """The last PRE_ALLOC: repeated as a sign of life too."""
@@ -257,8 +91,7 @@ class SourceMove:
 
     def forgettable(self, now_s: float) -> bool:
         """Nothing more is to be said, and whatever may come late has come."""
-        past = now_s >= self._since_s + self._timing.memory_s
-        return self.over and not self._unanswered and past
+        return self.over and not self._unanswered and self._clock.may_forget(now_s)
 
     def start(self) -> Instructions:
         return [PlanStage(0)]
@@ -274,49 +107,34 @@ class SourceMove:
         state, instructions = follow(TABLE, self.state, self, event)
         self.state = state
         if isinstance(event, Said) and event.verb is Verb.WORKING:
-            self._working_s = now_s
+            self._clock.heard_working(now_s)
         if state is not before:
-            self._since_s = now_s
+            self._clock.state_changed(now_s)
             if self.over:
                 instructions = [*instructions, Close(state, self.code)]
         if any(isinstance(each, Send | AskFence) for each in instructions):
-            self._said_s = now_s
+            self._clock.said(now_s)
         return list(instructions)
 
-    def tick(self, now_s: float) -> Instructions:
-        """Repeats and gives up what is due. Mutates."""
-        timing, silence_s = self._timing, now_s - self._said_s
-        if now_s - self._since_s >= self._patience_s and not self._is_worked_on(now_s):
-            return self.handle(TimedOut(), now_s)
-        if silence_s >= timing.retry_s and (repeated := self._repeat()):
-            self._said_s = now_s
+    def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
+        """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken
+        none of the bytes that were there for it. Mutates."""
+        clock = self._clock
+        up = None if self._must_be_told else clock.gives_up(self.state, now_s, stalled_s)
+        if up is not None:
+            return self.handle(up, now_s)
+        if clock.should_repeat(now_s) and (repeated := self._repeat()):
+            clock.said(now_s)
             return repeated
-        if silence_s >= timing.lease_s / 4 and self._asked and not self.over:
-            self._said_s = now_s
+        if clock.should_say_something(now_s) and self._asked and not self.over:
+            clock.said(now_s)
             return [Send(self._asked)]
         return []
 
-    def _is_worked_on(self, now_s: float) -> bool:
-        """The destination says that its engine is in a long step; for so long and no longer."""
-        if self.state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
-            return False
-        heard_lately = now_s - self._working_s < self._timing.answer_timeout_s
-        return heard_lately and now_s - self._since_s < self._timing.stage_timeout_s
-
     @property
-    def _patience_s(self) -> float:
-        timing = self._timing
-        if Verb.END in self._unanswered:  # it may run there for good: no lease ends that
-            return float("inf")
-        return {
-            _S.PRE_ALLOCATING: timing.answer_timeout_s,
-            _S.COPYING: timing.stage_timeout_s,
-            _S.SUSPENDING: timing.stage_timeout_s,
-            _S.SUSPENDED: timing.suspended_timeout_s,
-            _S.COMMITTING: timing.answer_timeout_s,
-            _S.KEPT: timing.lease_s,
-            _S.ENDED: timing.lease_s,
-        }.get(self.state, float("inf"))
+    def _must_be_told(self) -> bool:
+        """It may run there for good: no lease ends that."""
+        return Verb.END in self._unanswered
 
     def _repeat(self) -> Instructions:
         if self.state is _S.PRE_ALLOCATING and self._asked:
@@ -339,11 +157,14 @@ class SourceMove:
 
     # -- before the request stops --------------------------------------------------------
 
-    def _planned(self, event: StagePlanned) -> Instructions:
+    def _planned(self, event: StagePlanned) -> tuple[SourceState, Instructions]:
+        self._clock.copy_time_s = event.copy_time_s
+        if event.last and not self._clock.last_copy_fits:
+            return _S.KEPT, self._keep(TookTooLong())
         self._last = event.last
         self._asked = Said(Verb.PRE_ALLOC, self.stage, event.num_blocks)
         announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
-        return [*announce, Send(self._asked)]
+        return _S.PRE_ALLOCATING, [*announce, Send(self._asked)]
 
     def _allocated(self, said: Said) -> tuple[SourceState, Instructions]:
         if said.stage < self.stage:
@@ -366,7 +187,7 @@ class SourceMove:
     # -- calling it off ------------------------------------------------------------------
 
     def _keep(self, event: Any) -> Instructions:
-        self.code = _code_of(event)
+        self.code = code_of(event)
         off: Instructions = []
         if self.state is _S.COPYING:
             off.append(CancelCopy())
@@ -379,7 +200,7 @@ class SourceMove:
 
     def _resume(self, event: Any) -> Instructions:
         """`hop` goes on from the destination's, whether that one was used or not."""
-        self.code = self.code or _code_of(event)
+        self.code = self.code or code_of(event)
         cancel: Instructions = [CancelCopy()] if self.state is _S.SUSPENDED else []
         in_doubt = self.state in IN_DOUBT
         self.hop += 2
@@ -408,7 +229,7 @@ class SourceMove:
         return [Send(self._commit())]
 
     def _fence(self, event: object) -> Instructions:
-        self.code = _code_of(event)
+        self.code = code_of(event)
         return [AskFence(self.hop + 2)]
 
     def _hand_over(self, _event: object) -> Instructions:
@@ -469,27 +290,12 @@ class SourceMove:
         assert self.state not in (*IN_DOUBT, _S.SUSPENDED) or self._last
 
 
-def _code_of(event: Any) -> str:
-    match event:
-        case DestinationDied():
-            return "destination_died"
-        case TimedOut():
-            return "no_answer"
-        case RequestEvicted():
-            return "evicted"
-        case Said(verb=Verb.REFUSED, code=code) | StageNotSent(code=code):
-            return code
-        case CannotMove(code=code) | MoveCancelled(code=code):
-            return code
-    return ""
-
-
 def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
     def rule(act: Any, *to: SourceState) -> Rule[SourceState]:
         return Rule(to, act)
 
     table = {
-        (_S.PLANNING, StagePlanned): rule(SourceMove._planned, _S.PRE_ALLOCATING),
+        (_S.PLANNING, StagePlanned): rule(SourceMove._planned, _S.PRE_ALLOCATING, _S.KEPT),
         (_S.PLANNING, CannotMove): rule(SourceMove._keep, _S.KEPT),
         (_S.PRE_ALLOCATING, Verb.PRE_ALLOCATED): rule(
             SourceMove._allocated, _S.COPYING, _S.SUSPENDING, _S.PRE_ALLOCATING
@@ -498,13 +304,15 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         (_S.COPYING, StageSent): rule(SourceMove._sent, _S.PLANNING),
         (_S.COPYING, StageNotSent): rule(SourceMove._keep, _S.KEPT),
         (_S.COPYING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.COPYING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
         (_S.SUSPENDING, RequestSuspended): rule(SourceMove._suspended, _S.SUSPENDED),
         (_S.SUSPENDING, RequestOutgrew): rule(SourceMove._outgrew, _S.COPYING),
         (_S.SUSPENDING, CannotMove): rule(SourceMove._keep, _S.KEPT),
-        (_S.SUSPENDING, TimedOut): rule(SourceMove._keep, _S.KEPT),
+        (_S.SUSPENDING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
         (_S.SUSPENDED, StageSent): rule(SourceMove._send_commit, _S.COMMITTING),
         (_S.SUSPENDED, StageNotSent): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, TimedOut): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, TookTooLong): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, Verb.REFUSED): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, DestinationDied): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, RequestEnded): rule(SourceMove._end, _S.ENDED),

@@ -21,6 +21,6 @@ class ReschedulingConfig:
     guard: bool = True
     """Whether a move must be worth its cost, and must not bring a request back soon."""
     not_back_s: float = 10.0
-    """How long a request that came from an instance is not moved back there."""
+    """How long a request is not moved back to an instance that it left."""
     max_moves_per_minute: int = 6
     """Of one request."""

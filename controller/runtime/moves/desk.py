@@ -1,5 +1,6 @@
 """All moves of one instance: who asks for one, who is told what, and how many there may be."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,14 +28,20 @@ DEFAULT_MAX_MOVES = MoveLimits().max_moves
 
 
 class MoveDesk:
-    """`max_moves` counts both directions and may be set at any time; moves under way go on."""
+    """`max_moves` counts both directions and may be set at any time; moves under way go on.
+    `draining`: nothing may move in."""
 
     def __init__(self, host: MoveHost, block_size: int, max_moves: int = DEFAULT_MAX_MOVES) -> None:
         self._host = host
         self._block_size = block_size
         self.max_moves = max_moves
+        self.draining = False
         self._outgoing: dict[str, OutgoingMove] = {}
         self._incoming: dict[str, IncomingMove] = {}
+        self._dead: set[InstanceRef] = set()
+        """Peers that the transfer has not forgotten yet."""
+        self.busy = asyncio.Event()
+        """Set while anything is remembered, and so ticks are needed."""
 
     @property
     def quiet(self) -> bool:
@@ -65,12 +72,14 @@ class MoveDesk:
             return MoveRefusal.TOO_MANY_MOVES
         return None
 
-    def begin(self, order: MoveOrder) -> None:
+    def begin(self, order: MoveOrder) -> OutgoingMove:
         """Raises KeyError if the request is not here; ask `refusal` first."""
         move = OutgoingMove(self._host, order, self._block_size)
         self._host.transfer.warm_up(order.destination)
         self._outgoing[order.migration_id] = move
+        self.busy.set()
         move.begin()
+        return move
 
     # -- what happens --------------------------------------------------------------------
 
@@ -93,15 +102,36 @@ class MoveDesk:
         for move in self._live_of(request_id):
             move.handle(source.RequestEvicted())
 
+    def set_rank(self, request_id: str, rank: int) -> None:
+        """Of a request that is here. One that is leaving takes it along."""
+        leaving = self._live_of(request_id)
+        for move in leaving:
+            move.handle(source.PriorityChanged(rank))
+        if not leaving:
+            self._host.between_steps(
+                lambda engine: engine.moves.set_rank(request_id, rank), lambda _done: None
+            )
+
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         for move in list(self._outgoing.values()):
             if is_lost(move.order.destination):
-                self._host.transfer.forget(move.order.destination)
+                self._dead.add(move.order.destination)
                 move.handle(source.DestinationDied())
         for arriving in list(self._incoming.values()):
             if is_lost(arriving.source):
-                self._host.transfer.forget(arriving.source)
+                self._dead.add(arriving.source)
                 arriving.handle(destination.SourceDied())
+        self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        """Whose COMMIT came may have sent the last bytes too: they are still taken in."""
+        for peer in list(self._dead):
+            if not any(
+                arriving.source == peer and arriving.machine.receiving
+                for arriving in self._incoming.values()
+            ):
+                self._dead.remove(peer)
+                self._host.transfer.forget(peer)
 
     def frontend_lost(self, address: str) -> None:
         """Nobody reads on what is arriving for it."""
@@ -162,6 +192,9 @@ class MoveDesk:
             arriving.tick()
             if arriving.machine.forgettable(now_s):
                 del self._incoming[migration_id]
+        self._forget_dead()
+        if self.quiet:
+            self.busy.clear()
 
     def _source_said(self, message: MoveSaid, payload: Sequence[Any]) -> None:
         known = self._incoming.get(message.migration_id)
@@ -176,10 +209,13 @@ class MoveDesk:
         refusal = None
         if message.request_id in self._host.requests or self._moving(message.request_id):
             refusal = MoveRefusal.MOVING
+        elif self.draining:
+            refusal = MoveRefusal.DRAINING
         elif self.num_moves >= self.max_moves:
             refusal = MoveRefusal.TOO_MANY_MOVES
         move = IncomingMove(self._host, message, payload)
         self._incoming[message.migration_id] = move
+        self.busy.set()
         move.begin(refusal)
 
     def _answer_for_forgotten(self, message: MoveSaid) -> None:

@@ -42,5 +42,8 @@ class MoveHost(Protocol):
     def encode_kept(self, kept: Kept, request_id: str) -> Sequence[bytes]:
         """That request's part of a step's outputs, for its frontend."""
 
+    def set_rank(self, request_id: str, rank: int) -> None:
+        """Of a request that is here, whatever move it is in."""
+
     def end(self, request_id: str, hop: int) -> None:
         """Its client left: frees it, or has it freed where it went from here after that hop."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination
+from controller.core.migration.destination_instructions import Instruction
 from controller.core.migration.protocol import Said
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine
@@ -23,7 +24,8 @@ from controller.runtime.move_messages import (
 )
 from controller.runtime.moves import output_tokens
 from controller.runtime.moves.host import MoveHost
-from controller.runtime.moves.kv_digest import kv_digest
+from controller.runtime.moves.kv_digest import KvDigest
+from controller.runtime.moves.trail import Trail
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class IncomingMove:
         self._holds_something = False
         """On the engine's thread: there is a reservation of this move to cancel."""
         self._num_received = 0
+        self._digest = KvDigest(host.blocks) if self._arriving.verify_kv else None
         self._receiving = ""
         self._committed: CommittedRequest | None = None
         self._state: list[bytes] = []
@@ -91,11 +94,11 @@ class IncomingMove:
             self._kept.append(Kept(kept.first_index, kept.num_tokens, body, encoded=True))
             at += kept.num_frames
 
-    def _carry_out(self, instructions: Sequence[destination.Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             self._do(instruction)
 
-    def _do(self, instruction: destination.Instruction) -> None:
+    def _do(self, instruction: Instruction) -> None:
         host, request_id = self._host, self.request_id
         match instruction:
             case destination.Reserve(stage=stage, num_blocks=num_blocks):
@@ -116,7 +119,7 @@ class IncomingMove:
             case destination.EndRequest():
                 host.end(request_id, self.machine.hop)
             case destination.SetRank(rank=rank):
-                host.between_steps(lambda engine: engine.moves.set_rank(request_id, rank), _nothing)
+                self._set_rank(rank)
             case destination.Answer(said=said):
                 self._answer(said)
             case destination.TellFrontend(moved=moved, hop=hop):
@@ -178,31 +181,31 @@ class IncomingMove:
             log.info("stage %s did not come: %s", self._receiving, error)
             self.handle(destination.StageLost(stage, "transfer"))
             return
-        self._num_received += copy.result().num_blocks
+        assert self._reserved is not None
+        first, self._num_received = (
+            self._num_received,
+            self._num_received + copy.result().num_blocks,
+        )
+        if self._digest is not None:
+            self._digest.add(self._reserved.block_ids[first : self._num_received])
         self.handle(destination.StageReceived(stage))
 
     # -- COMMIT --------------------------------------------------------------------------
 
     def _apply(self, rank: int | None) -> None:
-        committed, reserved = self._committed, self._reserved
-        assert committed is not None
-        assert reserved is not None
-        if committed.digest is None:
+        if self._digest is None:
             self._commit(rank)
-            return
-        copied = reserved.block_ids[reserved.num_cached : self._num_received]
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(None, kv_digest, self._host.blocks, copied)
+        else:
+            self._digest.add(()).add_done_callback(partial(self._on_digested, rank))
 
-        def on_done(digest: "asyncio.Future[bytes]") -> None:
-            taken = not digest.cancelled() and digest.exception() is None
-            if taken and digest.result() == committed.digest:
-                self._commit(rank)
-            else:
-                log.error("the KV blocks of %s differ from its source's", self.request_id)
-                self.handle(destination.CommitNotApplied("kv_mismatch"))
-
-        done.add_done_callback(on_done)
+    def _on_digested(self, rank: int | None, digest: "asyncio.Future[bytes]") -> None:
+        assert self._committed is not None
+        taken = not digest.cancelled() and digest.exception() is None
+        if taken and digest.result() == self._committed.digest:
+            self._commit(rank)
+        else:
+            log.error("the KV blocks of %s differ from its source's", self.request_id)
+            self.handle(destination.CommitNotApplied("kv_mismatch"))
 
     def _commit(self, rank: int | None) -> None:
         self._host.between_steps(partial(self._commit_between_steps, rank), self._on_committed)
@@ -232,11 +235,22 @@ class IncomingMove:
             arriving.arrival_time_s,
             self._frames,
             committed.num_output_tokens,
+            rank_change=committed.rank_change,
             arrived_by=committed.record,
+            trail=Trail.after(arriving.trail, self.source.instance_id, self._host.now_s()),
         )
         live.kept.extend(self._kept)
         self._host.requests[self.request_id] = live
         self.handle(destination.CommitApplied())
+
+    def _set_rank(self, rank: int) -> None:
+        """By the source, which heard of a change after COMMIT. What the frontend itself has said
+        here since is newer."""
+        assert self._committed is not None
+        live = self._host.requests.get(self.request_id)
+        is_here = live is not None and live.hop == self.machine.hop
+        if is_here and live.rank_change == self._committed.rank_change:
+            self._host.set_rank(self.request_id, rank)
 
     # -- words ---------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """What the controller asks of a source: to move a request, what that would take, who cannot."""
 
-from collections import deque
 from functools import partial
 
 from controller.core.migration.record import MovePlan, MoveRecord
@@ -15,19 +14,20 @@ from controller.runtime.move_messages import (
 )
 from controller.runtime.moves.desk import MoveDesk
 from controller.runtime.moves.host import MoveHost
+from controller.runtime.moves.links import Links
 from controller.runtime.moves.outgoing import MoveOrder
-
-NUM_MOVES_MEASURED = 16
 
 
 class MoveOrders:
     """Estimates come from the last moves of this source."""
 
-    def __init__(self, host: MoveHost, desk: MoveDesk, controller_address: str) -> None:
+    def __init__(
+        self, host: MoveHost, desk: MoveDesk, links: Links, controller_address: str
+    ) -> None:
         self._host = host
         self._desk = desk
+        self._links = links
         self._controller_address = controller_address
-        self._bytes_per_s: deque[float] = deque(maxlen=NUM_MOVES_MEASURED)
 
     def asked(self, asked: MoveAsked) -> None:
         refusal = self._desk.refusal(asked.request_id)
@@ -35,7 +35,7 @@ class MoveOrders:
             self._answer(MoveAnswered(asked.query_id, refusal))
         elif asked.dry_run:
             self._host.between_steps(
-                partial(self._plan, asked.request_id), partial(self._on_planned, asked.query_id)
+                partial(self._plan, asked.request_id), partial(self._on_planned, asked)
             )
         else:
             order = MoveOrder(
@@ -73,21 +73,20 @@ class MoveOrders:
             return MoveRefusal.UNKNOWN
         return (pinned.num_tokens, -(-pinned.num_tokens // engine.block_size))
 
-    def _on_planned(self, query_id: str, found: MoveRefusal | tuple[int, int]) -> None:
+    def _on_planned(self, asked: MoveAsked, found: MoveRefusal | tuple[int, int]) -> None:
         if isinstance(found, MoveRefusal):
-            self._answer(MoveAnswered(query_id, found))
+            self._answer(MoveAnswered(asked.query_id, found))
             return
         num_tokens, num_blocks = found
         num_bytes = num_blocks * self._host.blocks.block_bytes
-        copy_time_s = None
-        if self._bytes_per_s:
-            copy_time_s = num_bytes * len(self._bytes_per_s) / sum(self._bytes_per_s)
+        bytes_per_s = self._links.bytes_per_s(asked.destination.instance_id)
+        copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None
         plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
-        self._answer(MoveAnswered(query_id, "", plan))
+        self._answer(MoveAnswered(asked.query_id, "", plan))
 
     def _on_closed(self, query_id: str, record: MoveRecord) -> None:
-        if record.outcome == SourceState.MIGRATED and record.copy_time_s > 0:
-            self._bytes_per_s.append(record.num_bytes / record.copy_time_s)
+        if record.outcome == SourceState.MIGRATED:
+            self._links.measured(record)
         self._answer(MoveAnswered(query_id, record.code, record=record))
 
     def _answer(self, answered: MoveAnswered) -> None:

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.event_log import EventKind, LoggedEvent, Number
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import source
 from controller.core.migration.protocol import Said, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source_instructions import Instruction
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.migration.words import why
 from controller.ports.engine import Engine
@@ -30,7 +31,7 @@ from controller.runtime.move_messages import (
 )
 from controller.runtime.moves import output_tokens
 from controller.runtime.moves.host import MoveHost
-from controller.runtime.moves.kv_digest import kv_digest
+from controller.runtime.moves.kv_digest import KvDigest
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class MoveOrder:
     verify_kv: bool
     max_stages: int
     on_closed: Callable[[MoveRecord], None]
+    decision: Mapping[str, Number] = field(default_factory=dict)
+    """What it was chosen by, for its event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,12 @@ class OutgoingMove:
         self._suspended: SuspendedRequest | None = None
         self._taken_out = False
         """On the engine's thread: there is something to resume."""
+        self.reserved_s: float | None = None
+        """When the destination began to hold blocks for it, as far as is known here."""
         self._num_tokens = 0
-        self._digest: bytes | None = None
+        self._digest = KvDigest(host.blocks) if order.verify_kv else None
+        self._digested: bytes | None = None
+        """All that was copied."""
         self._encoded: dict[int, Sequence[bytes]] = {}
         self._stages: list[StageRecord] = []
         self._copying = ""
@@ -90,12 +97,14 @@ class OutgoingMove:
         self._carry_out(self.machine.handle(event, self._host.now_s()))
 
     def tick(self) -> None:
-        self._carry_out(self.machine.tick(self._host.now_s()))
+        stalled_s = self._host.transfer.stalled_s(self.order.destination)
+        self._carry_out(self.machine.tick(self._host.now_s(), stalled_s))
 
     def said(self, said: Said) -> None:
         """By the destination."""
         if said.verb is Verb.PRE_ALLOCATED and said.stage == 0 and self._num_copied == 0:
             self._num_cached = self._num_copied = said.num_blocks
+            self.reserved_s = self._host.now_s()
         self.handle(said)
 
     def in_flight(self) -> MoveInFlight:
@@ -111,11 +120,11 @@ class OutgoingMove:
             self._host.now_s() - self._began_s,
         )
 
-    def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             self._do(instruction)
 
-    def _do(self, instruction: source.Instruction) -> None:
+    def _do(self, instruction: Instruction) -> None:
         host, order = self._host, self.order
         match instruction:
             case source.PlanStage(stage=stage):
@@ -186,7 +195,14 @@ class OutgoingMove:
         last = is_last(num_left, self.machine.stage, self.order.max_stages)
         self._num_tokens = found.pinned.num_tokens
         self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
-        self.handle(source.StagePlanned(self._num_reserved, last))
+        if last:
+            num_left = -(-self._num_tokens // self._block_size) - self._num_copied
+        self.handle(source.StagePlanned(self._num_reserved, last, self._least_time_s(num_left)))
+
+    def _least_time_s(self, num_blocks: int) -> float:
+        """What the bandwidth limit makes their copy take."""
+        limit = self._host.transfer.max_bytes_per_s
+        return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
 
     def _copy(self, stage: int) -> None:
         """What is full and not there yet; once suspended, whatever holds computed tokens."""
@@ -194,9 +210,11 @@ class OutgoingMove:
         block_ids = tuple(held[self._num_copied : self._num_reserved])
         self._copying = f"{self.order.migration_id}/{stage}"
         copy = self._host.transfer.send(self.order.destination, self._copying, block_ids)
-        copy.add_done_callback(partial(self._on_copied, stage))
+        copy.add_done_callback(partial(self._on_copied, stage, block_ids))
 
-    def _on_copied(self, stage: int, copy: "asyncio.Future[StageCopy]") -> None:
+    def _on_copied(
+        self, stage: int, block_ids: Sequence[int], copy: "asyncio.Future[StageCopy]"
+    ) -> None:
         if copy.cancelled() or (error := copy.exception()) is not None:
             log.info("stage %s was not sent: %s", self._copying, error)
             self.handle(source.StageNotSent(stage, "transfer"))
@@ -205,26 +223,18 @@ class OutgoingMove:
         self._num_copied += done.num_blocks
         if done.num_blocks:
             self._stages.append(StageRecord(done.num_blocks, done.num_bytes, done.copy_time_s))
-        if self.order.verify_kv and self.machine.state is STATE.SUSPENDED:
-            self._take_digest(stage)
+        if self._digest is None or self.machine.over:
+            self.handle(source.StageSent(stage))
         else:
-            self.handle(source.StageSent(stage))
+            self._digest.add(block_ids).add_done_callback(partial(self._on_digested, stage))
 
-    def _take_digest(self, stage: int) -> None:
-        assert self._suspended is not None
-        copied = self._suspended.block_ids[self._num_cached :]
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(None, kv_digest, self._host.blocks, copied)
-
-        def on_done(digest: "asyncio.Future[bytes]") -> None:
-            if digest.cancelled() or (error := digest.exception()) is not None:
-                log.error("no digest of stage %s: %s", self._copying, error)
-                self.handle(source.StageNotSent(stage, "transfer"))
-                return
-            self._digest = digest.result()
-            self.handle(source.StageSent(stage))
-
-        done.add_done_callback(on_done)
+    def _on_digested(self, stage: int, digest: "asyncio.Future[bytes]") -> None:
+        if digest.cancelled() or (error := digest.exception()) is not None:
+            log.error("no digest of stage %s: %s", self._copying, error)
+            self.handle(source.StageNotSent(stage, "transfer"))
+            return
+        self._digested = digest.result()
+        self.handle(source.StageSent(stage))
 
     # -- out of the batch and back -------------------------------------------------------
 
@@ -297,6 +307,8 @@ class OutgoingMove:
             live.hop,
             live.arrival_time_s,
             self._host.fingerprint,
+            self.order.verify_kv,
+            live.trail.ages(self._host.now_s()),
         )
 
     def _committed(self) -> tuple[CommittedRequest, list[bytes | memoryview]]:
@@ -312,8 +324,9 @@ class OutgoingMove:
             live.next_index,
             len(self._suspended.state),
             tuple(kept),
-            self._digest,
+            self._digested,
             self._record(STATE.MIGRATED, ""),
+            live.rank_change,
         )
         return committed, payload
 
@@ -340,6 +353,7 @@ class OutgoingMove:
             self._num_cached,
             self._host.now_s() - self._began_s,
             tuple(self._stages),
+            order.decision,
         )
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
@@ -359,6 +373,7 @@ def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
         incarnation=me.incarnation,
         request_id=record.request_id,
         numbers=record.numbers(),
+        labels=record.labels(),
     )
 
 

@@ -147,7 +147,7 @@ def test_shortened_requests_are_told(capsys: Captured) -> None:
 
 def test_an_endpoint_with_a_key(capsys: Captured, tmp_path: Path) -> None:
     key_file = tmp_path / "key"
-    key_file.write_text("\nsesame\nother\n")
+    key_file.write_text("\nsesame normal,high\nother\n")
     key_file.chmod(0o600)
     with FakeServer(api_key="sesame").in_thread() as server:
         assert run(small(server.url)) == 5

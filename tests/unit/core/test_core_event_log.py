@@ -65,6 +65,26 @@ def test_what_is_no_position(position: str) -> None:
 def test_a_log_holds_something() -> None:
     with pytest.raises(ValueError, match="at least one"):
         EventLog("e", 0)
+    log = EventLog("e", 1)
+    log.append(event(1))
+    with pytest.raises(ValueError, match="at least one"):
+        log.resize(0)
+    assert len(log.after(None, 10).entries) == 1
+
+
+def test_another_bound_keeps_the_newest_and_says_what_was_forgotten() -> None:
+    log = EventLog("e", 5)
+    for n in range(1, 6):
+        log.append(event(n))
+    log.resize(2)
+    page = log.after("e-1", 10)
+    assert [position for position, _ in page.entries] == ["e-4", "e-5"]
+    assert (page.missed, log.last_position) == (2, "e-5")
+    log.resize(4)
+    for n in range(6, 9):
+        log.append(event(n))
+    page = log.after(None, 10)
+    assert [position for position, _ in page.entries] == ["e-5", "e-6", "e-7", "e-8"]
 
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 5))

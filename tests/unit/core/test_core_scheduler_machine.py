@@ -1,6 +1,6 @@
 """The global scheduler against a model that keeps a table of everything, under random events."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core_builders import queued, request, running, status
 from hypothesis import settings
@@ -12,15 +12,19 @@ from controller.core.events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
+    DrainBegan,
+    DrainEnded,
     Event,
     FrontendDied,
     InstanceDied,
     InstanceRemoved,
     InstanceStarted,
+    Instruction,
     Reject,
     Ticked,
 )
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.snapshot import Level
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
 IDS = st.sampled_from(["a", "b", "c"])
@@ -44,18 +48,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.instances: dict[str, ModelInstance] = {}
         self.held: dict[tuple[str, str], tuple[DispatchRequested, float]] = {}
+        self.draining: set[str] = set()
         self.num_requests = 0
 
     @initialize(policy=st.sampled_from(list(POLICIES)))
     def start(self, policy: str) -> None:
-        self.scheduler = GlobalScheduler(
-            SchedulerConfig(
-                policy=policy,
-                max_held_reqs=MAX_HELD,
-                hold_timeout_s=HOLD_S,
-                stall_timeout_s=STALL_S,
-            )
+        self.config = SchedulerConfig(
+            policy=policy,
+            max_held_reqs=MAX_HELD,
+            hold_timeout_s=HOLD_S,
+            stall_timeout_s=STALL_S,
         )
+        self.most_held = MAX_HELD
+        self.scheduler = GlobalScheduler(self.config)
 
     def schedulable(self) -> set[str]:
         return {
@@ -63,15 +68,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             for instance_id, x in self.instances.items()
             if x.alive
             and x.last_report_s is not None
-            and self.now_s - x.last_report_s <= STALL_S
+            and self.now_s - x.last_report_s <= self.config.stall_timeout_s
             and not x.draining
         }
 
     def feed(self, event: Event) -> None:
-        """Hands the event over and checks each instruction against the model."""
+        self.check_answers(self.scheduler.handle(event, self.now_s), event)
+
+    def check_answers(self, instructions: list[Instruction], event: Event | None = None) -> None:
+        """Each instruction against the model."""
         ready = self.schedulable()
         waiting = dict(self.held)
-        instructions = self.scheduler.handle(event, self.now_s)
         for x in instructions:
             asked, since_s = self.held.pop((x.frontend_id, x.request_id))  # answered once
             if isinstance(x, Dispatch):
@@ -83,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 target.issued.append(x.seq)
             elif x.code == "overloaded":
                 assert asked is event
-                assert len(waiting) == MAX_HELD + 1
+                assert len(waiting) > self.config.max_held_reqs
                 assert not ready
             else:
                 assert isinstance(event, Ticked)
@@ -96,6 +103,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         if ready:
             assert not self.held, "an instance was free to take them"
+
+    @rule(
+        policy=st.sampled_from(list(POLICIES)),
+        max_held=st.sampled_from([0, 1, MAX_HELD]),
+        stall_s=st.sampled_from([1.0, STALL_S, 30.0]),
+        load=st.sampled_from([None, 160]),
+    )
+    def reconfigure(self, policy: str, max_held: int, stall_s: float, load: int | None) -> None:
+        """What is held stays, however few may be held from now on."""
+        self.config = replace(
+            self.config,
+            policy=policy,
+            max_held_reqs=max_held,
+            stall_timeout_s=stall_s,
+            levels=(Level("normal", 0), Level("high", 1, load)),
+        )
+        self.most_held = max(max_held, len(self.held))
+        self.check_answers(self.scheduler.reconfigure(self.config, self.now_s))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, STALL_S, 7.0, HOLD_S]))
     def tick(self, seconds: float) -> None:
@@ -126,10 +151,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.feed(event)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def ask_again(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), rank=st.sampled_from([-1, 0, 1, 9]))
+    def ask_again(self, data: st.DataObject, rank: int) -> None:
+        """Its priority may have changed since; its place in time has not."""
         key = data.draw(st.sampled_from(sorted(self.held)))
-        self.feed(request(key[1], frontend_id=key[0], rank=9))
+        asked, since_s = self.held[key]
+        event = replace(asked, rank=rank)
+        self.held[key] = (event, since_s)
+        self.feed(event)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -147,7 +176,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def instance_starts(self, instance_id: str, incarnation: int) -> None:
         known = self.instances.get(instance_id)
         if known is None or incarnation > known.incarnation:
-            self.instances[instance_id] = ModelInstance(incarnation)
+            self.instances[instance_id] = ModelInstance(
+                incarnation, draining=instance_id in self.draining
+            )
         self.feed(InstanceStarted(instance_id, incarnation))
 
     @rule(instance_id=IDS, incarnation=INCARNATIONS)
@@ -160,7 +191,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(instance_id=IDS)
     def instance_is_removed(self, instance_id: str) -> None:
         self.instances.pop(instance_id, None)
+        self.draining.discard(instance_id)
         self.feed(InstanceRemoved(instance_id))
+
+    @rule(instance_id=IDS)
+    def drain_begins(self, instance_id: str) -> None:
+        self.draining.add(instance_id)
+        if instance_id in self.instances:
+            self.instances[instance_id].draining = True
+        self.feed(DrainBegan(instance_id))
+
+    @rule(instance_id=IDS)
+    def drain_ends(self, instance_id: str) -> None:
+        """Its next status decides."""
+        self.draining.discard(instance_id)
+        self.feed(DrainEnded(instance_id))
 
     @precondition(lambda self: self.instances)
     @rule(
@@ -176,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         incarnation = known.incarnation + late
         seen = data.draw(st.sampled_from([known.seen, *known.issued]))
         if incarnation == known.incarnation and known.alive:
-            known.draining = draining
+            known.draining = draining or instance_id in self.draining
             known.last_report_s = self.now_s
             known.seen = max(known.seen, seen)
             known.issued = [seq for seq in known.issued if seq > known.seen]
@@ -197,7 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check()
-        assert self.scheduler.num_held == len(self.held) <= MAX_HELD
+        assert self.scheduler.num_held == len(self.held) <= self.most_held
         records = self.scheduler.instances
         assert records.keys() == self.instances.keys()
         for instance_id, known in self.instances.items():

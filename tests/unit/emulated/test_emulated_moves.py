@@ -11,8 +11,9 @@ from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.block_hashes import DIGEST_BYTES
 from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.token_sequence import first_wrong, start, token
+from controller.core.freeness import freeness
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.snapshot import blocks_for
+from controller.core.snapshot import NORMAL, Level, blocks_for
 from controller.ports.moves import EngineMoves, ReservedBlocks, SuspendedRequest
 
 BLOCK_SIZE = 16
@@ -494,4 +495,53 @@ def test_random_moves_in_tight_memory(seed: int) -> None:
     for request_id in prompts:
         unmoved.add(unmoved.prepare(bed.frames[request_id], 3))
     assert bed.tokens == finish(unmoved), seed
+    bed.quiet()
+
+
+# -- rank ---------------------------------------------------------------------------------
+
+
+def test_headroom_comes_and_goes_with_a_rank() -> None:
+    """By the snapshot alone, from the next one on: nothing else says that a neighbour has become
+    more important."""
+    levels = (NORMAL, Level("high", 1, target_load_tokens=320), Level("low", -1))
+    bed = Bed(num_total_blocks=100)
+    for n in range(2):
+        bed.add(f"r{n}", prompt(n, 160), max_tokens=100)
+    bed.step(0, 3)
+    engine = bed.engines[0]
+
+    def free() -> float:
+        return freeness(engine.snapshot("i-0", 1), levels)
+
+    before = free()
+    engine.moves.set_rank("r0", 1)
+    found = engine.snapshot("i-0", 1)
+    headroom = found.capacity_blocks - 320 // BLOCK_SIZE
+    assert found.num_running_by_rank == {0: 1, 1: 1}
+    assert free() == before - BLOCK_SIZE * headroom / 2, "shared by the two that run"
+    assert free() < 0
+    engine.moves.set_rank("r1", 1)
+    assert free() == before - BLOCK_SIZE * headroom / 2, "one headroom for all of a level"
+    engine.moves.set_rank("r0", -1)
+    engine.moves.set_rank("r1", 0)
+    assert free() == before
+    bed.finish()
+    bed.quiet()
+
+
+def test_a_candidate_may_emit_what_its_client_allows_whatever_it_will_answer() -> None:
+    """As with a real engine: nobody knows when an answer ends."""
+    bed = Bed()
+    bed.add("r", prompt(1, 40), max_tokens=500, eos=EOS)
+    bed.add("s", prompt(2, 40), max_tokens=None)
+    bed.step(0, 3)
+    engine = bed.engines[0]
+    found = {c.request_id: c.num_tokens_left for c in bed.moves(0).candidates()}
+    num_emitted = {name: len(bed.tokens[name]) for name in found}
+    assert found == {
+        "r": 500 - num_emitted["r"],
+        "s": engine.max_model_len - 40 - num_emitted["s"],
+    }
+    bed.finish()
     bed.quiet()

@@ -208,6 +208,24 @@ async def test_a_peer_that_hangs_holds_up_the_link() -> None:
 
 
 @virtual_time
+async def test_a_link_that_waits_for_its_peer_is_told_from_one_that_is_slow() -> None:
+    a, b, c = sides("a", "b", "c")
+    assert a.transfer.stalled_s(b.peer) == 0.0
+    a.transfer.max_bytes_per_s = BLOCK_BYTES / 60
+    b.stopped = []
+    sent, _, _ = begin(a, b, "s", 1)
+    slow, _, _ = begin(a, c, "u", 1)
+    await asyncio.sleep(59.0)
+    assert a.transfer.stalled_s(b.peer) == 0.0, "the limit holds it up"
+    await asyncio.sleep(5.0)
+    assert a.transfer.stalled_s(b.peer) == pytest.approx(4.0, abs=0.1)
+    assert a.transfer.stalled_s(c.peer) == 0.0
+    b.go_on()
+    await asyncio.gather(sent, slow)
+    assert a.transfer.stalled_s(b.peer) == 0.0
+
+
+@virtual_time
 async def test_a_peer_that_is_gone_fails_what_is_with_it_only() -> None:
     a, b, c = sides("a", "b", "c")
     to_b, _, _ = begin(a, b, "to-b", 3)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,8 +19,11 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"
 
 
+LEVELS = {"normal": 0, "high": 1, "low": -2}
+
+
 def gate(app: App, limits: GateLimits | None = None, keys: tuple[str, ...] = ()) -> Gate:
-    found = Gate(limits, keys, priorities={0})
+    found = Gate(limits, keys, LEVELS)
     found.app, found.json_paths = app, frozenset({PATH})
     return found
 
@@ -357,8 +361,14 @@ async def test_live_requests_are_bounded() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert error(answer)["type"] == "RateLimitError"
         assert (await http.get("/health")).status_code == 200
+        found.limits = replace(found.limits, max_live_requests=3)
+        live.append(asyncio.create_task(http.post(PATH, content=b"{}")))
+        while found.num_live < 3:
+            await asyncio.sleep(0)
+        found.limits = replace(found.limits, max_live_requests=1)
+        assert (await http.post(PATH, content=b"{}")).status_code == 429
         go_on.set()
-        assert [(await task).status_code for task in live] == [200, 200]
+        assert [(await task).status_code for task in live] == [200, 200, 200]
     assert found.num_live == 0
 
 

@@ -12,7 +12,7 @@ from uvicorn import Config, Server
 
 from controller.adapters.vllm import exchange
 from controller.adapters.vllm.gate import Gate
-from controller.adapters.vllm.listener import SEND_BUFFER_BYTES, listen
+from controller.adapters.vllm.listener import SEND_BUFFER_BYTES, listen, set_write_timeout
 
 PATH = "/v1/completions"
 EVENT = b"data: " + b"x" * 1000 + b"\n\n"
@@ -76,6 +76,19 @@ async def test_a_client_that_does_not_read_is_cut_and_costs_little_until_then() 
     assert app.left_after_s > 0.4
     # The kernel doubles the buffer for its own bookkeeping; then 64 KB of asyncio's.
     assert app.num_sent_bytes < 2 * SEND_BUFFER_BYTES + 200_000
+
+
+def test_another_write_timeout_is_inherited_by_connections_that_come_later() -> None:
+    def accepted(listening: socket.socket) -> int:
+        with socket.create_connection(listening.getsockname()) as client:
+            connection, _ = listening.accept()
+            with client, connection:
+                return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    with listen("127.0.0.1", 0, False, 60.0) as listening:
+        assert accepted(listening) == 60_000
+        set_write_timeout(listening, 0.25)
+        assert accepted(listening) == 250
 
 
 async def test_a_client_that_reads_is_not_cut() -> None:

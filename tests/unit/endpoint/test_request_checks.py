@@ -5,12 +5,21 @@ from typing import Any
 
 import pytest
 
+from controller.adapters.vllm.exchange import RefusedError
+from controller.adapters.vllm.priorities import Wish
 from controller.adapters.vllm.request_checks import find_fault, find_id_fault
 
 
 def fault_of(request: Any) -> str | None:
-    found = find_fault(json.dumps(request).encode(), {0, -1})
+    try:
+        found = find_fault(json.dumps(request).encode(), Wish({"normal": 0, "high": 1}).rank)
+    except RefusedError as refused:
+        return refused.message
     return found.message if found else None
+
+
+def anything(_priority: int | None) -> None:
+    """Any priority will do."""
 
 
 def nested(depth: int) -> Any:
@@ -48,7 +57,7 @@ def test_a_good_request_has_no_fault() -> None:
     ],
 )
 def test_bodies(body: bytes, says: str) -> None:
-    found = find_fault(body, ())
+    found = find_fault(body, anything)
     assert found is not None
     assert says in found.message
     assert len(found.message) < 300
@@ -66,7 +75,7 @@ def test_bodies(body: bytes, says: str) -> None:
     ],
 )
 def test_bodies_without_fault(body: bytes) -> None:
-    assert find_fault(body, ()) is None
+    assert find_fault(body, anything) is None
 
 
 def test_depth_is_counted_from_the_object_itself() -> None:
@@ -102,7 +111,7 @@ def test_a_bounded_number_is_an_integer_of_json(field: str, value: Any) -> None:
     assert fault_of({"prompt": ["a"] * 1000, field: value}) == says
     assert fault_of({"use_beam_search": True, field: value}) == says
     assert fault_of({"sampling_params": {field: value}}) == f"sampling_params: {says}"
-    found = find_fault(json.dumps({field: value}).encode(), ())
+    found = find_fault(json.dumps({field: value}).encode(), anything)
     assert found is not None
     assert found.param == field
 
@@ -264,4 +273,4 @@ def test_a_word_of_structure_in_the_text_is_nothing() -> None:
 def test_a_large_body_of_tokens_is_fine() -> None:
     """8 MB: token ids do not count among the values."""
     body = json.dumps({"prompt": list(range(1_000_000)), "x": [[1]] * 40}).encode()
-    assert find_fault(body, ()) is None
+    assert find_fault(body, anything) is None

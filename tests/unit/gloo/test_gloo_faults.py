@@ -33,6 +33,34 @@ def num_opened(source: Instance) -> int:
     return sum(kind == b"open" for _, kind in source.told)
 
 
+# -- stalled -----------------------------------------------------------------------------------
+
+
+async def test_a_link_that_waits_for_its_peer_is_told_from_one_at_its_limit(
+    source: Instance, destination: Instance
+) -> None:
+    def stalled_s() -> float:
+        return source.transfer.stalled_s(destination.peer)
+
+    assert stalled_s() == 0.0
+    source.transfer.max_bytes_per_s = 1.0
+    sent, received = begin(source, destination, "m/0", 2 * SLICE)
+    await until(lambda: len(destination.blocks.touched) == 1 and stalled_s() == 0.0)
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+        assert stalled_s() == 0.0, "the limit holds it up, not the peer"
+    source.transfer.cancel("m/0")
+    assert await error_of(sent) == "cancelled"
+    assert await error_of(received) == "its source gave up"
+    source.transfer.max_bytes_per_s = None
+    destination.blocks.gate.clear()
+    sent, received = begin(source, destination, "m/1", 20 * SLICE)
+    await until(lambda: stalled_s() > 0.2)
+    destination.blocks.gate.set()
+    await asyncio.gather(outcome(sent), outcome(received))
+    assert stalled_s() == 0.0
+
+
 # -- cancelled ---------------------------------------------------------------------------------
 
 

@@ -13,9 +13,11 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
+from controller.core.migration.destination_instructions import Instruction as DestinationInstruction
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.migration.protocol import DEFAULT_TIMING, Said, Verb
 from controller.core.migration.source import SourceMove, SourceState
+from controller.core.migration.source_instructions import Instruction as SourceInstruction
 from controller.core.token_order import Epoch
 
 SOURCE = InstanceRef("source", 1, "s")
@@ -39,6 +41,12 @@ class Pair:
         self.source_alive = self.destination_alive = True
         self.stalled = False
         """The link between the two: what they say and send waits."""
+        self.stalled_s = 0.0
+        """For so long the destination took none of the bytes."""
+        self.slow = False
+        """The same of what they send, but that the destination takes all that comes."""
+        self.copy_time_s = 0.0
+        """What the bandwidth limit makes a stage take."""
         self.frontend_stalled = False
         self.loses: Callable[[Said], bool] = lambda _said: False
         self.doubles: Callable[[Said], bool] = lambda _said: False
@@ -55,8 +63,8 @@ class Pair:
         self.expected_stage: int | None = None
         self.client = "reads"
         self.said: list[Said] = []
-        self.source_did: list[src.Instruction] = []
-        self.destination_did: list[dst.Instruction] = []
+        self.source_did: list[SourceInstruction] = []
+        self.destination_did: list[DestinationInstruction] = []
         self._carry_out_source(self.source.start())
 
     # -- what can be done to it ----------------------------------------------------------
@@ -87,8 +95,9 @@ class Pair:
         self.run()
         while self.now_s < until_s - 1e-9:
             self.now_s += 0.1
+            self.stalled_s = self.stalled_s + 0.1 if self.stalled else 0.0
             if self.source_alive:
-                self._carry_out_source(self.source.tick(self.now_s))
+                self._carry_out_source(self.source.tick(self.now_s, self.stalled_s))
             if self.destination is not None and self.destination_alive:
                 self._carry_out_destination(self.destination.tick(self.now_s))
             self.run()
@@ -109,6 +118,8 @@ class Pair:
     def step(self) -> bool:
         """The oldest thing that can be done now."""
         waits = ("to_destination", "to_source", "copy", "bytes") if self.stalled else ()
+        if self.slow:
+            waits = (*waits, "copy", "bytes")
         if self.frontend_stalled:
             waits = (*waits, "fence_asked", "moved_told", "lost_told")
         for index, (kind, what) in enumerate(self.todo):
@@ -227,7 +238,7 @@ class Pair:
 
     # -- the shells ----------------------------------------------------------------------
 
-    def _carry_out_source(self, instructions: list[src.Instruction]) -> None:
+    def _carry_out_source(self, instructions: list[SourceInstruction]) -> None:
         self.source_did += instructions
         for instruction in instructions:
             match instruction:
@@ -255,13 +266,13 @@ class Pair:
                 case src.SetRank(rank=rank):
                     self.source_rank = rank
 
-    def _source_works(self, instruction: src.Instruction) -> None:
+    def _source_works(self, instruction: SourceInstruction) -> None:
         over = self.source.over
         match instruction:
             case src.PlanStage(stage=stage):
                 if not over:
                     self.pinned = True
-                    self.tell_source(src.StagePlanned(5 + 2 * stage, last=stage == 1))
+                    self.tell_source(src.StagePlanned(5 + 2 * stage, stage == 1, self.copy_time_s))
             case src.Suspend():
                 if self.source.state is SourceState.SUSPENDING:
                     self.at_source = "suspended"
@@ -300,7 +311,7 @@ class Pair:
         if stage is not None:
             self.tell_destination(dst.StageLost(stage, "transfer"))
 
-    def _carry_out_destination(self, instructions: list[dst.Instruction]) -> None:
+    def _carry_out_destination(self, instructions: list[DestinationInstruction]) -> None:
         self.destination_did += instructions
         for instruction in instructions:
             match instruction:
@@ -335,7 +346,7 @@ class Pair:
             if each[0] != "destination_works" or not isinstance(each[1], dst.Reserve)
         )
 
-    def _destination_works(self, instruction: dst.Instruction) -> None:
+    def _destination_works(self, instruction: DestinationInstruction) -> None:
         match instruction:
             case dst.Reserve(stage=stage) if stage >= self.no_blocks_from_stage:
                 self.tell_destination(dst.NotReserved("no_blocks"))

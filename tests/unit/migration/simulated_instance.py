@@ -75,9 +75,10 @@ class Outgoing:
         self._carry_out(self.machine.handle(event, self.here.now_s))
 
     def tick(self) -> None:
-        self._carry_out(self.machine.tick(self.here.now_s))
+        stalled_s = self.here.network.stalled_s(f"{self.migration_id}/{self.machine.stage}")
+        self._carry_out(self.machine.tick(self.here.now_s, stalled_s))
 
-    def _carry_out(self, instructions: list[src.Instruction]) -> None:
+    def _carry_out(self, instructions: src.Instructions) -> None:
         here, request_id = self.here, self.request_id
         for instruction in instructions:
             match instruction:
@@ -218,7 +219,7 @@ class Incoming:
         self.state = self.state or message.state
         self.handle(message.said)
 
-    def _carry_out(self, instructions: list[dst.Instruction]) -> None:
+    def _carry_out(self, instructions: dst.Instructions) -> None:
         here, request_id = self.here, self.request_id
         for instruction in instructions:
             match instruction:

@@ -137,6 +137,9 @@ class Network(Protocol):
 
     def expect(self, owner: InstanceRef, expected: Expected) -> None: ...
 
+    def stalled_s(self, stage_id: str) -> float:
+        """For so long nothing of this stage was taken; 0 if it is not under way."""
+
     def cancel(self, owner: InstanceRef, stage_id: str) -> None:
         """Of a copy that this side sends or expects: it fails a little later."""
 

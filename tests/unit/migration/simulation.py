@@ -26,6 +26,8 @@ TURN_S = 0.25
 """Between two steps of an engine."""
 FAULTS_S = 16.0
 QUIET_S = 4 * TIMING.lease_s + TIMING.memory_s
+SERVED_S = 120.0
+"""An engine that is short of blocks serves one request after the other: 7 of 50 tokens at most."""
 INSTANCE_IDS = ("a", "b", "c")
 
 
@@ -56,6 +58,8 @@ class Simulation:
         self._lost: set[tuple[tuple[str, int], str]] = set()
         """(dead incarnation, receiver): what it had sent there did not get out."""
         self._copies: dict[str, Copy] = {}
+        self._stuck_since_s: dict[str, float] = {}
+        """Those of which nothing is taken; what else is slow trickles."""
         self._expected: dict[str, tuple[InstanceRef, Expected]] = {}
         self._cut: dict[tuple[str, str], float] = {}
         self._healed = False
@@ -87,6 +91,8 @@ class Simulation:
 
     def copy(self, copy: Copy) -> None:
         self._copies[copy.stage_id] = copy
+        if self.rng.random() < 0.5:
+            self._stuck_since_s[copy.stage_id] = self.now_s
         slow_s = self.rng.uniform(0.01, 0.1) * (1 + copy.num_blocks)
         if not self._healed and self.rng.random() < 0.03:
             slow_s = TIMING.stage_timeout_s * 3
@@ -96,6 +102,11 @@ class Simulation:
 
     def expect(self, owner: InstanceRef, expected: Expected) -> None:
         self._expected[expected.stage_id] = (owner, expected)
+
+    def stalled_s(self, stage_id: str) -> float:
+        if stage_id not in self._copies:
+            return 0.0
+        return self.now_s - self._stuck_since_s.get(stage_id, self.now_s)
 
     def cancel(self, owner: InstanceRef, stage_id: str) -> None:
         self.after(self.rng.uniform(0, 0.3), self._cancelled, owner, stage_id)
@@ -117,6 +128,8 @@ class Simulation:
         self._run_until(FAULTS_S)
         self._heal()
         self._run_until(FAULTS_S + QUIET_S)
+        while self.frontend.routes and self.now_s < FAULTS_S + SERVED_S:
+            self._run_until(self.now_s + TIMING.memory_s)
         self.check_quiet()
 
     def _run_until(self, end_s: float) -> None:

@@ -33,6 +33,7 @@ class Bytes:
     """A stage under way: first the source has sent it, then the destination has it."""
 
     copy: Copy
+    began_s: float
     contents: list[Any] | None = None
 
 
@@ -41,6 +42,8 @@ class Wires:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.trickles = False
+        """Stages that are slow, instead of stuck."""
         self.said: list[Delivery] = []
         self.streams: dict[tuple[Any, Any], deque[Delivery]] = {}
         self.bytes: dict[str, Bytes] = {}
@@ -55,10 +58,16 @@ class Wires:
             stream.append((sender, receiver, body))
 
     def copy(self, copy: Copy) -> None:
-        self.bytes[copy.stage_id] = Bytes(copy)
+        self.bytes[copy.stage_id] = Bytes(copy, self.now_s)
 
     def expect(self, owner: InstanceRef, expected: Expected) -> None:
         self.expected[expected.stage_id] = (owner, expected)
+
+    def stalled_s(self, stage_id: str) -> float:
+        each = self.bytes.get(stage_id)
+        if each is None or each.contents is not None or self.trickles:
+            return 0.0
+        return self.now_s - each.began_s
 
     def cancel(self, owner: InstanceRef, stage_id: str) -> None:
         self.cancelled.append((owner, stage_id))
@@ -263,9 +272,10 @@ class MigrationMachine(RuleBasedStateMachine):
         for _ in range(rounds):
             self._good_turn(seconds)
 
-    @rule(seconds=st.sampled_from([0.3, 0.6, 1.0, 2.1, 5.1]))
-    def pass_time(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.3, 0.6, 1.0, 2.1, 5.1]), trickles=st.booleans())
+    def pass_time(self, seconds: float, trickles: bool = False) -> None:
         self.wires.now_s += seconds
+        self.wires.trickles = trickles
         self.frontend.tick()
 
     def _deliver(self, delivery: Delivery) -> None:

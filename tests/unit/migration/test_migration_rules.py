@@ -27,7 +27,7 @@ from controller.core.migration.protocol import (
 )
 from controller.core.migration.source import SourceMove, SourceState
 
-TIMES = ("_since_s", "_said_s", "_heard_s", "_timing")
+TIMES = ("_since_s", "_said_s", "_heard_s", "_timing", "_clock")
 NOW_S = 1.0
 
 
@@ -88,10 +88,12 @@ def _walk(
 
 def _source_events(machine: SourceMove) -> Iterator[object]:
     yield from (src.StagePlanned(5, last=False), src.StagePlanned(7, last=True))
+    yield src.StagePlanned(7, last=True, copy_time_s=1000.0)
     yield from (src.CannotMove("in_prefill"), src.RequestSuspended(), src.RequestOutgrew())
     yield from (src.StageSent(machine.stage), src.StageNotSent(machine.stage, "transfer"))
     yield from (src.RequestEnded("finished"), src.RequestEvicted(), src.PriorityChanged(1))
     yield from (src.DestinationDied(), src.MoveCancelled("drain_cancelled"), src.TimedOut())
+    yield src.TookTooLong()
     yield from (src.EpochFenced(), src.AlreadyMoved())
     for verb in sorted(FROM_DESTINATION):
         yield Said(verb, machine.stage, hop=1)

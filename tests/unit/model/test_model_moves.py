@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
@@ -52,6 +53,67 @@ def seen(model: EngineModel) -> InstanceSnapshot:
 
 def running(num_tokens: int, rank: int = 0) -> MovingState:
     return MovingState(num_tokens, rank, queued=False, evicted=False)
+
+
+# -- source: candidates -----------------------------------------------------------------------
+
+
+def candidates(model: EngineModel) -> dict[str, Candidate]:
+    found = model.moves.candidates(lambda request_id: None)
+    counted = seen(model)
+    assert sum(not c.queued for c in found) == counted.num_running
+    assert sum(c.queued for c in found) == counted.num_queued
+    assert sum(c.evicted for c in found) == counted.num_evicted_queued
+    return {candidate.request_id: candidate for candidate in found}
+
+
+def test_candidates_are_all_that_run_or_wait() -> None:
+    model = engine(CHUNKED, request("r", 40, rank=1, arrival_time_s=3.0), num_steps=3)
+    model.add(request("waits", 30, arrival_time_s=4.0))
+    found = candidates(model)
+    assert found["r"] == Candidate("r", 1, 43, 3, 3, queued=False, arrival_time_s=3.0)
+    assert found["waits"] == Candidate("waits", 0, 30, 0, 0, queued=True, arrival_time_s=4.0)
+    model.add(request("long", 80, arrival_time_s=5.0))
+    model.step()
+    assert candidates(model)["long"].refusal is MoveRefusal.IN_PREFILL
+    assert model.moves.suspend("r") is not None
+    assert candidates(model)["r"].outgoing
+    model.moves.release("r")
+    assert "r" not in candidates(model)
+
+
+def test_an_evicted_candidate_is_one_while_it_waits() -> None:
+    early, late = request("r", 60), request("s", 60, arrival_time_s=1.0)
+    model = engine(CHUNKED, early, late)
+    while not model.num_evictions:
+        model.step()
+    assert [c.request_id for c in candidates(model).values() if c.evicted] == ["s"]
+    while candidates(model)["s"].queued:
+        model.step()
+    assert not candidates(model)["s"].evicted
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_candidate_frees_what_it_does_not_share(pinned: bool) -> None:
+    """A pin is its own, and goes with it."""
+    alike = {"block_hash": hashes("a")}
+    model = engine(CACHING, request("r", 40, **alike), num_steps=2)
+    model.add(request("s", 40, **alike))
+    model.step()
+    if pinned:
+        assert model.moves.pin("r", 0) is not None
+    found = candidates(model)
+    assert {name: (c.num_blocks, c.num_freed_blocks) for name, c in found.items()} == {
+        "r": (3, 1),
+        "s": (3, 1),
+    }
+    assert found["r"].outgoing is pinned
+    before = seen(model).num_free_blocks
+    model.moves.unpin("r")
+    assert model.moves.suspend("r") is not None
+    model.moves.release("r")
+    assert seen(model).num_free_blocks == before + 1
+    assert candidates(model)["s"].num_freed_blocks == 3
 
 
 # -- source: pins ---------------------------------------------------------------------------

@@ -28,9 +28,9 @@ async def moving(
     clock = Clock()
     monkeypatch.setattr(Llumlet, "now_s", lambda self: clock.now_s)
     monkeypatch.setattr("controller.runtime.llumlet.MOVES_TICK_S", 0.002)
-    monkeypatch.setattr("controller.runtime.llumlet.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
-    monkeypatch.setattr("controller.runtime.router.MISSING_S", 0.01)
+    monkeypatch.setattr("controller.runtime.routes.MISSING_S", 0.01)
     in_callbacks: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
     cluster = MovingCluster(network, clock, getattr(request, "param", 65))

@@ -5,9 +5,12 @@ from typing import Any
 
 from fakes import FakeLauncher, FakeNetwork, FakePeer, hello, idle_snapshot, settle
 
+from controller.core.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages import DispatchAsked, Dispatched, StatusPushed
+from controller.runtime.spec_keeper import SpecKeeper
 
 HERE = "mem://controller"
 CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
@@ -17,10 +20,13 @@ class Bed:
     def __init__(self, network: FakeNetwork, num_instances: int = 2, num_frontends: int = 1):
         self.network = network
         self.launcher = FakeLauncher()
-        self.controller = Controller(network.mailbox(HERE), self.launcher, CONFIG)
+        self.keeper = SpecKeeper(ClusterSpec.first(num_instances))
+        self.controller = Controller(
+            network.mailbox(HERE), self.launcher, LiveConfig(CONFIG), self.keeper
+        )
         ids = [f"i-{n}" for n in range(num_instances)] + [f"f-{n}" for n in range(num_frontends)]
         self.peers: dict[str, FakePeer] = {i: network.peer(f"mem://{i}") for i in ids}
-        self.controller.start(num_instances, num_frontends)
+        self.controller.start(num_frontends)
         self.task = asyncio.create_task(self.controller.run())
 
     @property
@@ -60,10 +66,12 @@ class Bed:
         return await self.f0.receive(Dispatched, lambda d: d.request_id == request_id)
 
     def restart_controller(self) -> None:
-        """A new process at the same address."""
+        """A new process at the same address, which finds the spec as it was kept."""
         self.task.cancel()
         self.network.lose(HERE)
-        self.controller = Controller(self.network.mailbox(HERE), FakeLauncher(), CONFIG)
-        instances = [i for i in self.peers if i.startswith("i")]
-        self.controller.start(len(instances), len(self.peers) - len(instances))
+        self.keeper = SpecKeeper(self.keeper.spec)
+        self.launcher = FakeLauncher()
+        mailbox = self.network.mailbox(HERE)
+        self.controller = Controller(mailbox, self.launcher, LiveConfig(CONFIG), self.keeper)
+        self.controller.start(sum(i.startswith("f") for i in self.peers))
         self.task = asyncio.create_task(self.controller.run())

@@ -17,6 +17,7 @@ import msgspec
 from fakes import PATIENCE_S
 
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
@@ -32,6 +33,7 @@ class FakeRequest(msgspec.Struct, array_like=True):
     max_tokens: int
     frontend_index: int = 0
     num_output_tokens: int = 0
+    rank: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -150,7 +152,11 @@ class FakeEngine:
         self.admits = True
         self.refuses_at_add: set[str] = set()
         self.aborted: list[str] = []
+        self.evicted: set[str] = set()
+        """Ever."""
         self.events: list[EngineEvent] = []
+        self.num_begun = 0
+        """Steps, those that wait until they may be taken too."""
         self.num_steps = 0
         self.steps: threading.Semaphore | None = None
         """Steps that may be taken; None: as many as there is work for."""
@@ -188,9 +194,9 @@ class FakeEngine:
         return bool(self.running or self.waiting)
 
     def step(self) -> Sequence[StepOutputs]:
-        if self.steps is not None and not self.steps.acquire(
-            timeout=None if self.blocks_thread else 0.001
-        ):
+        self.num_begun += 1
+        steps = self.steps  # `go_on` may take it away at any moment
+        if steps is not None and not steps.acquire(timeout=None if self.blocks_thread else 0.001):
             return []
         if self._death is not None:
             raise self._death
@@ -239,6 +245,7 @@ class FakeEngine:
             num_queued=len(self.waiting),
             queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
             queue_head=head and QueueHead(head.request_id, 0, head.num_blocks, 0.0),
+            num_evicted_queued=sum(request_id in self.evicted for request_id in self.waiting),
         )
 
     def shutdown(self) -> None:
@@ -249,6 +256,7 @@ class FakeEngine:
         request = self.running.pop(request_id)
         self.blocks.drop(self.tables.pop(request_id))
         self.waiting = {request_id: request, **self.waiting}
+        self.evicted.add(request_id)
         self.events.append(EngineEvent("evicted", request_id, 7.0, request.num_tokens))
 
     # what tests do to it, from any thread
@@ -348,7 +356,6 @@ class FakeMoves:
         self.suspended: dict[str, _Out] = {}
         self.arriving: dict[str, _Arrival] = {}
         self.pins: dict[str, list[int]] = {}
-        self.ranks: dict[str, int] = {}
         self._engine = engine
         # what tests set
         self.refusals: dict[str, MoveRefusal] = {}
@@ -359,7 +366,18 @@ class FakeMoves:
         self.commits = True
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        self.ranks[request_id] = rank
+        if (request := self._find(request_id)) is not None:
+            request.rank = rank
+
+    def rank(self, request_id: str) -> int | None:
+        """None: it is not here."""
+        request = self._find(request_id)
+        return None if request is None else request.rank
+
+    def _find(self, request_id: str) -> FakeRequest | None:
+        engine, out = self._engine, self.suspended.get(request_id)
+        found = engine.running.get(request_id) or engine.waiting.get(request_id)
+        return found or (None if out is None else out.request)
 
     # for the engine
 
@@ -393,6 +411,32 @@ class FakeMoves:
             return False
         raise KeyError(request_id)
 
+    def candidates(self) -> Sequence[Candidate]:
+        engine = self._engine
+        out = [each.request for each in self.suspended.values() if not each.queued]
+        running = [*engine.running.values(), *out]
+        return [
+            *(self._candidate(request, queued=False) for request in running),
+            *(self._candidate(request, queued=True) for request in engine.waiting.values()),
+        ]
+
+    def _candidate(self, request: FakeRequest, *, queued: bool) -> Candidate:
+        request_id = request.request_id
+        num_blocks = 0 if queued else len(self._engine.tables[request_id])
+        refusal = self.refusal(request_id)
+        return Candidate(
+            request_id,
+            request.rank,
+            request.num_tokens,
+            num_blocks,
+            num_blocks,
+            queued,
+            evicted=queued and request_id in self._engine.evicted,
+            num_tokens_left=request.max_tokens - request.num_output_tokens,
+            refusal=refusal,
+            outgoing=refusal is MoveRefusal.MOVING,
+        )
+
     def outputs(self, request_id: str) -> Sequence[int]:
         engine = self._engine
         request = engine.running.get(request_id) or engine.waiting[request_id]
@@ -423,7 +467,7 @@ class FakeMoves:
         table = self._engine.tables.get(request_id, [])
         return SuspendedRequest(
             tuple(table[: blocks_for(num_tokens - 1, BLOCK_SIZE)]),
-            [msgspec.msgpack.encode((out.request.num_output_tokens, out.queued))],
+            [msgspec.msgpack.encode((out.request.num_output_tokens, out.queued, out.request.rank))],
             num_tokens,
         )
 
@@ -473,14 +517,14 @@ class FakeMoves:
 
     def commit(self, request_id: str, state: Frames) -> None:
         arrival = self.arriving[request_id]
-        num_outputs, queued = msgspec.msgpack.decode(state[0], type=tuple[int, bool])
+        num_outputs, queued, rank = msgspec.msgpack.decode(state[0], type=tuple[int, bool, int])
         num_tokens = arrival.request.num_prompt_tokens + num_outputs
         if not self.commits or queued != arrival.queued:
             raise ValueError("the state does not fit")
         if not queued and blocks_for(num_tokens, BLOCK_SIZE) > len(arrival.table):
             raise ValueError("more tokens than blocks")
         del self.arriving[request_id]
-        arrival.request.num_output_tokens = num_outputs
+        arrival.request.num_output_tokens, arrival.request.rank = num_outputs, rank
         if queued:
             self._engine.waiting[request_id] = arrival.request
         else:

@@ -27,8 +27,13 @@ class FakeTransfer:
         """Which stages wait for `let_go` before they are sent."""
         self.corrupts = False
         """Flips a bit of each stage that is sent."""
+        self.comes_late: Callable[[str], bool] = lambda stage_id: False
+        """Which stages are sent in whole, but come here only with `let_go`."""
+        self.forgotten: list[str] = []
         self.lets_go_at_once = True
         """Whether a copy that is cancelled is done with its blocks then, or at `let_go`."""
+        self.stalled = 0.0
+        """What `stalled_s` says."""
         self._sends: dict[str, _Copy] = {}
         self._receives: dict[str, _Copy] = {}
         self._waiting: list[Callable[[], None]] = []
@@ -72,7 +77,9 @@ class FakeTransfer:
         stage_id = stage.decode()
         if kind == STAGE:
             taken = stage_id in self._receives
-            if taken:
+            if taken and self.comes_late(stage_id):
+                self._waiting.append(lambda: self._take(stage_id, contents[0]))
+            elif taken:
                 self._take(stage_id, contents[0])
             self._tell(peer, [TAKEN if taken else REFUSED, stage])
         elif stage_id in self._sends:
@@ -91,7 +98,11 @@ class FakeTransfer:
         else:
             self._waiting.append(let_go)
 
+    def stalled_s(self, _peer: Peer) -> float:
+        return self.stalled
+
     def forget(self, peer: Peer) -> None:
+        self.forgotten.append(peer.instance_id)
         for copies in (self._sends, self._receives):
             for stage_id in [s for s, copy in copies.items() if copy.peer.key == peer.key]:
                 self._fail(copies, stage_id, "the peer is gone")
@@ -119,7 +130,8 @@ class FakeTransfer:
         self._tell(copy.peer, [STAGE, stage_id.encode(), bytes(contents)])
 
     def _take(self, stage_id: str, contents: bytes) -> None:
-        copy = self._receives[stage_id]
+        if (copy := self._receives.get(stage_id)) is None:  # nobody expects it any more
+            return
         copy.block_ids = copy.block_ids[: len(contents) // self._blocks.block_bytes]
         buffer = self._blocks.buffer(len(copy.block_ids))
         self._blocks.writable(buffer, len(copy.block_ids))[:] = contents

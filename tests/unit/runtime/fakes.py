@@ -310,12 +310,16 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.terminated: list[str] = []
+        self.why_no_room = ""
 
     def launch_instance(self, instance_id: str) -> None:
         self.launched.append(instance_id)
 
     def launch_frontend(self, frontend_id: str) -> None:
         self.launched.append(frontend_id)
+
+    def no_room(self, _num_instances: int) -> str:
+        return self.why_no_room
 
     def terminate(self, member_id: str) -> None:
         self.terminated.append(member_id)

@@ -8,13 +8,15 @@ from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from fake_transfer import FakeTransfer
 from fakes import FakeNetwork
 
+from controller.runtime.dispatcher import Arrival
 from controller.runtime.llumlet import Llumlet
 from controller.runtime.member import Membership
 from controller.runtime.messages import OutputsEmitted
 from controller.runtime.request_book import RequestBook
-from controller.runtime.router import Arrival, Router, RouterEvents
+from controller.runtime.router import Router, RouterEvents
 
 CONTROLLER = "mem://controller"
+LEVELS = {0: "normal", 1: "high", -1: "low"}
 
 
 class EndedByTestError(Exception):
@@ -43,7 +45,7 @@ class Instance:
     def hold_thread(self) -> threading.Event:
         """The engine's thread waits at its next boundary until the event is set."""
         event = threading.Event()
-        self.llumlet._commands.put(lambda engine: event.wait(10.0) and None)
+        self.llumlet._thread.command(lambda engine: event.wait(10.0) and None)
         return event
 
     async def end(self) -> None:
@@ -62,7 +64,7 @@ class Frontend:
         self.known: list[str] = []
         self.ended: dict[str, asyncio.Future[str]] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
+        self.book = RequestBook("f-0", LEVELS, on_event=member.tell)
         self.router = Router(
             member,
             mailbox,
@@ -75,6 +77,7 @@ class Frontend:
                     slice(None), [e.instance_id for e in entries if e.snapshot]
                 ),
                 on_drain=lambda grace_s: None,
+                on_limits=lambda limits: None,
             ),
         )
         self.router.start()

@@ -14,6 +14,7 @@ from members import CONTROLLER, Frontend, Instance
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationState
+from controller.core.migration.record import MoveRecord
 from controller.core.migration.source import SourceState
 from controller.core.request_record import RequestRecord, RequestState
 from controller.ports.engine import Engine
@@ -56,6 +57,8 @@ class ScriptedController:
         self.statuses: dict[str, StatusPushed] = {}
         self.events: list[LoggedEvent] = []
         self.answers: dict[str, Any] = {}
+        self.records: list[MoveRecord] = []
+        """Of moves that nobody asked for by a question."""
         self._num_dispatched = 0
 
     def send(self, member_id: str, message: Message) -> None:
@@ -79,6 +82,8 @@ class ScriptedController:
                 ref = self.ref(instance_id)
                 answer = Dispatched(request_id, ref.instance_id, ref.incarnation, 1)
                 self.send(frontend_id, answer)
+            case MoveAnswered(query_id="", record=record) if record is not None:
+                self.records.append(record)
             case other if hasattr(other, "query_id"):
                 self.answers[other.query_id] = other
 

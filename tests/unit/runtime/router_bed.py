@@ -15,6 +15,7 @@ from fakes import (
 )
 
 from controller.core.token_order import Delivery
+from controller.runtime.dispatcher import Arrival
 from controller.runtime.member import Membership
 from controller.runtime.messages import (
     AddRequest,
@@ -25,11 +26,8 @@ from controller.runtime.messages import (
     OutputsEmitted,
 )
 from controller.runtime.request_book import RequestBook
-from controller.runtime.router import (
-    Arrival,
-    Router,
-    RouterEvents,
-)
+from controller.runtime.router import Router, RouterEvents
+from controller.runtime.steer_messages import FrontendLimitsSet
 
 HERE = "mem://f-0"
 BOTH = directory(idle_snapshot("i-0"), idle_snapshot("i-1"))
@@ -42,6 +40,7 @@ class Told:
     failed: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
+    limits: list[FrontendLimitsSet] = field(default_factory=list)
     outputs: list[OutputsEmitted] = field(default_factory=list)
 
 
@@ -59,6 +58,7 @@ class Bed:
             on_refused=lambda *what: self.told.refused.append(what),
             on_directory=lambda instances: None,
             on_drain=self.told.drains.append,
+            on_limits=self.told.limits.append,
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)

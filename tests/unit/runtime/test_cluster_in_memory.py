@@ -8,8 +8,11 @@ from fake_engine import tokens_of
 from fakes import FakeLauncher, FakeNetwork
 from members import CONTROLLER, Frontend, Instance
 
-from controller.core.scheduler import SchedulerConfig
+from controller.core.cluster_spec import ClusterSpec
+from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.spec_keeper import SpecKeeper
 
 PATIENCE_S = 10.0
 
@@ -17,8 +20,13 @@ PATIENCE_S = 10.0
 class Cluster:
     def __init__(self, network: FakeNetwork) -> None:
         self.network = network
-        self.controller = Controller(network.mailbox(CONTROLLER), FakeLauncher(), SchedulerConfig())
-        self.controller.start(num_instances=2, num_frontends=1)
+        self.controller = Controller(
+            network.mailbox(CONTROLLER),
+            FakeLauncher(),
+            LiveConfig(rescheduling=ReschedulingConfig(enabled=False)),
+            SpecKeeper(ClusterSpec.first(2)),
+        )
+        self.controller.start(num_frontends=1)
         self.ticking = asyncio.create_task(self.controller.run())
         self.frontend = Frontend(network)
         self.instances = {i: Instance(network, i) for i in ("i-0", "i-1")}
@@ -39,7 +47,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr("controller.runtime.llumlet.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
     monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
     cluster = Cluster(network)
@@ -80,14 +88,14 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: 
         asyncio.create_task(frontend.request(f"r{n}", num_prompt_tokens=8, max_tokens=30))
         for n in range(20)
     ]
-    await cluster.until(lambda: frontend.router.num_live_reqs == 20 and not frontend.router._asked)
+    await cluster.until(lambda: len(frontend.router.routes) == 20)
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
     doomed = {
         r
-        for r, route in frontend.router._routes.items()
-        if route.ownership.owner.instance_id == "i-0"
+        for r in frontend.router.routes
+        if (route := frontend.router.routes.get(r)) and route.ownership.owner.instance_id == "i-0"
     }
     cluster.network.lose(dying.address)
     cluster.instances["i-1"].engine.go_on()
@@ -109,12 +117,12 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: 
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.router.CONTROLLER_SILENCE_S", 0.05)
+    monkeypatch.setattr("controller.runtime.dispatcher.CONTROLLER_SILENCE_S", 0.05)
     frontend = cluster.frontend
     for instance in cluster.instances.values():
         instance.engine.hold()
     before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
-    await cluster.until(lambda: frontend.router.num_live_reqs == 6 and not frontend.router._asked)
+    await cluster.until(lambda: len(frontend.router.routes) == 6)
     cluster.ticking.cancel()
     cluster.network.lose(CONTROLLER)
     for instance in cluster.instances.values():
@@ -141,7 +149,7 @@ async def test_what_happened_is_told_everywhere(cluster: Cluster) -> None:
     history = [event.kind.value for event in record.history]
     assert history == ["dispatched", "admitted", "finished"]
     assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")
-    p99_s = cluster.instances[str(record.instance_id)].llumlet._ttft.percentile(0.99, 0.0)
+    p99_s = cluster.instances[str(record.instance_id)].llumlet._emission._ttft.percentile(0.99, 0.0)
     assert p99_s is not None
 
 
@@ -150,7 +158,7 @@ async def test_requests_that_fail_with_their_instance_share_its_cause(cluster: C
     for instance in cluster.instances.values():
         instance.engine.hold()
     running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
-    await cluster.until(lambda: frontend.router.num_live_reqs == 4 and not frontend.router._asked)
+    await cluster.until(lambda: len(frontend.router.routes) == 4)
     cluster.network.lose(cluster.instances["i-0"].address)
     cluster.instances["i-1"].engine.go_on()
     await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)

@@ -1,12 +1,15 @@
 """The controller with a launcher and members played by the test, on virtual time."""
 
 import asyncio
+from dataclasses import replace
 
+import pytest
 from controller_bed import CONFIG, HERE, Bed
 from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
 from controller.core.migration.limits import MoveLimits
 from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S
+from controller.runtime.live_config import FrontendLimits, LiveConfig
 from controller.runtime.messages import (
     Directory,
     Dispatched,
@@ -19,6 +22,7 @@ from controller.runtime.messages import (
     Welcome,
 )
 from controller.runtime.move_messages import MoveLimitsSet
+from controller.runtime.steer_messages import FrontendLimitsSet, StatusIntervalSet
 
 # -- coming up ----------------------------------------------------------------------------
 
@@ -83,7 +87,7 @@ async def test_a_restarted_controller_learns_what_runs(network: FakeNetwork) -> 
     await bed.joins("f-0", incarnation=1)
     await bed.joins("i-0", nonce="b", incarnation=2)
     await bed.reports("i-0", incarnation=2, seen=41)
-    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42, (("i-0", 1024.0),))
+    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42, (("i-0", 1024.0),), "llumnix", 1)
     told = await bed.f0.receive(Directory, lambda d: d.instances)
     assert told.instances[0].incarnation == 2
 
@@ -184,20 +188,52 @@ async def test_a_death_is_announced_to_the_other_instances(network: FakeNetwork)
 
 
 @virtual_time
-async def test_an_instance_that_begins_to_serve_is_told_what_moves_may_take(
-    network: FakeNetwork,
-) -> None:
+async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.joins("i-0")
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(4, None)
     await bed.joins("i-0", incarnation=1)
     await settle()
     assert bed.peers["i-0"].received(MoveLimitsSet) == []
-    bed.controller.set_limits(MoveLimits(2, 5e6, 7.0))
+    await bed.joins("f-0")
+    assert await bed.f0.receive(FrontendLimitsSet) == FrontendLimitsSet(4096, None, 60.0)
+    assert await bed.peers["i-0"].receive(StatusIntervalSet) == StatusIntervalSet(0.005)
+    limits, frontends = MoveLimits(2, 5e6, 7.0), FrontendLimits(2, 9.0, 5.0)
+    bed.controller.configure(LiveConfig(CONFIG, limits, frontends=frontends))
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
+    assert await bed.f0.receive(FrontendLimitsSet) == FrontendLimitsSet(2, 9.0, 5.0)
     assert bed.controller.mover.cooling.cooling_s == 7.0
+    await settle()
+    assert bed.peers["i-0"].received(StatusIntervalSet) == []  # it is what it was
     await bed.joins("i-1")
     assert await bed.peers["i-1"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
+
+
+@virtual_time
+async def test_another_configuration_keeps_what_is_held_and_may_release_it(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.joins("f-0")
+    await bed.joins("i-0")
+    await bed.reports("i-0")
+    await asyncio.sleep(CONFIG.stall_timeout_s + 1)
+    for request_id in ("a", "b"):
+        bed.asks(request_id)
+    await settle()
+    assert bed.controller.scheduler.num_held == 2
+    bed.controller.configure(LiveConfig(replace(CONFIG, max_held_reqs=0)))
+    bed.controller.scheduler.check()
+    bed.asks("c")
+    assert (await bed.f0.receive(Refused)).request_id == "c"
+    assert bed.controller.scheduler.num_held == 2
+    patient = replace(CONFIG, policy="num-requests", stall_timeout_s=60.0)
+    bed.controller.configure(LiveConfig(patient))
+    assert {(await bed.f0.receive(Dispatched)).request_id for _ in "ab"} == {"a", "b"}
+    bed.controller.scheduler.check()
+    with pytest.raises(ValueError, match="unknown dispatch policy"):
+        bed.controller.configure(LiveConfig(replace(CONFIG, policy="best")))
+    assert bed.controller.config == patient
 
 
 @virtual_time

@@ -2,7 +2,7 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
 import pytest
@@ -15,7 +15,8 @@ from fakes import (
     FakePeer,
 )
 
-from controller.runtime import llumlet as module
+from controller.core.instance_ref import InstanceRef
+from controller.runtime import engine_thread
 from controller.runtime.llumlet import Llumlet
 from controller.runtime.member import Membership
 from controller.runtime.messages import (
@@ -29,6 +30,8 @@ from controller.runtime.messages import (
     StatusPushed,
     Welcome,
 )
+from controller.runtime.move_messages import MoveAnswered, MoveAsked
+from controller.runtime.steer_messages import StatusIntervalSet
 
 PATIENCE_S = 10.0
 HERE = "mem://i-0"
@@ -91,6 +94,12 @@ class Bed:
         self.controller.inbox.clear()
         await self.controller.receive(Hello, lambda h: h.num_live_reqs == num_live_reqs)
 
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Of the engine, which tells nobody."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
     async def output(self, frontend: FakePeer | None = None) -> tuple[OutputsEmitted, list]:
         emitted, payload = await (frontend or self.f0).receive_with_payload(OutputsEmitted)
         return emitted, decode_outputs(payload)
@@ -126,7 +135,7 @@ class Bed:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
 
 
@@ -192,7 +201,7 @@ async def test_outputs_of_a_step_that_was_under_way_at_the_abort_are_dropped(bed
     await bed.start()
     bed.engine.hold()
     bed.add("r", max_tokens=50)
-    await bed.taken_in(1)
+    await bed.until(lambda: bed.engine.num_begun)  # or the abort would come before the step
     bed.f0.send(HERE, AbortRequests(("r",)))
     await bed.taken_in(0)
     bed.engine.go_on()  # it ends the step that it was in, with a token of "r"
@@ -306,6 +315,20 @@ async def test_it_serves_only_once_the_engine_has_started(bed: Bed) -> None:
     assert await bed.tokens("r") == tokens_of("r", 5)
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_move_that_is_asked_before_the_engine_serves_is_refused_at_once(
+    bed: Bed, dry_run: bool
+) -> None:
+    bed.build.start = queue.SimpleQueue()
+    bed.run()
+    await bed.welcome()
+    destination = InstanceRef("i-1", 1, "mem://i-1")
+    asked = MoveAsked("q", "m", "r", destination, "test", dry_run=dry_run, verify_kv=False)
+    bed.controller.send(HERE, asked)
+    assert await bed.controller.receive(MoveAnswered) == MoveAnswered("q", "unknown")
+    bed.build.start.put(None)
+
+
 async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(bed: Bed) -> None:
     bed.build.error = RuntimeError("no memory")
     bed.run()
@@ -385,7 +408,7 @@ async def test_a_busy_instance_pushes_no_more_often_than_asked(
     network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(module, "time", clock.module)
+    monkeypatch.setattr(engine_thread, "time", clock.module)
     bed = Bed(network, status_interval_s=0.005)
     bed.engine._on_step = lambda: clock.advance(0.001)
     await bed.start()
@@ -399,10 +422,27 @@ async def test_a_busy_instance_pushes_no_more_often_than_asked(
     await bed.end()
 
 
+async def test_how_often_it_pushes_may_change_while_it_serves(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(engine_thread, "time", clock.module)
+    bed = Bed(network, status_interval_s=0.005)
+    bed.engine._on_step = lambda: clock.advance(0.001)
+    await bed.start()
+    bed.controller.send(HERE, StatusIntervalSet(0.02))
+    await bed.pull()
+    bed.add("r", max_tokens=100)
+    await bed.status(lambda s: s.num_steps == 100)
+    busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
+    assert {b - a for a, b in pairwise(busy)} == {20}
+    await bed.end()
+
+
 async def test_a_pull_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     await bed.start()
-    monkeypatch.setattr(module, "HEARTBEAT_S", 1000.0)
+    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 1000.0)
     await bed.pull()  # ends a wait of the old length
     assert (await bed.pull()).snapshot.incarnation == 1
-    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(engine_thread, "HEARTBEAT_S", 0.02)
     await bed.pull()

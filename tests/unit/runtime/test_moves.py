@@ -1,6 +1,6 @@
 """Live moves between llumlets with deterministic engines, seen by a streaming client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from fake_engine import WRONG, tokens_of
@@ -14,6 +14,7 @@ from controller.core.migration.words import why
 from controller.core.request_record import RequestState
 from controller.runtime.messages import AbortRequests, AnyMessage, OutputsEmitted, OutputsReceived
 from controller.runtime.move_messages import MoveLimitsSet, MoveRefusalAsked, MoveSaid, RequestMoved
+from controller.runtime.moves.kv_digest import KvDigest
 
 
 async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:
@@ -300,6 +301,54 @@ async def test_moves_in_flight_are_part_of_the_status(moving: MovingCluster) -> 
 async def test_a_digest_of_equal_blocks_lets_it_move(moving: MovingCluster) -> None:
     await moving.stream()
     assert (await moving.move(verify_kv=True)).code == ""
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+async def test_the_digest_of_full_blocks_is_taken_before_the_request_stops(
+    moving: MovingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last stage's alone after that, on either side."""
+    engines = {id(i.engine.blocks): i for i in moving.instances.values()}
+    taken: list[tuple[str, int, bool]] = []
+    read = KvDigest._read
+
+    def reading(digest: KvDigest, block_ids: Sequence[int]) -> bytes:
+        where = engines[id(digest._blocks)].member.member_id
+        taken.append((where, len(block_ids), "r" in moving.a.engine.moves.suspended))
+        return read(digest, block_ids)
+
+    monkeypatch.setattr(KvDigest, "_read", reading)
+    await moving.stream()
+    assert (await moving.move(verify_kv=True)).code == ""
+    stages = [(num_blocks, stopped) for where, num_blocks, stopped in taken if where == "i-0"]
+    assert stages == [(6, False), (1, True)]
+    assert sorted(n for where, n, _ in taken if where == "i-1") == [0, 1, 6]
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+async def test_a_stage_that_is_slow_is_not_the_destinations_fault(moving: MovingCluster) -> None:
+    await moving.stream()
+    for stalled, code in ((0.0, "too_slow"), (9.0, "no_answer")):
+        moving.a.transfer.holds, moving.a.transfer.stalled = lambda stage_id: True, stalled
+        move_id = moving.order()
+        await moving.until(lambda: moving.a.transfer.held(f"{move_id}/0"))  # noqa: B023
+        moving.clock.now_s += 31.0
+        answer = await moving.answer(move_id)
+        assert (answer.code, answer.record and answer.record.outcome) == (code, "kept")
+        moving.a.transfer.let_go()
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+async def test_a_limit_that_lets_too_little_through_does_not_stop_the_request(
+    moving: MovingCluster,
+) -> None:
+    await moving.stream()
+    moving.a.transfer.max_bytes_per_s = 1.0
+    answer = await moving.move()
+    assert (answer.code, answer.record and answer.record.outcome) == ("too_slow", "kept")
     await moving.finishes()
     await moving.nothing_is_left()
 

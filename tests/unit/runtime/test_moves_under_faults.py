@@ -12,7 +12,7 @@ from fake_engine import tokens_of
 from moving_cluster import MovingCluster
 
 from controller.core.event_log import EventKind
-from controller.core.migration.protocol import Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.request_record import RequestState
 from controller.runtime.messages import AnyMessage, Welcome
 from controller.runtime.move_messages import FenceAsked, MoveSaid
@@ -192,7 +192,8 @@ async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
     await moving.stream()
     phase = await hold(moving)
     moving.network.lose("mem://f-0")
-    moving.frontend.router._routes.clear()
+    for request_id in moving.frontend.router.routes:
+        moving.frontend.router.routes.pop(request_id)
     phase.let_go()
     await moving.nothing_is_left()
 
@@ -208,6 +209,34 @@ async def test_the_source_dies(moving: MovingCluster, hold: Hold) -> None:
     else:
         assert await moving.ends() == "failed"
         assert moving.record().state is RequestState.FAILED
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
+    moving: MovingCluster, comes: bool
+) -> None:
+    """COMMIT is there before the last bytes are, and then the source dies. Who does not get them
+    waits for a lease."""
+    await moving.stream()
+    transfer = moving.b.transfer
+    transfer.comes_late = lambda stage_id: stage_id.endswith("/1")
+    move_id = moving.order()
+    await moving.until(lambda: moving.source_state(move_id) == "committing")
+    desk = moving.b.llumlet._desk
+    await moving.until(lambda: desk._incoming[move_id].machine._has_commit())
+    await moving.kill("i-0")
+    await moving.until(lambda: desk._incoming[move_id].machine._noted)
+    assert moving.destination_state(move_id) == "receiving"
+    assert transfer.forgotten == [], "its bytes would be lost"
+    if comes:
+        transfer.let_go()
+        await moving.finishes()
+        assert moving.record().instance_id == "i-1"
+    else:
+        moving.clock.now_s += DEFAULT_TIMING.lease_s + 1
+        assert await moving.ends() == "failed"
+    await moving.until(lambda: transfer.forgotten == ["i-0"])
     await moving.nothing_is_left()
 
 

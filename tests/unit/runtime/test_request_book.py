@@ -44,7 +44,15 @@ class Bed:
 
     def send(self, request_id: str, instance_id: str = "i-0", *, tell: bool = False) -> None:
         scores = ((instance_id, 80.0), ("i-9", 3.0))
-        self.book.dispatched(request_id, instance_id, 1, scores, "by the controller", tell)
+        self.book.dispatched(
+            request_id,
+            instance_id,
+            1,
+            scores,
+            alone=tell,
+            policy="" if tell else "llumnix",
+            num_considered=12,
+        )
 
     def happened(self, request_id: str, kind: EventKind, incarnation: int = 1) -> None:
         self.book.happened(
@@ -100,7 +108,9 @@ def test_the_life_of_a_request() -> None:
     assert (record.first_token_time_s, record.end_time_s) == (1000.5, 1002.5)
     kinds = [event.kind.value for event in record.history]
     assert kinds == ["dispatched", "admitted", "evicted", "admitted", "finished"]
-    assert record.history[0].numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0}
+    first = record.history[0]
+    assert first.numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0, "num_candidates": 12}
+    assert first.labels == {"by": "controller", "policy": "llumnix"}
     assert [event.kind for event in bed.events] == [EventKind.FINISHED]
     assert bed.events[0].cause_id == "arrive-r"
     assert bed.events[0].numbers["ttft_s"] == 0.5
@@ -205,7 +215,9 @@ def test_a_decision_that_the_controller_does_not_know_of_is_told() -> None:
     bed = Bed()
     bed.arrive("r")
     bed.send("r", tell=True)
-    assert [event.kind for event in bed.events] == [EventKind.DISPATCHED]
+    (event,) = bed.events
+    assert (event.kind, event.labels) == (EventKind.DISPATCHED, {"by": "frontend"})
+    assert event.numbers == {"score_of_i-0": 80.0, "score_of_i-9": 3.0}
 
 
 def test_which_are_listed_and_in_what_order() -> None:

@@ -14,6 +14,7 @@ from fakes import (
 from router_bed import BOTH, HERE, Bed, new_tokens
 
 from controller.core.request_record import RequestState
+from controller.runtime.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
@@ -32,10 +33,7 @@ from controller.runtime.messages import (
     StatusPull,
     Welcome,
 )
-from controller.runtime.router import (
-    CONTROLLER_SILENCE_S,
-    NotDispatchedError,
-)
+from controller.runtime.steer_messages import FrontendLimitsSet
 
 # -- dispatch -----------------------------------------------------------------------------
 
@@ -106,7 +104,7 @@ async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
     await bed.know()
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.router._answer(Dispatched("r", "i-0", 1, 4))  # before the submit can go on
+    bed.router.dispatcher.dispatched(Dispatched("r", "i-0", 1, 4))  # before the submit can go on
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await submitted
     await settle()
@@ -358,11 +356,13 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     bed.say(Welcome(nonce, 3))
     await bed.controller.receive(Hello, lambda h: h.incarnation == 3)
     bed.say(DrainFrontend(2.5))
+    bed.say(FrontendLimitsSet(3, None, 4.0))
     emitted = OutputsEmitted("i-0", 1, ())
     bed.say(emitted, bed.instances["i-0"])
     bed.say(StatusPull())  # not for a frontend: logged, and nothing else happens
     await settle()
     assert bed.told.drains == [2.5]
+    assert bed.told.limits == [FrontendLimitsSet(3, None, 4.0)]
     assert bed.told.outputs == [emitted]
     await bed.router.close()
     assert HERE not in network.mailboxes

@@ -32,7 +32,7 @@ from controller.runtime.move_messages import (
     RequestMoved,
     RequestNotMoved,
 )
-from controller.runtime.router import MISSING_S, UNCLEAR_S
+from controller.runtime.routes import MISSING_S, UNCLEAR_S
 
 I0 = InstanceRef("i-0", 1, "mem://i-0")
 I1 = InstanceRef("i-1", 1, "mem://i-1")

@@ -1,0 +1,343 @@
+"""A controller alone in its process, and two more that play its cluster.
+
+The controller is the real one with its real, encrypted mailbox. One process plays all instances:
+each pushes a status every few milliseconds through a socket of its own. The other plays a
+frontend that asks for dispatches, open loop. Nothing is emulated beyond that: no engine, no HTTP.
+"""
+
+import asyncio
+import ctypes
+import gc
+import random
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import uvloop
+import zmq
+
+from benchmarks.loop_probe import LoopProbe
+from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
+from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.core.cluster_spec import ClusterSpec
+from controller.core.snapshot import InstanceSnapshot
+from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.member import Membership
+from controller.runtime.messages import (
+    DispatchAsked,
+    Dispatched,
+    EngineInfo,
+    StatusPushed,
+    Welcome,
+    decode,
+    encode,
+)
+from controller.runtime.spec_keeper import SpecKeeper
+
+HOST = "127.0.0.1"
+READY_TIMEOUT_S = 60.0
+SETTLE_S = 2.0
+INFO = EngineInfo(8192, 852, 16, ("generate",))
+# Least wait of the process that plays the instances: what is due by then goes out together.
+PUSH_TURN_S = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the controller has to do: `status_every_s` of each instance, None: no statuses."""
+
+    name: str
+    status_every_s: float | None
+    asks_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Seconds. `loop_cores` are those of the loop's thread, `cores` of the whole process.
+    `num_statuses` and `num_dispatches` are what the controller took in."""
+
+    load: Load
+    stall_s: list[float]
+    dispatch_s: list[float]
+    duration_s: float
+    loop_cores: float
+    cores: float
+    num_statuses: int
+    num_dispatches: int
+
+
+class NoLauncher:
+    """The members are there already."""
+
+    def launch_instance(self, instance_id: str) -> None: ...
+
+    def launch_frontend(self, frontend_id: str) -> None: ...
+
+    def terminate(self, member_id: str) -> None: ...
+
+
+class ControllerBench:
+    """Three processes from `start` to `stop`."""
+
+    def __init__(self, num_instances: int) -> None:
+        self._num_instances = num_instances
+        self._context = get_context("spawn")
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+
+    def start(self) -> None:
+        key = new_secret_key()
+        seqs = self._context.Array(ctypes.c_longlong, self._num_instances, lock=False)
+        controller = self._spawn(_controller, key, self._num_instances)
+        address = controller.recv()
+        self._spawn(_instances, key, address, self._num_instances, seqs)
+        self._spawn(_frontend, key, address, seqs)
+        self._ask(controller, "ready")
+
+    def measure(self, load: Load, seconds: float) -> Seen:
+        controller, instances, frontend = self._pipes
+        self._ask(instances, load.status_every_s)
+        self._ask(frontend, load.asks_per_s)
+        time.sleep(SETTLE_S)
+        self._ask(frontend, "begin")
+        found = self._ask(controller, seconds)
+        dispatch_s = self._ask(frontend, "end")
+        return Seen(load=load, dispatch_s=dispatch_s, **found)
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+
+    def _spawn(self, play: Any, *arguments: Any) -> Connection:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=play, args=(theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()  # so that its end shows here
+        self._processes.append(process)
+        self._pipes.append(ours)
+        return ours
+
+    @staticmethod
+    def _ask(pipe: Connection, question: Any) -> Any:
+        pipe.send(question)
+        return pipe.recv()
+
+
+# -- the controller -------------------------------------------------------------------------
+
+
+def _controller(pipe: Connection, key: str, num_instances: int) -> None:
+    uvloop.run(_serve_controller(pipe, key, num_instances))
+
+
+async def _serve_controller(pipe: Connection, key: str, num_instances: int) -> None:
+    mailbox = ZmqMailbox(HOST, key=ClusterKey(key))
+    keeper = SpecKeeper(ClusterSpec.first(num_instances))
+    controller = Controller(mailbox, NoLauncher(), LiveConfig(), keeper)
+    controller.start(1)
+    gc.freeze()  # as the controller's process does
+    pipe.send(mailbox.address)
+    working = asyncio.create_task(controller.run())
+    while True:
+        question = await asyncio.to_thread(pipe.recv)
+        if question == "ready":
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while not controller.was_ready and not working.done():
+                    await asyncio.sleep(0.05)
+            pipe.send(None)
+        else:
+            pipe.send(await _observe(controller, question))
+        if working.done():
+            working.result()
+
+
+async def _observe(controller: Controller, seconds: float) -> dict[str, Any]:
+    counts = controller.journal.counts
+    num_dispatches = counts["dispatched"]
+    probe = LoopProbe()
+    began_s, loop_s, all_s = time.perf_counter(), time.thread_time(), time.process_time()
+    num_before = _num_statuses(controller)
+    await asyncio.sleep(seconds)
+    duration_s = time.perf_counter() - began_s
+    return {
+        "loop_cores": (time.thread_time() - loop_s) / duration_s,
+        "cores": (time.process_time() - all_s) / duration_s,
+        "duration_s": duration_s,
+        "stall_s": probe.stop(),
+        "num_statuses": _num_statuses(controller) - num_before,
+        "num_dispatches": counts["dispatched"] - num_dispatches,
+    }
+
+
+def _num_statuses(controller: Controller) -> int:
+    """Each names its number, as a count of steps."""
+    return sum(status.num_steps for status in controller.statuses.values())
+
+
+# -- the instances --------------------------------------------------------------------------
+
+
+def _instances(
+    pipe: Connection, key: str, address: str, num_instances: int, seqs: Sequence[int]
+) -> None:
+    uvloop.run(_serve_instances(pipe, ClusterKey(key), address, num_instances, seqs))
+
+
+async def _serve_instances(
+    pipe: Connection, key: ClusterKey, address: str, num_instances: int, seqs: Sequence[int]
+) -> None:
+    """Statuses from a thread, all else on the loop: a status must not wait for a Hello."""
+    mailbox = ZmqMailbox(HOST, key=key)
+    members = [
+        Membership("instance", f"i-{n}", mailbox, address, "node", lambda: 0)
+        for n in range(num_instances)
+    ]
+    pusher = _Pusher(key, address, members, seqs)
+
+    def on_message(head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        match decode(head):
+            case Welcome() as welcome:
+                for member in members:
+                    member.welcomed(welcome)
+
+    mailbox.start(on_message, lambda address: None)
+    for member in members:
+        member.report("active", info=INFO)
+    helloing = [asyncio.create_task(member.keep_saying_hello()) for member in members]
+    while not all(member.incarnation for member in members):
+        await asyncio.sleep(0.01)
+    threading.Thread(target=pusher.run, daemon=True).start()
+    while helloing:
+        pusher.every_s = await asyncio.to_thread(pipe.recv)
+        pipe.send(None)
+
+
+class _Pusher:
+    """`every_s`: how often each instance pushes; None: once per second, as idle ones do."""
+
+    def __init__(
+        self, key: ClusterKey, address: str, members: Sequence[Membership], seqs: Sequence[int]
+    ) -> None:
+        self.every_s: float | None = None
+        self._members = members
+        self._seqs = seqs
+        self._key = key
+        self._address = address
+        self._num_pushed = [0] * len(members)
+        self._dice = random.Random(1)
+
+    def run(self) -> None:
+        context = zmq.Context()
+        sockets = []
+        for _ in self._members:
+            socket = context.socket(zmq.PUSH)
+            self._key.show(socket)
+            socket.connect(self._address)
+            sockets.append(socket)
+        now_s = time.perf_counter()
+        due_s = [now_s + self._dice.random() * 0.005 for _ in sockets]
+        while True:
+            now_s = time.perf_counter()
+            every_s = self.every_s or 1.0
+            for index, socket in enumerate(sockets):
+                if due_s[index] <= now_s:
+                    due_s[index] = max(due_s[index] + every_s, now_s - every_s)
+                    with suppress(zmq.Again):
+                        socket.send(self._status(index), zmq.NOBLOCK)
+                elif due_s[index] > now_s + every_s:  # it was slower before
+                    due_s[index] = now_s + self._dice.random() * every_s
+            time.sleep(PUSH_TURN_S)
+
+    def _status(self, index: int) -> bytes:
+        member, dice = self._members[index], self._dice
+        self._num_pushed[index] += 1
+        num_running = dice.randint(8, 24)
+        snapshot = InstanceSnapshot(
+            member.member_id,
+            member.incarnation,
+            16,
+            851,
+            dice.randint(100, 800),
+            watermark_blocks=8,
+            max_num_running=256,
+            num_running=num_running,
+            num_running_by_rank={0: num_running},
+        )
+        return encode(StatusPushed(snapshot, self._seqs[index], self._num_pushed[index], 0.05))
+
+
+# -- the frontend ---------------------------------------------------------------------------
+
+
+def _frontend(pipe: Connection, key: str, address: str, seqs: Any) -> None:
+    uvloop.run(_serve_frontend(pipe, ClusterKey(key), address, seqs))
+
+
+async def _serve_frontend(pipe: Connection, key: ClusterKey, address: str, seqs: Any) -> None:
+    mailbox = ZmqMailbox(HOST, key=key)
+    member = Membership("frontend", "f-0", mailbox, address, "node", lambda: 0)
+    frontend = _Frontend(mailbox, member, seqs)
+    mailbox.start(frontend.on_message, lambda address: None)
+    member.report("active")
+    tasks = [
+        asyncio.create_task(member.keep_saying_hello()),
+        asyncio.create_task(frontend.keep_asking()),
+    ]
+    while tasks:
+        match await asyncio.to_thread(pipe.recv):
+            case "begin":
+                frontend.taken_s.clear()
+                pipe.send(None)
+            case "end":
+                pipe.send(list(frontend.taken_s))
+            case rate:
+                frontend.asks_per_s = rate
+                pipe.send(None)
+
+
+class _Frontend:
+    def __init__(self, mailbox: ZmqMailbox, member: Membership, seqs: Any) -> None:
+        self.asks_per_s = 0.0
+        self.taken_s: list[float] = []
+        self._mailbox = mailbox
+        self._member = member
+        self._seqs = seqs
+        self._asked_s: dict[str, float] = {}
+        self._num_asked = 0
+        self._dice = random.Random(2)
+
+    async def keep_asking(self) -> None:
+        """Open loop: however long answers take."""
+        due_s = time.perf_counter()
+        while True:
+            if not self.asks_per_s:
+                await asyncio.sleep(0.05)
+                due_s = time.perf_counter()
+                continue
+            due_s += self._dice.expovariate(self.asks_per_s)
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            self._num_asked += 1
+            request_id = f"r-{self._num_asked}"
+            tokens = self._dice.randint(16, 512)
+            self._asked_s[request_id] = time.perf_counter()
+            asked = DispatchAsked(request_id, "f-0", tokens, 0, time.time())
+            self._mailbox.send(self._member.controller_address, encode(asked))
+
+    def on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        now_s = time.perf_counter()
+        match decode(head):
+            case Dispatched() as dispatched:
+                self.taken_s.append(now_s - self._asked_s.pop(dispatched.request_id))
+                # The instance has it: its next status says so.
+                self._seqs[int(dispatched.instance_id[2:])] = dispatched.seq
+            case Welcome() as welcome:
+                self._member.welcomed(welcome)

@@ -1,0 +1,1 @@
+"""What the controller keeps on disk."""

@@ -1,0 +1,92 @@
+"""Why a request is where it is, on the control API: what happened to it, and how it stands now."""
+
+import time
+
+from controller.adapters.http.migrate import held_blocks
+from controller.adapters.http.requests import find_record, refusals_of
+from controller.adapters.http.views import request_detail, request_model
+from controller.api.explain import explain
+from controller.api.explain_models import Explanation, Waiting
+from controller.core.migration.words import why
+from controller.core.queue_reason import QueueReason, queue_reason
+from controller.core.request_record import RequestRecord, RequestState
+from controller.core.snapshot import InstanceSnapshot
+from controller.runtime.controller import Controller
+from controller.runtime.mover import Order
+
+_QUEUE_WORDS = {
+    QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
+    QueueReason.MEMORY: "it needs more blocks than are free in all instances together",
+    QueueReason.FRAGMENTED: "it needs more blocks than are free there, though not more than in all",
+    QueueReason.NEXT_STEP: "there is room: its turn comes within the next steps",
+}
+
+
+async def explain_request(controller: Controller, reference: str) -> Explanation:
+    """Of one that lives or that its frontend still remembers. Raises ApiError."""
+    record = await find_record(controller, reference)
+    refusal = (await refusals_of(controller, (record,))).get(record.request_id)
+    now_s = time.time()
+    detail = request_detail(record, now_s)
+    return Explanation(
+        request=request_model(record, now_s, refusal),
+        steps=explain(detail.history, detail.num_forgotten),
+        waiting=_waiting(controller, record),
+        why_not_movable=why(refusal) if refusal else "",
+        could_move_to=_could_move_to(controller, record) if refusal == "" else None,
+    )
+
+
+def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
+    if record.state is RequestState.DISPATCHING:
+        return Waiting(code="held", why="no instance has it yet, as none could take it")
+    if record.state not in (RequestState.WAITING, RequestState.EVICTED):
+        return None
+    snapshot = _snapshot(controller, record)
+    if snapshot is None or snapshot.queue_head is None:
+        return None  # it has not been seen there yet
+    head, now_s = snapshot.queue_head, controller.now_s()
+    if head.request_id != record.request_id:
+        return Waiting(
+            code="behind",
+            why=f"others are before it in the queue of {snapshot.instance_id}",
+            figures={"num_waiting_reqs": snapshot.num_queued},
+        )
+    cluster = [
+        each.snapshot
+        for each in controller.scheduler.instances.values()
+        if each.snapshot is not None and each.schedulable(now_s)
+    ]
+    reason = queue_reason(snapshot, cluster)
+    assert reason is not None
+    return Waiting(
+        code=str(reason),
+        why=_QUEUE_WORDS[reason],
+        figures={
+            "needed_blocks": head.demand_blocks,
+            "free_blocks": _free_blocks(snapshot),
+            "cluster_free_blocks": sum(_free_blocks(each) for each in cluster),
+            "num_running_reqs": snapshot.num_running,
+        },
+    )
+
+
+def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
+    snapshot = _snapshot(controller, record)
+    if snapshot is None:
+        return None
+    num_blocks = held_blocks(record, snapshot.block_size)
+    return controller.mover.choose(
+        Order(record.request_id, snapshot.instance_id, num_blocks, "explained")
+    )
+
+
+def _snapshot(controller: Controller, record: RequestRecord) -> InstanceSnapshot | None:
+    """Of its instance, as that last reported."""
+    known = controller.scheduler.instances.get(record.instance_id or "")
+    return None if known is None or known.incarnation != record.incarnation else known.snapshot
+
+
+def _free_blocks(snapshot: InstanceSnapshot) -> int:
+    """That a request may take."""
+    return max(0, snapshot.num_free_blocks - snapshot.watermark_blocks)

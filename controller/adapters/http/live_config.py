@@ -1,0 +1,37 @@
+"""From the settings, as operators write them, to what the cluster goes by."""
+
+from dataclasses import fields
+
+from controller.api.settings import Settings
+from controller.core.dispatch import find_policy
+from controller.core.migration.limits import MoveLimits
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler import SchedulerConfig
+from controller.core.snapshot import Level
+from controller.runtime.live_config import FrontendLimits, LiveConfig
+
+
+def live_config(settings: Settings) -> LiveConfig:
+    """Raises ValueError for a policy that there is not."""
+    scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
+    find_policy(scheduler.policy)
+    return LiveConfig(
+        scheduler=SchedulerConfig(
+            levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
+            policy=scheduler.policy,
+            max_held_reqs=scheduler.max_held_reqs,
+            hold_timeout_s=scheduler.hold_timeout_s,
+            stall_timeout_s=scheduler.stall_timeout_s,
+        ),
+        limits=MoveLimits(
+            migration.max_moves, migration.max_bytes_per_s or None, migration.cooling_s
+        ),
+        rescheduling=ReschedulingConfig(
+            **{each.name: getattr(migration, each.name) for each in fields(ReschedulingConfig)}
+        ),
+        frontends=FrontendLimits(
+            endpoint.max_live_requests, endpoint.request_timeout_s, endpoint.write_timeout_s
+        ),
+        status_interval_s=scheduler.status_interval_s,
+        max_events=settings.control.max_events,
+    )

@@ -1,0 +1,119 @@
+"""What operators do, on the record: in the audit log before it is done and once more when it is
+over, and in the cluster's events."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from controller.adapters.http.errors import ApiError
+from controller.api.audit import AuditLog, printable
+from controller.api.errors import LlumctlError
+from controller.runtime.journal import Journal
+from controller.runtime.spec_keeper import RevisionConflictError
+
+log = logging.getLogger(__name__)
+
+Deed = tuple[str, str]
+"""(action, target)."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """`outcome` may be said until it is over."""
+
+    cause_id: str
+    actor: str
+    outcome: str = "done"
+
+
+class OperatorLog:
+    def __init__(self, audit: AuditLog, journal: Journal) -> None:
+        self._audit = audit
+        self._journal = journal
+
+    @asynccontextmanager
+    async def operation(
+        self, scope: Scope, *deeds: Deed, reason: str = "", lasts: bool = False
+    ) -> AsyncIterator[Operation]:
+        """What is done within is on the record: as begun before, with its outcome afterwards,
+        which is a failure if it raises. `lasts`: its beginning is an event too.
+
+        Raises ApiError if its beginning cannot be recorded, and so must not be done.
+        """
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
+        await self._write(operation, deeds, "begun", reason)
+        if lasts:
+            self._tell(operation, deeds, "begun", reason)
+        try:
+            yield operation
+        except BaseException as error:
+            operation.outcome = _failure(error)
+            raise
+        finally:
+            self._tell(operation, deeds, operation.outcome, reason)
+            await self._write_end(operation, deeds, reason)
+
+    async def note(
+        self, scope: Scope, action: str, target: str, outcome: str, reason: str = ""
+    ) -> None:
+        """What is over as soon as it is said. Raises ApiError as `operation`."""
+        operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
+        deeds = ((action, target),)
+        await self._write(operation, deeds, outcome, reason)
+        self._tell(operation, deeds, outcome, reason)
+
+    async def _write(
+        self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
+    ) -> None:
+        try:
+            await asyncio.to_thread(
+                self._audit.write_all,
+                deeds,
+                actor=operation.actor,
+                outcome=outcome,
+                cause_id=operation.cause_id,
+                reason=reason,
+            )
+        except LlumctlError as error:
+            raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
+
+    async def _write_end(self, operation: Operation, deeds: tuple[Deed, ...], reason: str) -> None:
+        """It has happened: who asked for it is told of it, also if the disk is full by now."""
+        try:
+            await self._write(operation, deeds, operation.outcome, reason)
+        except ApiError as error:
+            log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)
+
+    def _tell(
+        self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
+    ) -> None:
+        because = f": {printable(reason)}" if reason else ""
+        for action, _ in deeds:
+            self._journal.operator(
+                operation.cause_id, operation.actor, f"{action} ({outcome}){because}"
+            )
+
+
+def actor_of(scope: Scope) -> str:
+    """Who says to be calling, and from where."""
+    claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
+    client = scope.get("client")
+    return printable(f"{claimed} from {client[0] if client else 'here'}")
+
+
+def _failure(error: BaseException) -> str:
+    if isinstance(error, ApiError):
+        # What was not over in time goes on.
+        return f"{'unknown' if error.status == 504 else 'failed'}: {error.body.code}"
+    if isinstance(error, RevisionConflictError):
+        return "failed: revision_conflict"
+    if isinstance(error, LlumctlError):
+        return f"failed: {error.message}"
+    if isinstance(error, asyncio.CancelledError):
+        return "unknown: the controller stopped"
+    return "failed: internal"

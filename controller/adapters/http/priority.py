@@ -1,0 +1,90 @@
+"""Another priority for a live request, on the control API: checked, planned or done."""
+
+from dataclasses import dataclass
+
+from controller.adapters.http.errors import ApiError
+from controller.adapters.http.requests import find_record
+from controller.api.audit import printable
+from controller.api.steer_models import PriorityReport, PriorityRequest
+from controller.core.request_record import ENDED, RequestRecord
+from controller.core.snapshot import Level
+from controller.runtime.controller import Controller
+from controller.runtime.rank_calls import FrontendDiedError
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChange:
+    """Of a request that lives, to a level that there is."""
+
+    controller: Controller
+    record: RequestRecord
+    level: Level
+    wanted: PriorityRequest
+
+    @property
+    def action(self) -> str:
+        """For the audit log."""
+        return f"priority {self.record.request_id} {self.level.name}, was {self.record.level}"
+
+    async def run(self, cause_id: str = "", actor: str = "") -> PriorityReport:
+        """Done when the request's frontend has noted it: from then on it counts, wherever the
+        request is. Raises ApiError."""
+        record, wanted = self.record, self.wanted
+        try:
+            answer = await self.controller.ranks.change(
+                record.frontend_id,
+                record.request_id,
+                self.level.rank,
+                cause_id=cause_id,
+                actor=actor,
+                reason=printable(wanted.reason),
+                dry_run=wanted.dry_run,
+            )
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                "no_answer",
+                f"frontend {record.frontend_id}, which has the request, did not answer in time;"
+                " it may still change the priority",
+                f"llumctl requests {record.request_id}",
+            ) from error
+        except FrontendDiedError as error:
+            raise ended(record, f"its frontend {record.frontend_id} died") from error
+        if answer.code:
+            raise ended(record, "it ended meanwhile")
+        return PriorityReport(
+            request_id=record.request_id,
+            client_id=record.client_request_id,
+            previous=answer.previous_level,
+            level=self.level.name,
+            instance_id=answer.instance_id,
+            dry_run=wanted.dry_run,
+        )
+
+
+async def find_priority_change(
+    controller: Controller, reference: str, wanted: PriorityRequest
+) -> PriorityChange:
+    """Raises ApiError for a level that there is not, and for a request that does not live."""
+    levels = {level.name: level for level in controller.config.levels}
+    level = levels.get(wanted.level)
+    if level is None:
+        raise ApiError(
+            400,
+            "no_such_level",
+            f"there is no priority level {wanted.level!r}; there are {', '.join(levels)}",
+            f"llumctl priority REQ {next(iter(levels))}",
+        )
+    record = await find_record(controller, reference)
+    if record.state in ENDED:
+        raise ended(record, f"it has {record.state}")
+    return PriorityChange(controller, record, level, wanted)
+
+
+def ended(record: RequestRecord, why: str) -> ApiError:
+    return ApiError(
+        409,
+        "ended",
+        f"the priority of request {record.request_id} cannot change: {why}",
+        "llumctl requests",
+    )

@@ -1,0 +1,22 @@
+"""Files of mode 0600 that a reader sees whole: the old text or the new one, whenever it looks.
+
+Only the standard library: `status` and `down` start fast.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def replace(target: Path, text: str) -> None:
+    """Raises OSError; what was there stays then, and nothing else does."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,47 @@
+"""One request of a source, as far as relief looks at it."""
+
+from dataclasses import dataclass
+
+from controller.core.snapshot import blocks_for
+
+PastMoves = tuple[tuple[str, float], ...]
+"""Of one request: (the instance that it left, how many seconds ago), in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Every request that its instance's snapshot counts is one, movable or not.
+
+    `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued, of
+    which `num_freed_blocks` are free once it is gone: a shared block is not. `num_tokens_left` is
+    how many more it may emit at most (None: not known). `refusal` says why it cannot move at all.
+
+    `outgoing`: a move of it is under way. It stays in the list for as long as the snapshot counts
+    it, and so it is taken out of the projection once, neither twice nor not at all.
+    """
+
+    request_id: str
+    rank: int
+    num_tokens: int
+    num_blocks: int
+    num_freed_blocks: int
+    queued: bool
+    evicted: bool = False
+    arrival_time_s: float = 0.0
+    num_tokens_left: int | None = None
+    refusal: str | None = None
+    outgoing: bool = False
+    moves: PastMoves = ()
+    """As far back as anybody remembers."""
+
+    def demand_blocks(self, block_size: int) -> int:
+        """For all that it has, as if nothing were cached."""
+        return blocks_for(self.num_tokens, block_size)
+
+    def blocks_there(self, block_size: int) -> int:
+        """What it takes of a destination on which it runs, also if it waited here."""
+        return self.demand_blocks(block_size) if self.queued else self.num_blocks
+
+    @property
+    def queue_order(self) -> tuple[int, float, str]:
+        return (-self.rank, self.arrival_time_s, self.request_id)

@@ -1,0 +1,144 @@
+"""Which instance sends requests to which other one in a round; from one number per instance.
+
+    defrag      sources are below one threshold, destinations above another; the lowest source
+                goes with the highest destination, the next with the next
+    balanced    no thresholds: the lowest goes with the highest while it would still be the lower
+                of the two after a request of average size has moved
+
+A draining instance is below all others. Each instance is in one pair at most. All of it is done
+in n log n of the instances, however many requests they run.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
+
+from controller.core.freeness import freeness
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.snapshot import InstanceSnapshot, Level
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """`may_send`: alive, and it has requests. `may_receive`: schedulable, and not cooling after a
+    failure; what follows from the other fields need not be in it.
+
+    `num_in_batch` counts the running ones, and one more if anything is queued; each of the running
+    ones takes `mean_request_tokens` of room on average.
+    """
+
+    instance_id: str
+    freeness: float
+    draining: bool = False
+    num_evicted_queued: int = 0
+    may_send: bool = True
+    may_receive: bool = True
+    num_in_batch: int = 0
+    mean_request_tokens: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: InstanceSnapshot,
+        levels: Sequence[Level],
+        *,
+        may_send: bool,
+        may_receive: bool,
+    ) -> Self:
+        used_tokens = snapshot.block_size * snapshot.num_used_blocks
+        return cls(
+            snapshot.instance_id,
+            freeness(snapshot, levels),
+            snapshot.draining,
+            snapshot.num_evicted_queued,
+            may_send and snapshot.num_running + snapshot.num_queued > 0,
+            may_receive,
+            snapshot.num_running + (snapshot.num_queued > 0),
+            used_tokens / max(1, snapshot.num_running),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Requests may be moved there at all."""
+        return self.may_receive and not self.draining and not self.num_evicted_queued
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Freeness in decode steps, at the moment of pairing; that of a draining source is -inf."""
+
+    source_id: str
+    destination_id: str
+    source_freeness: float
+    destination_freeness: float
+
+
+LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
+Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig], LoadPairs]
+
+
+def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
+    if not load.may_send:
+        return False
+    return load.draining or load.num_evicted_queued > 0 or load.freeness < config.source_below_steps
+
+
+def is_destination(load: InstanceLoad, config: ReschedulingConfig) -> bool:
+    return load.is_open and load.freeness > config.destination_above_steps
+
+
+def defrag(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> LoadPairs:
+    sources = sorted((load for load in loads if is_source(load, config)), key=_lowest_first)
+    destinations = sorted(
+        (load for load in loads if is_destination(load, config)), key=_highest_first
+    )
+    return list(zip(sources, destinations, strict=False))
+
+
+def balanced(loads: Sequence[InstanceLoad], _config: ReschedulingConfig) -> LoadPairs:
+    lowest = sorted((load for load in loads if load.may_send), key=_lowest_first)
+    highest = sorted((load for load in loads if load.is_open), key=_highest_first)
+    pairs = []
+    for source, destination in zip(lowest, highest, strict=False):
+        if not _stays_lower(source, destination):
+            break
+        pairs.append((source, destination))
+    return pairs
+
+
+PAIRINGS: Mapping[str, Pairing] = MappingProxyType({"defrag": defrag, "balanced": balanced})
+
+
+def pair(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> tuple[Pair, ...]:
+    """The lowest source first. Raises KeyError for a pairing that is not in `PAIRINGS`."""
+    return tuple(
+        Pair(source.instance_id, to.instance_id, source.freeness, to.freeness)
+        for source, to in PAIRINGS[config.pairing](loads, config)
+    )
+
+
+def _stays_lower(source: InstanceLoad, destination: InstanceLoad) -> bool:
+    """After a request of the source's average size has moved."""
+    if source.draining:
+        return True
+    if source.freeness >= destination.freeness:
+        return False
+    moved_tokens = source.mean_request_tokens
+    source_after = _after(source, -1, moved_tokens)
+    return source_after <= _after(destination, 1, -moved_tokens)
+
+
+def _after(load: InstanceLoad, num_more: int, freed_tokens: float) -> float:
+    """Its freeness with so many more requests in the batch."""
+    free_tokens = load.freeness * max(1, load.num_in_batch) + freed_tokens
+    return free_tokens / max(1, load.num_in_batch + num_more)
+
+
+def _lowest_first(load: InstanceLoad) -> tuple[float, str]:
+    return (-math.inf if load.draining else load.freeness, load.instance_id)
+
+
+def _highest_first(load: InstanceLoad) -> tuple[float, str]:
+    return (-load.freeness, load.instance_id)

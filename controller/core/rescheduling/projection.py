@@ -1,0 +1,66 @@
+"""Snapshots as they will be: without what is leaving, with what is on its way."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.snapshot import InstanceSnapshot, QueueHead
+
+
+def without(
+    snapshot: InstanceSnapshot, candidates: Iterable[Candidate], leaving: Collection[str]
+) -> InstanceSnapshot:
+    """The instance once the requests `leaving` are gone, among its `candidates`.
+
+    The next in the queue takes the place of a head that leaves.
+    """
+    candidates = tuple(candidates)
+    gone = [c for c in candidates if c.request_id in leaving]
+    if not gone:
+        return snapshot
+    bs, by_rank = snapshot.block_size, Counter(snapshot.num_running_by_rank)
+    running, queued = [c for c in gone if not c.queued], [c for c in gone if c.queued]
+    by_rank.subtract(c.rank for c in running)
+    head = snapshot.queue_head
+    if head is not None and any(c.request_id == head.request_id for c in queued):
+        waiting = [c for c in candidates if c.queued and c.request_id not in leaving]
+        waiting.sort(key=lambda c: c.queue_order)
+        head = _as_head(waiting[0], bs) if waiting else None
+    return replace(
+        snapshot,
+        num_free_blocks=snapshot.num_free_blocks + sum(c.num_freed_blocks for c in running),
+        num_running=snapshot.num_running - len(running),
+        num_running_by_rank=+by_rank,
+        num_queued=snapshot.num_queued - len(queued),
+        queued_demand_blocks=snapshot.queued_demand_blocks
+        - sum(c.demand_blocks(bs) for c in queued),
+        queue_head=head,
+        num_evicted_queued=snapshot.num_evicted_queued - sum(c.evicted for c in queued),
+    )
+
+
+def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
+    """The instance once all of these run there, those that were queued too."""
+    arriving = tuple(arriving)
+    if not arriving:
+        return snapshot
+    by_rank = Counter(snapshot.num_running_by_rank)
+    by_rank.update(c.rank for c in arriving)
+    num_blocks = sum(c.blocks_there(snapshot.block_size) for c in arriving)
+    return replace(
+        snapshot,
+        num_free_blocks=snapshot.num_free_blocks - num_blocks,
+        num_running=snapshot.num_running + len(arriving),
+        num_running_by_rank=by_rank,
+    )
+
+
+def _as_head(candidate: Candidate, block_size: int) -> QueueHead:
+    return QueueHead(
+        candidate.request_id,
+        candidate.rank,
+        candidate.demand_blocks(block_size),
+        candidate.arrival_time_s,
+        candidate.evicted,
+    )

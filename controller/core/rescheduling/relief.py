@@ -1,0 +1,311 @@
+"""The next request that a source sends to the destination it is paired with, if any.
+
+Asked again after each move that begins. What is under way counts as gone from the source and as
+there at the destination, and so a source stops by itself as soon as it will be none any more.
+
+    drain         everybody leaves: the queue in its order, then the running ones
+    headroom      only a headroom makes this a source: the neighbours leave, never its owner
+    queue head    the first in the queue does not fit: others make room, or it leaves itself
+    balance       the batch has too little room to grow
+
+The order is that of `victims`; a request that is refused leaves its turn to the next one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controller.core.choose_destination import lacks
+from controller.core.event_log import Number
+from controller.core.freeness import freeness
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.projection import with_arrivals, without
+from controller.core.rescheduling.refusals import ReliefRefusal
+from controller.core.rescheduling.victims import VICTIMS
+from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
+from controller.core.snapshot import InstanceSnapshot, Level
+from controller.core.virtual_usage import headroom_blocks
+
+MINUTE_S = 60.0
+
+
+class MoveReason(StrEnum):
+    DRAIN = "drain"
+    HEADROOM = "headroom"
+    QUEUE_HEAD = "queue head"
+    BALANCE = "balance"
+
+
+@dataclass(frozen=True, slots=True)
+class ReliefView:
+    """What one decision looks at. `source` and `candidates` are of the same moment, between two
+    steps, and every request that `source` counts as its own is a candidate.
+
+    `sent` are the requests on their way to `destination` that it does not count yet.
+    `bytes_per_s` of the link and `step_time_s` of the source as last measured, None if never.
+    """
+
+    source: InstanceSnapshot
+    candidates: Sequence[Candidate]
+    destination: InstanceSnapshot
+    sent: Sequence[Candidate]
+    levels: Sequence[Level]
+    config: ReschedulingConfig
+    block_bytes: int
+    bytes_per_s: float | None = None
+    step_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotMoved:
+    """One that was tried. `code`: a `ReliefRefusal` or a `MoveRefusal`."""
+
+    request_id: str
+    code: str
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`numbers` are about the chosen one. `refused` were tried before it: all that there are if
+    none was chosen, and nobody if the source is none any more."""
+
+    chosen: Candidate | None = None
+    reason: str = ""
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    refused: tuple[NotMoved, ...] = ()
+
+
+def next_move(view: ReliefView) -> Decision:
+    """Takes n log n for n candidates. Raises KeyError for a victim policy that is not in
+    `VICTIMS`."""
+    relief = _Relief(view)
+    reason = relief.reason()
+    if reason is None:
+        return Decision()
+    refused: list[NotMoved] = []
+    for candidate in relief.in_turn():
+        refusal = relief.refusal(candidate)
+        if refusal is None:
+            return Decision(candidate, reason, relief.figures(candidate), tuple(refused))
+        refused.append(refusal)
+    return Decision(refused=tuple(refused))
+
+
+class _Relief:
+    """One decision: both instances as they will be, and what each candidate is judged by."""
+
+    def __init__(self, view: ReliefView) -> None:
+        self._view = view
+        self._config = view.config
+        self._draining = view.source.draining
+        leaving = {c.request_id for c in view.candidates if c.outgoing}
+        self._staying = [c for c in view.candidates if not c.outgoing]
+        self._source = without(view.source, view.candidates, leaving)
+        # Who leaves a draining instance's queue takes no room over there, but waits again.
+        taking_room = [c for c in view.sent if not (c.queued and self._draining)]
+        self._destination = with_arrivals(view.destination, taking_room)
+        self._destination_after_steps: dict[tuple[int, int], float] = {}
+        """By rank and blocks of the one that comes: a batch has many alike."""
+        self._source_steps = freeness(self._source, view.levels)
+        self._steps_without_headroom = freeness(self._source, ())
+        self._balancing = view.config.pairing == "balanced"
+        self._enough_steps = (
+            freeness(self._destination, view.levels)
+            if self._balancing
+            else view.config.source_below_steps
+        )
+        head = self._source.queue_head
+        ranks = [c.rank for c in self._staying if not c.queued]
+        self._lowest_rank = min([head.rank, *ranks] if head else ranks, default=0)
+        self._link = Link(view.block_bytes, view.bytes_per_s)
+        self._step_time_s = view.step_time_s or 0.0
+        self._head_wait = (
+            head_wait(self._source, self._staying, self._step_time_s) if head else HeadWait()
+        )
+
+    def reason(self) -> MoveReason | None:
+        """None: it is no source any more."""
+        if self._draining:
+            return MoveReason.DRAIN
+        if self._source_steps >= self._enough_steps:
+            return None
+        if self._steps_without_headroom >= self._enough_steps:
+            return MoveReason.HEADROOM
+        head_fits = self._head_wait.lacking_blocks == 0
+        return MoveReason.BALANCE if head_fits else MoveReason.QUEUE_HEAD
+
+    def in_turn(self) -> list[Candidate]:
+        victims = VICTIMS[self._config.victim]
+        if self._draining:
+            queued = [c for c in self._staying if c.queued]
+            running = [c for c in self._staying if not c.queued]
+            queued.sort(key=lambda c: c.queue_order)
+            return queued + sorted(running, key=victims.turn)
+        head = self._source.queue_head
+        head_id = head.request_id if head is not None and victims.takes_head else None
+        tried = [
+            c
+            for c in self._staying
+            if (c.request_id == head_id if c.queued else victims.takes_running)
+        ]
+        return sorted(tried, key=victims.turn)
+
+    # -- what speaks against it ------------------------------------------------------------
+
+    def refusal(self, candidate: Candidate) -> NotMoved | None:
+        """A draining instance asks only whether it can go, and is not gone sooner by itself."""
+        if candidate.refusal is not None:
+            return NotMoved(candidate.request_id, candidate.refusal)
+        refusal = self._lacks_room(candidate)
+        if not self._draining:
+            refusal = self._keeps_headroom(candidate) or refusal
+        if refusal is None and self._config.guard:
+            refusal = self._ends_first(candidate)
+            if refusal is None and not self._draining:
+                refusal = (
+                    self._moved_lately(candidate)
+                    or self._moves_often(candidate)
+                    or self._would_overload(candidate)
+                    or self._costs_more(candidate)
+                )
+        return refusal
+
+    def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
+        """It would take its headroom along. So it leaves only when nobody of a lower rank is left,
+        and only what is a source without any headroom wins by that."""
+        if candidate.queued or not self._has_headroom(candidate.rank):
+            return None
+        needed = self._steps_without_headroom < self._enough_steps
+        if needed and self._lowest_rank >= candidate.rank:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            ReliefRefusal.HEADROOM,
+            {
+                "source_freeness_steps": _finite(self._source_steps),
+                "without_headroom_steps": self._steps_without_headroom,
+            },
+        )
+
+    def _lacks_room(self, candidate: Candidate) -> NotMoved | None:
+        """One that leaves a draining instance's queue needs no room: it waits there as here."""
+        to = self._destination
+        waits_on = candidate.queued and self._draining
+        num_blocks = 0 if waits_on else candidate.blocks_there(to.block_size)
+        lacking = lacks(to, num_blocks)
+        if lacking is None:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            lacking,
+            {
+                "needed_blocks": num_blocks,
+                "destination_free_blocks": to.num_free_blocks - to.watermark_blocks,
+                "destination_num_running": to.num_running,
+                "destination_max_num_running": to.max_num_running,
+            },
+        )
+
+    def _ends_first(self, candidate: Candidate) -> NotMoved | None:
+        if candidate.queued or candidate.num_tokens_left is None or not self._step_time_s:
+            return None
+        left_s = candidate.num_tokens_left * self._step_time_s
+        copy_time_s = self._link.copy_time_s(candidate.num_blocks)
+        if left_s > copy_time_s + self._step_time_s:
+            return None
+        return NotMoved(
+            candidate.request_id,
+            ReliefRefusal.ENDS_FIRST,
+            {
+                "left_s": left_s,
+                "copy_time_s": copy_time_s,
+                "step_time_s": self._step_time_s,
+            },
+        )
+
+    def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
+        """Back to any instance that it left lately, not only to the last one: three that pass one
+        request round do no better than two."""
+        to, not_back_s = self._destination.instance_id, self._config.not_back_s
+        left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
+        if left_ago_s is None or left_ago_s >= not_back_s:
+            return None
+        numbers = {"left_ago_s": left_ago_s, "not_back_s": not_back_s}
+        return NotMoved(candidate.request_id, ReliefRefusal.MOVED_LATELY, numbers)
+
+    def _moves_often(self, candidate: Candidate) -> NotMoved | None:
+        num_moves = sum(ago_s < MINUTE_S for _, ago_s in candidate.moves)
+        most = self._config.max_moves_per_minute
+        if num_moves < most:
+            return None
+        numbers = {"num_moves_last_minute": num_moves, "max_moves_per_minute": most}
+        return NotMoved(candidate.request_id, ReliefRefusal.MOVES_OFTEN, numbers)
+
+    def _would_overload(self, candidate: Candidate) -> NotMoved | None:
+        after_steps = self._destination_after(candidate)
+        least_steps = self._config.source_below_steps
+        if self._balancing:
+            least_steps = self._source_after(candidate)
+        if after_steps >= least_steps:
+            return None
+        numbers = {
+            "destination_freeness_after_steps": after_steps,
+            "destination_least_steps": least_steps,
+        }
+        return NotMoved(candidate.request_id, ReliefRefusal.WOULD_OVERLOAD, numbers)
+
+    def _costs_more(self, candidate: Candidate) -> NotMoved | None:
+        if not self._step_time_s:
+            return None
+        worth = self._worth(candidate)
+        if not worth.costs_more:
+            return None
+        return NotMoved(candidate.request_id, ReliefRefusal.COSTS_MORE, worth.numbers())
+
+    # -- what it comes to --------------------------------------------------------------------
+
+    def figures(self, candidate: Candidate) -> Mapping[str, Number]:
+        """Freeness of both before and after, and what the move is worth."""
+        return {
+            "source_freeness_steps": _finite(self._source_steps),
+            "source_freeness_after_steps": _finite(self._source_after(candidate)),
+            "destination_freeness_steps": freeness(self._destination, self._view.levels),
+            "destination_freeness_after_steps": self._destination_after(candidate),
+            "num_blocks": candidate.num_blocks,
+            "num_tokens": candidate.num_tokens,
+            **self._worth(candidate).numbers(),
+        }
+
+    def _worth(self, candidate: Candidate) -> Worth:
+        steps_below = 0.0
+        if not self._balancing:
+            threshold = self._config.destination_above_steps
+            steps_below = threshold - self._destination_after(candidate)
+        return weigh(
+            candidate, self._source, self._head_wait, self._link, self._step_time_s, steps_below
+        )
+
+    def _source_after(self, candidate: Candidate) -> float:
+        staying = self._staying if candidate.queued else [candidate]
+        after = without(self._source, staying, {candidate.request_id})
+        return freeness(after, self._view.levels)
+
+    def _destination_after(self, candidate: Candidate) -> float:
+        like = candidate.rank, candidate.blocks_there(self._destination.block_size)
+        if like not in self._destination_after_steps:
+            after = with_arrivals(self._destination, [candidate])
+            self._destination_after_steps[like] = freeness(after, self._view.levels)
+        return self._destination_after_steps[like]
+
+    def _has_headroom(self, rank: int) -> bool:
+        return any(
+            level.rank == rank and headroom_blocks(level, self._source) > 0
+            for level in self._view.levels
+        )
+
+
+def _finite(steps: float) -> float | None:
+    return steps if math.isfinite(steps) else None

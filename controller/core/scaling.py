@@ -1,0 +1,58 @@
+"""Which instances come and which go, for a number of them that is wanted.
+
+Those that are removed once they are empty do not count: they are on their way out. Getting one of
+them back is the cheapest way to have more, so it comes first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.core.cluster_spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """`previous` and `target` count the planned instances, those that start among them."""
+
+    previous: int
+    target: int
+    num_added: int = 0
+    undrained: tuple[str, ...] = ()
+    """Would have gone, and stay."""
+    drained: tuple[str, ...] = ()
+    """Go, once they are empty."""
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.num_added or self.undrained or self.drained)
+
+
+def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
+    return tuple(each for each in spec.instance_ids if not _goes(spec, each))
+
+
+def plan_scale(spec: ClusterSpec, target: int, num_running: Mapping[str, int]) -> ScalePlan:
+    """`num_running`: running requests of each instance that serves. Those that do not serve go
+    first, then the ones with the fewest, ties by id; the ones with the most come back first.
+
+    Raises ValueError for a target below 1.
+    """
+    if target < 1:
+        raise ValueError("a cluster has at least one instance")
+    planned = planned_instances(spec)
+
+    def order(instance_id: str) -> tuple[int, str]:
+        return (num_running.get(instance_id, -1), instance_id)
+
+    more = target - len(planned)
+    if more <= 0:
+        going = sorted(planned, key=order)[: -more or 0]
+        return ScalePlan(len(planned), target, drained=tuple(going))
+    leaving = [each for each in spec.instance_ids if _goes(spec, each)]
+    back = sorted(leaving, key=order, reverse=True)[:more]
+    return ScalePlan(len(planned), target, more - len(back), tuple(back))
+
+
+def _goes(spec: ClusterSpec, instance_id: str) -> bool:
+    order = spec.drains.get(instance_id)
+    return order is not None and order.removes

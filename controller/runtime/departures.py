@@ -1,0 +1,86 @@
+"""Which requests an instance has, and where they would go: asked of the frontends, which know them,
+and of the instance, which knows what keeps one from moving."""
+
+import math
+from collections.abc import Collection
+
+from controller.core.drain import Departing, Departure, plan_departures
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.request_record import RequestRecord, RequestState
+from controller.core.rescheduling.pairing import InstanceLoad, pair
+from controller.core.snapshot import InstanceSnapshot
+from controller.runtime.steered_cluster import SteeredCluster
+
+MAX_REQUESTS = 10_000
+_THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
+
+
+class Departures:
+    def __init__(self, cluster: SteeredCluster) -> None:
+        self._cluster = cluster
+
+    async def of(self, instance_id: str, going: Collection[str] = ()) -> tuple[Departure, ...]:
+        """By the last statuses; in the order in which they are tried. `going`: other instances that
+        are no destination either."""
+        cluster = self._cluster
+        frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
+        found = await cluster.queries.ask(
+            frontends, instance_id=instance_id, states=_THERE, max_requests=MAX_REQUESTS
+        )
+        refusals = await self._refusals(instance_id, found.requests)
+        ranks = {level.name: level.rank for level in cluster.config.levels}
+        departing = [
+            Departing(
+                record.request_id,
+                record.client_request_id,
+                ranks.get(record.level, 0),
+                record.num_prompt_tokens + record.num_output_tokens,
+                record.state is not RequestState.RUNNING,
+                record.arrival_time_s,
+                refusals.get(record.request_id, ""),
+            )
+            for record in found.requests
+            # One that is over by now, or arrives just now, is not one to be moved.
+            if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
+        ]
+        destinations = self._destinations({instance_id, *going})
+        return plan_departures(
+            departing,
+            destinations,
+            cluster.config.levels,
+            self._block_size(instance_id),
+            self._is_open,
+        )
+
+    def _is_open(self, snapshot: InstanceSnapshot) -> bool:
+        """Asked of the pairing itself, whichever it is."""
+        draining = InstanceLoad("", -math.inf, draining=True)
+        other = InstanceLoad.of(
+            snapshot, self._cluster.config.levels, may_send=False, may_receive=True
+        )
+        return bool(pair((draining, other), self._cluster.rescheduler.config))
+
+    async def _refusals(
+        self, instance_id: str, records: tuple[RequestRecord, ...]
+    ) -> dict[str, str]:
+        member = self._cluster.roster.members.get(instance_id)
+        if not records or member is None or not member.serving:
+            return {}
+        ids = [record.request_id for record in records]
+        answers = await self._cluster.mover.calls.refusals({instance_id: ids})
+        return dict(answers.get(instance_id, {}))
+
+    def _destinations(self, going: Collection[str]) -> list[InstanceSnapshot]:
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        return [
+            record.snapshot
+            for record in cluster.scheduler.instances.values()
+            if record.snapshot is not None
+            and record.schedulable(now_s)
+            and record.instance_id not in going
+            and not cluster.mover.cooling.remaining_s(record.instance_id, now_s)
+        ]
+
+    def _block_size(self, instance_id: str) -> int:
+        status = self._cluster.statuses.get(instance_id)
+        return status.snapshot.block_size if status is not None else 1

@@ -1,0 +1,26 @@
+"""What the cluster goes by and may go by another of at any time."""
+
+from dataclasses import dataclass, field
+
+from controller.core.migration.limits import MoveLimits
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler import SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendLimits:
+    """Of each frontend; a time of None is no limit."""
+
+    max_live_requests: int = 4096
+    request_timeout_s: float | None = None
+    write_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveConfig:
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: MoveLimits = field(default_factory=MoveLimits)
+    rescheduling: ReschedulingConfig = field(default_factory=ReschedulingConfig)
+    frontends: FrontendLimits = field(default_factory=FrontendLimits)
+    status_interval_s: float = 0.005
+    max_events: int = 10_000

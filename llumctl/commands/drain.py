@@ -1,0 +1,164 @@
+"""`llumctl drain`: empty instances by moving their requests."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, LlumctlError, UsageError
+from llumctl import choices, config_file, confirm, connect, durations, output
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    not_negative,
+    one_line,
+)
+from llumctl.output import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from controller.api.steer_models import DrainReport, DrainRequest
+
+ON_DEADLINE = ("keep", "abort")
+
+
+def drain(
+    instance_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Instances, as status shows them.")
+    ],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long it may take: 90, 90s, 5m. Else: any time."),
+    ] = None,
+    on_deadline: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(ON_DEADLINE),
+            help="Then go on draining, or give up: what is left stays and runs on.",
+        ),
+    ] = "keep",
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Empty instances: their requests move to others, and no new ones come. Asks first.
+
+    Ctrl-C leaves the drain going; llumctl undrain takes it back.
+    """
+    wanted_ids = ids_once(instance_ids)
+    choices.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
+    deadline_s = None if deadline is None else durations.positive(deadline, "--deadline")
+    if deadline_s is None and on_deadline != "keep":
+        raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = config_file.cluster_name(cluster)
+    if not (yes or dry_run):
+        command = f"llumctl drain {' '.join(wanted_ids)}"
+        connect.running(name)
+        confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
+    from controller.api.steer_models import DrainRequest
+
+    order = DrainRequest(
+        deadline_s=deadline_s,
+        on_deadline="abort" if on_deadline == "abort" else "keep",
+        dry_run=dry_run,
+        force=force,
+        reason=reason,
+        if_revision=if_revision,
+    )
+    if not (yes or dry_run):
+        order = _agreed(name, wanted_ids, order)
+    reports = _sent(name, wanted_ids, order)
+    if dry_run or detach:
+        output.emit(text(reports, output_format))
+    if dry_run and not all(report.state in ("draining", "drained") for report in reports):
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not (dry_run or detach):
+        _follow(name, reports, deadline_s, output_format)
+
+
+def ids_once(instance_ids: list[str]) -> list[str]:
+    """In the order given. Raises UsageError for what is no id."""
+    return list(dict.fromkeys(choices.an_id(each, "ID") for each in instance_ids))
+
+
+def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
+    if output_format is Format.NAME:
+        return "\n".join(report.instance_id for report in reports)
+    if output_format in (Format.TABLE, Format.WIDE):
+        from llumctl import drain_text
+
+        wide = output_format is Format.WIDE
+        return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
+    from controller.api.steer_models import DrainList
+
+    return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
+
+
+def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") -> "DrainRequest":
+    """What the operator said yes to: the cluster as it was shown."""
+    from llumctl import drain_text
+
+    with connect.client(cluster) as client:
+        asked = order.model_copy(update={"dry_run": True})
+        plans = [client.drain(each, asked) for each in instance_ids]
+        status = client.status()
+    colours = output.use_colours(sys.stderr)
+    output.say(drain_text.question(plans, status, colours=colours))
+    confirm.ask(f"Drain {', '.join(instance_ids)}?")
+    if order.if_revision is not None:
+        return order
+    return order.model_copy(update={"if_revision": plans[-1].revision})
+
+
+def _sent(
+    cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest"
+) -> "list[DrainReport]":
+    """One after the other, each on the revision that the one before left."""
+    reports: list[DrainReport] = []
+    with connect.client(cluster) as client:
+        for each in instance_ids:
+            if reports and order.if_revision is not None:
+                order = order.model_copy(update={"if_revision": reports[-1].revision})
+            try:
+                reports.append(client.drain(each, order))
+            except LlumctlError:
+                if reports and not order.dry_run:
+                    begun = " ".join(report.instance_id for report in reports)
+                    output.say(f"draining has begun: {begun} (llumctl undrain {begun})")
+                raise
+    return reports
+
+
+def _follow(
+    cluster: str,
+    begun: "Sequence[DrainReport]",
+    deadline_s: float | None,
+    output_format: Format,
+) -> None:
+    from llumctl import drain_watch
+
+    with drain_watch.Watch(cluster, begun) as watch:
+        try:
+            watch.until_over()
+        except KeyboardInterrupt:
+            output.say(drain_watch.detached(watch.unfinished))
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    output.emit(text(watch.reports, output_format))
+    drain_watch.check(watch.reports, deadline_s)

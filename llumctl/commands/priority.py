@@ -1,0 +1,61 @@
+"""`llumctl priority`: another priority for a live request."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_WOULD_CHANGE
+from controller.api.words import printable
+from llumctl import choices, config_file, connect, output
+from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
+from llumctl.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.steer_models import PriorityReport
+
+MAX_LEVEL_CHARS = 64
+
+
+def priority(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="Its id, the client's id, or a unique beginning of its id."
+        ),
+    ],
+    level: Annotated[
+        str, typer.Argument(metavar="LEVEL", help="A level of the cluster: high, normal.")
+    ],
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Change the priority of a live request: in the queues, and in the room kept beside it."""
+    choices.an_id(reference, "REQUEST")
+    choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
+    one_line(reason)
+    with connect.client(config_file.cluster_name(cluster)) as client:
+        from controller.api.steer_models import PriorityRequest
+
+        wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
+        report = client.set_priority(reference, wanted)
+    output.emit(_text(report, output_format))
+    if report.previous == report.level:
+        output.say("nothing to change")
+    elif dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _text(report: "PriorityReport", output_format: Format) -> str:
+    if output_format is Format.NAME:
+        return report.request_id
+    if output_format in (Format.TABLE, Format.WIDE):
+        facts = (
+            ("request", report.request_id),
+            ("client-id", report.client_id or "-"),
+            ("instance", report.instance_id or "-"),
+            ("level", f"{report.previous} -> {report.level}"),
+        )
+        return "\n".join(f"{name:<9}  {printable(value)}" for name, value in facts)
+    return output.encode(output_format, report, (report,))

@@ -1,0 +1,186 @@
+"""`llumctl scale`: more instances, or fewer."""
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
+from llumctl import config_file, confirm, connect, durations, output
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    not_negative,
+    one_line,
+)
+from llumctl.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.steer_models import ScaleReport, ScaleRequest
+
+MAX_INSTANCES = 1024
+DEFAULT_TIMEOUT = "600"
+
+_TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
+
+
+class ScaleCommand(TyperCommand):
+    """`-1` is what to do here, and no option."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        values = {flag for item in self.params for flag in _with_value(item)}
+        for at, argument in enumerate(args):
+            if argument == "--":
+                break
+            if re.fullmatch(r"-[0-9]+", argument) and not (at and args[at - 1] in values):
+                args = [*args[:at], *args[at + 1 :], "--", argument]
+                break
+        return super().parse_args(ctx, args)
+
+
+def _with_value(item: object) -> list[str]:
+    """The flags of an option that wants a value behind it."""
+    if getattr(item, "is_flag", True):
+        return []
+    return [flag for flag in getattr(item, "opts", []) if flag.startswith("-")]
+
+
+def scale(
+    target: Annotated[
+        str, typer.Argument(metavar="N|+N|-N", help="So many instances, or so many more or fewer.")
+    ],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long the drains of a scale-in may take: 90s, 5m."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return only when new ones serve and others are gone.")
+    ] = False,
+    timeout: Annotated[
+        str, typer.Option(metavar="S", help="With --wait: how long: 90, 90s, 5m.")
+    ] = DEFAULT_TIMEOUT,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if there seems to be no room for new ones.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Add instances, or drain and remove some. Asks before it removes.
+
+    Those with the fewest running requests go, once their requests have moved to others.
+    """
+    target_count, change = _wanted(target)
+    deadline_s = None if deadline is None else durations.positive(deadline, "--deadline")
+    timeout_s = durations.positive(timeout, "--timeout")
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = config_file.cluster_name(cluster)
+    connect.running(name)
+    from controller.api.steer_models import ScaleRequest
+
+    order = ScaleRequest(
+        target=target_count,
+        change=change,
+        if_revision=if_revision,
+        dry_run=dry_run,
+        force=force,
+        reason=reason,
+        deadline_s=deadline_s,
+    )
+    if not (yes or dry_run):
+        order = _agreed(name, target, order)
+    with connect.client(name) as client:
+        report = client.scale(order)
+    changed = bool(report.added or report.undrained or report.draining)
+    if not wait or dry_run or not changed:
+        output.emit(_text(report, output_format))
+        if not changed:
+            output.say("nothing to change")
+        elif dry_run:
+            raise typer.Exit(EXIT_WOULD_CHANGE)
+        return
+    _wait(name, report, timeout_s, deadline_s, output_format)
+
+
+def _wanted(text: str) -> tuple[int | None, int | None]:
+    """So many, or so many more. Raises UsageError."""
+    found = _TARGET.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"N|+N|-N: {text[:60]!r} is no number of instances",
+            "llumctl scale 4      llumctl scale +1      llumctl scale -1",
+        )
+    sign, number = found[1], int(found[2])
+    if number > MAX_INSTANCES:
+        raise UsageError(f"N|+N|-N: must be at most {MAX_INSTANCES}, not {number}")
+    if not number:
+        raise UsageError(f"N|+N|-N: {text} leaves no instance or changes none", "llumctl down")
+    return (None, int(f"{sign}{number}")) if sign else (number, None)
+
+
+def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
+    """What was shown and, if instances are to go, agreed to."""
+    from llumctl import drain_text
+
+    with connect.client(cluster) as client:
+        planned = client.scale(order.model_copy(update={"dry_run": True}))
+        status = client.status() if planned.draining else None
+    if status is not None:
+        command = f"llumctl scale {target}"
+        confirm.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
+        colours = output.use_colours(sys.stderr)
+        output.say(drain_text.question(planned.draining, status, colours=colours))
+        going = ", ".join(report.instance_id for report in planned.draining)
+        confirm.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
+    if order.if_revision is not None:
+        return order
+    return order.model_copy(update={"if_revision": planned.revision})
+
+
+def _text(report: "ScaleReport", output_format: Format) -> str:
+    if output_format is Format.NAME:
+        going = [drain.instance_id for drain in report.draining]
+        return "\n".join([*report.added, *report.undrained, *going])
+    if output_format in (Format.TABLE, Format.WIDE):
+        from llumctl import scale_text
+
+        wide = output_format is Format.WIDE
+        return scale_text.render(report, wide=wide, colours=output.use_colours(sys.stdout))
+    return output.encode(output_format, report, (report,))
+
+
+def _wait(
+    cluster: str,
+    report: "ScaleReport",
+    timeout_s: float,
+    deadline_s: float | None,
+    output_format: Format,
+) -> None:
+    from llumctl import conditions, drain_watch, waiting
+
+    deadline_at_s = time.monotonic() + timeout_s
+    with drain_watch.Watch(cluster, report.draining) as watch:
+        try:
+            for each in (*report.added, *report.undrained):
+                condition = conditions.MemberIs("instance", each, "active")
+                left_s = max(0.0, deadline_at_s - time.monotonic())
+                output.say(waiting.wait(cluster, condition, f"instance/{each}=active", left_s))
+            watch.until_over(max(0.0, deadline_at_s - time.monotonic()))
+        except KeyboardInterrupt:
+            output.say(f"no longer watching: scaling to {report.target} goes on")
+            output.say("try:   llumctl status -w")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    report = report.model_copy(update={"draining": watch.reports})
+    output.emit(_text(report, output_format))
+    drain_watch.check(report.draining, deadline_s)

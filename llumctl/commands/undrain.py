@@ -1,0 +1,50 @@
+"""`llumctl undrain`: take drains back."""
+
+from typing import Annotated
+
+import typer
+
+from controller.api.errors import EXIT_WOULD_CHANGE
+from llumctl import config_file, connect, output
+from llumctl.commands.drain import ids_once, text
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    not_negative,
+    one_line,
+)
+from llumctl.output import Format
+
+
+def undrain(
+    instance_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Instances that are draining or drained.")
+    ],
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Take drains back: the instances get requests again."""
+    wanted_ids = ids_once(instance_ids)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    with connect.client(config_file.cluster_name(cluster)) as client:
+        from controller.api.steer_models import UndrainRequest
+
+        before = {report.instance_id for report in client.drains().drains}
+        reports = []
+        for each in wanted_ids:
+            wanted = UndrainRequest(reason=reason, if_revision=if_revision, dry_run=dry_run)
+            reports.append(client.undrain(each, wanted))
+            if if_revision is not None:
+                if_revision = reports[-1].revision
+    output.emit(text(reports, output_format))
+    if not before.intersection(wanted_ids):
+        output.say("nothing to change")
+    elif dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)

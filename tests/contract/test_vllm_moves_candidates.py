@@ -1,0 +1,127 @@
+"""What a real engine tells of its requests for a choice among them: every touch point of
+candidates.py."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
+
+from controller.adapters.vllm.engine import VllmEngine
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
+from tests.contract.moving import Readers
+
+
+@pytest.fixture
+def readers(model_path: Path, engine: VllmEngine) -> Readers:
+    return Readers(model_path, engine)
+
+
+def candidates(engine: VllmEngine) -> Mapping[str, Candidate]:
+    found = engine.moves.candidates()
+    counted = engine.snapshot("i-0", 1)
+    assert sum(not c.queued for c in found) == counted.num_running
+    assert sum(c.queued for c in found) == counted.num_queued
+    assert sum(c.evicted for c in found) == counted.num_evicted_queued
+    return {candidate.request_id: candidate for candidate in found}
+
+
+def num_free(engine: VllmEngine) -> int:
+    return engine.snapshot("i-0", 1).num_free_blocks
+
+
+def test_of_an_idle_engine_there_are_none(engine: VllmEngine) -> None:
+    assert engine.moves.candidates() == []
+
+
+def test_running_ones(engine: VllmEngine, readers: Readers) -> None:
+    readers.add("r", num_prompt_tokens=70, max_tokens=100, rank=1, arrival_s=5.0)
+    readers.add("long", num_prompt_tokens=400, max_tokens=300, arrival_s=6.0)
+    readers.run("r", 2)
+    found = candidates(engine)
+    assert found["r"] == Candidate(
+        "r",
+        rank=1,
+        num_tokens=72,
+        num_blocks=3,
+        num_freed_blocks=3,
+        queued=False,
+        arrival_time_s=5.0,
+        num_tokens_left=98,
+    )
+    assert found["long"].refusal is MoveRefusal.IN_PREFILL
+    assert found["long"].num_tokens_left == 512 - 400, "the model's limit comes first"
+    readers.finish()
+
+
+def test_queued_and_evicted_ones(engine: VllmEngine, readers: Readers) -> None:
+    readers.add("r", num_prompt_tokens=40, max_tokens=60, arrival_s=1.0)
+    readers.run("r", 5)
+    request = engine._scheduler.requests["r"]
+    engine._scheduler.running.remove(request)
+    engine._scheduler._preempt_request(request, 0.0)
+    readers.add("new", num_prompt_tokens=40, max_tokens=60, rank=1, arrival_s=2.0)
+    found = candidates(engine)
+    assert found["r"] == Candidate(
+        "r",
+        rank=0,
+        num_tokens=45,
+        num_blocks=0,
+        num_freed_blocks=0,
+        queued=True,
+        evicted=True,
+        arrival_time_s=1.0,
+        num_tokens_left=55,
+    )
+    assert (found["new"].queued, found["new"].evicted, found["new"].rank) == (True, False, 1)
+    assert engine.moves.suspend("new") is not None
+    assert candidates(engine)["new"].outgoing, "and it still is one"
+    engine.moves.resume("new")
+    assert not candidates(engine)["new"].outgoing
+    readers.finish()
+
+
+def test_what_goes_is_free_but_for_what_is_shared(engine: VllmEngine, readers: Readers) -> None:
+    dice = random.Random(7)
+    common = [dice.randrange(300, 2000) for _ in range(2 * BLOCK_SIZE)]
+    own = {name: [300 + n] * (BLOCK_SIZE + 8) for n, name in enumerate(("a", "b"))}
+    for name, tail in own.items():
+        readers.add(name, prompt=[*common, *tail], max_tokens=60)
+        readers.run(name, 2)
+    for expected in (2, 4):
+        for name, found in candidates(engine).items():
+            assert (found.num_blocks, found.num_freed_blocks) == (4, expected), name
+        before = num_free(engine)
+        leaving = "b" if expected == 2 else "a"
+        assert engine.moves.suspend(leaving) is not None
+        assert candidates(engine)[leaving].outgoing
+        engine.moves.release(leaving)
+        assert num_free(engine) == before + expected
+    assert num_free(engine) == NUM_BLOCKS
+
+
+def test_pins_are_its_own(engine: VllmEngine, readers: Readers) -> None:
+    """A move takes one more reference of each block that it reads; they go with the request."""
+    readers.add("r", num_prompt_tokens=STEP_TOKENS, max_tokens=80)
+    readers.run("r", 3)
+    assert engine.moves.pin("r", 0) is not None
+    found = candidates(engine)["r"]
+    assert (found.outgoing, found.refusal) == (True, MoveRefusal.MOVING)
+    assert (found.num_blocks, found.num_freed_blocks) == (3, 3)
+    engine.moves.unpin("r")
+    assert candidates(engine)["r"].num_freed_blocks == 3
+    readers.finish()
+
+
+def test_one_that_arrives_is_none_yet(engine: VllmEngine, readers: Readers) -> None:
+    readers.add("r", num_prompt_tokens=40, max_tokens=20)
+    readers.run("r", 2)
+    message = readers.messages["r"]
+    assert engine.moves.suspend("r") is not None
+    engine.moves.release("r")
+    outputs = readers.told["r"].tokens
+    engine.moves.reserve(engine.prepare(message, 0), outputs, 2)
+    assert engine.moves.candidates() == []
+    engine.moves.cancel("r")

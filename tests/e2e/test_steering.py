@@ -1,0 +1,303 @@
+"""A cluster of 16 emulated instances that runs itself, and operators who steer it by the commands.
+
+Every token of every answer is checked (`controller.api.token_sequence`): nothing that moves,
+however often, may lose, double or change one.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from controller.api.client import ControlClient
+from controller.api.models import Event, RequestStatus
+from controller.api.token_sequence import first_wrong, start
+from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
+from tests.e2e.moving import Stream, control
+from tests.e2e.steering import (
+    Load,
+    Story,
+    done,
+    ids_of,
+    json_of,
+    num_running,
+    num_used_blocks,
+    undrain,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUM_INSTANCES = 16
+NUM_BLOCKS = 129
+"""Of 16 tokens: 127 that requests may use, 1 that is vLLM's null block, 1 of the watermark."""
+CONFIG = f"""
+[cluster]
+engine = "emulated"
+instances = {NUM_INSTANCES}
+
+[emulated]
+speed = 2.0
+num_blocks = {NUM_BLOCKS}
+
+[[priority]]
+name = "normal"
+rank = 0
+
+[[priority]]
+name = "high"
+rank = 1
+target_load_tokens = 640
+"""
+TARGET_BLOCKS = 40
+NUM_CLIENTS = 24
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    config = tmp_path_factory.mktemp("steering") / "c.toml"
+    config.write_text(CONFIG)
+    cluster = Cluster(base_env, name="steer", up_args=("--config", str(config)))
+    cluster.start()
+    try:
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.clean_up()
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[ControlClient]:
+    with control(cluster) as client:
+        yield client
+    for stream in Answer.all:
+        assert stream.ended, f"{stream.name} outlives its test"
+    Answer.all.clear()
+
+
+class Answer(Stream):
+    """An answer of so many tokens to a prompt of so many, which is no other's."""
+
+    all: ClassVar[list["Answer"]] = []
+    _numbers = itertools.count(1)
+
+    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int, **extra: Any) -> None:
+        number = next(Answer._numbers)
+        self.prompt = [300 + number] * num_prompt
+        self.num_output = num_output
+        body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True, **extra}
+        super().__init__(cluster, "/v1/completions", body, f"steer-{number}-")
+        Answer.all.append(self)
+
+    def check(self) -> None:
+        (read,) = self.result()
+        assert len(read.token_ids) == self.num_output, self.name
+        assert first_wrong(start(self.prompt), read.token_ids) is None, self.name
+
+    def status(self, client: ControlClient) -> RequestStatus:
+        return client.request(self.live(client)[0].id)
+
+
+def answers(cluster: Cluster, count: int, num_prompt: int, num_output: int) -> list[Answer]:
+    """All of them running before it returns."""
+    found = [Answer(cluster, num_prompt, num_output) for _ in range(count)]
+    for each in found:
+        each.wait_tokens(1)
+    return found
+
+
+def check(answers: Iterable[Answer]) -> None:
+    for each in answers:
+        each.check()
+
+
+def test_an_overloaded_instance_is_relieved_before_it_evicts(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Five requests on one instance want 175 of its 127 blocks in the end; 15 others are empty."""
+    first, *others = ids_of(client)
+    story = Story(client)
+    done(cluster, "drain", *others, "-y", "-m", "all to one")
+    assert done(cluster, "status", "-o", "table").stdout.count("safe-to-delete") == len(others)
+    busy = answers(cluster, 5, 32, 520)
+    assert {each.status(client).instance_id for each in busy} == {first}
+    undrain(client, *others)
+    check(busy)
+    moves = story.moves("balance")
+    assert moves, "nothing moved"
+    assert story.events("evicted", "failed") == []
+    _explains(cluster, moves[0])
+
+
+def _explains(cluster: Cluster, move: Event) -> None:
+    """Where it was, where it went, among which, and why: by the request's name alone."""
+    where, to = move.labels["from"], move.labels["to"]
+    text = done(cluster, "explain", str(move.request_id)).stdout
+    assert f"migrated from {where} to {to} ({move.labels['reason']})\n" in text
+    found = json_of(cluster, "explain", str(move.request_id))
+    steps = {step["kind"]: step for step in found["steps"]}
+    first = steps["dispatched"]
+    assert (first["instance_id"], first["num_considered"]) == (where, 1), "all others drained"
+    assert steps["migrated"]["freeness_steps"] < 48
+    considered = {item["instance_id"]: item["figure"] for item in steps["migrated"]["candidates"]}
+    assert considered[to] > 48
+
+
+def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Two requests on each instance leave 52 to 90 of its 127 blocks free; the prompt needs 100."""
+    story = Story(client)
+    others = answers(cluster, 2 * NUM_INSTANCES, 300, 300)
+    assert max(item.num_free_blocks or 0 for item in client.status().instances) < 100
+    long = Answer(cluster, 1600, 2)
+    assert long.wait_tokens(1)
+    assert not any(each.ended for each in others), "it waited until somebody had ended"
+    assert story.moves("queue head"), story.events("migrated", "not_moved")
+    assert story.events("evicted", "failed") == []
+    check([long, *others])
+
+
+def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """The load beside a running request of the level `high` is brought down to 40 blocks."""
+    first, *others = ids_of(client)
+    story = Story(client)
+    done(cluster, "drain", *others, "-y")
+    urgent = Answer(cluster, 32, 600)
+    urgent.wait_tokens(1)
+    request_id = urgent.status(client).id
+    planned = done(cluster, "priority", request_id, "high", "--dry-run", code=10)
+    assert "normal -> high" in planned.stdout
+    assert urgent.status(client).level == "normal"
+    done(cluster, "priority", request_id, "high", "-m", "somebody waits")
+    assert urgent.status(client).level == "high"
+    neighbours = answers(cluster, 4, 192, 300)
+    assert num_used_blocks(client, first) > TARGET_BLOCKS
+    undrain(client, *others)
+    wait_for(lambda: num_used_blocks(client, first) <= TARGET_BLOCKS, "the load beside it to go")
+    assert urgent.status(client).instance_id == first, "the neighbours leave, not it"
+    moves = story.moves("headroom")
+    assert len(moves) >= 2
+    assert request_id not in {event.request_id for event in moves}
+    (changed,) = story.events("priority_changed")
+    assert (changed.request_id, "somebody waits" in changed.reason) == (request_id, True)
+    check([urgent, *neighbours])
+    assert story.events("evicted", "failed") == []
+
+
+def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient) -> None:
+    """A new instance fills by moves, others are emptied by moves, and no request fails or gets
+    another token."""
+    story = Story(client)
+    with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 400).check()) as load:
+        # Those that have two are now below the threshold, and one that has one is well above.
+        done(
+            cluster,
+            "set",
+            "migration.source_below_steps=1000",
+            "migration.destination_above_steps=1000",
+            "-m",
+            "even",
+        )
+        before = client.status()
+        assert done(cluster, "scale", "+1", "--if-revision", "0", code=6).stderr
+        scaled = json_of(cluster, "scale", "+1", "--if-revision", str(before.revision), "--wait")
+        (new,) = scaled["added"]
+        wait_for(lambda: story.moves("balance", to=new), f"{new} to be filled by moves")
+
+        busy = max(client.status().instances, key=lambda item: item.num_running_reqs or 0).id
+        planned = json_of(cluster, "drain", busy, "--dry-run", code=10)["drains"][0]
+        assert planned["state"] == "active"
+        assert all(item["to_instance_id"] != busy for item in planned["plan"])
+        drained = done(cluster, "drain", busy, "-y", "--deadline", "60", "-m", "maintenance")
+        assert f"{busy}: safe to delete" in drained.stderr
+        assert story.moves("drain")
+        assert num_running(client, busy) == 0
+        done(cluster, "wait", f"--for=drained={busy}", "--timeout", "0")
+        done(cluster, "undrain", busy)
+        wait_for(lambda: num_running(client, busy), f"{busy} to serve again")
+
+        done(cluster, "scale", "-1", code=5)
+        gone = json_of(cluster, "scale", "-1", "-y", "--wait", "--deadline", "60")
+        (drain,) = gone["draining"]
+        assert (drain["state"], gone["target"]) == ("removed", NUM_INSTANCES)
+        assert drain["instance_id"] not in ids_of(client)
+        assert load.check() >= NUM_CLIENTS
+    assert story.events("failed") == []
+    kinds = {event.instance_id: event.kind for event in story.events("drain_started", "drained")}
+    assert kinds[busy] == "drained"
+    done(cluster, "set", "migration.source_below_steps=48", "migration.destination_above_steps=48")
+
+
+# -- examples -----------------------------------------------------------------------------
+
+
+def example(cluster: Cluster, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As an operator calls it, with `llumctl` on the path."""
+    path = os.pathsep.join((str(Path(cluster.llumctl).parent), os.environ["PATH"]))
+    command = [str(EXAMPLES / name), *arguments]
+    if name.endswith(".py"):
+        command.insert(0, sys.executable)
+    return subprocess.run(
+        command,
+        env={**cluster.env, "PATH": path, "LLUMCTL_CLUSTER_NAME": cluster.name},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=hear_interrupts,
+    )
+
+
+def test_the_example_of_maintenance(cluster: Cluster, client: ControlClient) -> None:
+    first = ids_of(client)[0]
+    neighbours = answers(cluster, NUM_INSTANCES, 64, 300)
+    look = f"llumctl wait --for=drained={first} --timeout 0 && echo worked"
+    found = example(cluster, "drain-for-maintenance.sh", first, "sh", "-c", look)
+    assert (found.returncode, found.stdout) == (0, "worked\n"), found.stderr
+    assert client.drains().drains == ()
+    failed = example(cluster, "drain-for-maintenance.sh", first, "sh", "-c", "exit 3")
+    assert failed.returncode == 3, failed.stderr
+    assert client.drains().drains == (), "it serves again, whatever became of the work"
+    assert example(cluster, "drain-for-maintenance.sh", "i-99", "true").returncode == 4
+    check(neighbours)
+
+
+def test_the_example_of_the_night(cluster: Cluster, client: ControlClient) -> None:
+    some = ids_of(client)[1]
+    before = client.status().revision
+    unchanged = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES))
+    assert (unchanged.returncode, client.status().revision) == (0, before), unchanged.stderr
+    done(cluster, "drain", some, "-y")
+    left_alone = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 2))
+    assert left_alone.returncode == 0
+    assert f"an operator has drained {some}" in left_alone.stderr
+    done(cluster, "undrain", some)
+    fewer = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 2))
+    assert fewer.returncode == 0, fewer.stderr
+    assert len(ids_of(client)) == NUM_INSTANCES - 2
+    more = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 1))
+    assert more.returncode == 0, more.stderr
+    states = [item.state for item in client.status().instances]
+    assert states == ["active"] * (NUM_INSTANCES - 1)
+
+
+def test_the_example_of_priorities(cluster: Cluster, client: ControlClient) -> None:
+    story = Story(client)
+    options = ("--base-url", f"{cluster.url}/v1", "--batch", "4", "--interactive", "2")
+    found = example(cluster, "priority_client.py", *options, "--max-tokens", "32")
+    assert found.returncode == 0, found.stderr
+    assert [line.split(":")[0] for line in found.stderr.splitlines()] == [
+        "interactive 0",
+        "interactive 1",
+        "batch",
+    ]
+    levels = [event.level for event in story.events("finished")]
+    assert (levels.count("high"), levels.count("normal")) == (2, 4)

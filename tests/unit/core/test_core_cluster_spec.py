@@ -1,0 +1,56 @@
+"""What operators want, as a value: each change is one step, and nothing else changes."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.cluster_spec import ClusterSpec, DrainOrder
+
+FIRST = ClusterSpec.first(2)
+
+
+def order(instance_id: str, drain_id: str = "d") -> DrainOrder:
+    return DrainOrder(drain_id, instance_id, began_s=1.0)
+
+
+def test_a_cluster_begins_with_its_instances_numbered() -> None:
+    first = ClusterSpec.first(2)
+    assert first == ClusterSpec(0, ("i-0", "i-1"), 2, {}, {})
+    first.check()
+
+
+def test_a_number_is_used_once() -> None:
+    fewer = FIRST.without_instance("i-1")
+    more = fewer.with_instances_added(2)
+    assert (fewer.instance_ids, more.instance_ids) == (("i-0",), ("i-0", "i-2", "i-3"))
+    assert (FIRST.revision, fewer.revision, more.revision) == (0, 1, 2)
+    more.check()
+
+
+def test_the_drain_of_an_instance_ends_with_it() -> None:
+    drained = FIRST.with_drains(order("i-0"), order("i-1"))
+    assert drained.without_instance("i-0").drains == {"i-1": order("i-1")}
+    assert drained.without_drain("i-1").drains == {"i-0": order("i-0")}
+    assert drained.with_drains(order("i-0", "again")).drains["i-0"].drain_id == "again"
+    assert FIRST.drains == {}
+
+
+def test_settings_add_up() -> None:
+    both = FIRST.with_settings({"a.x": 1, "a.y": 2.5}).with_settings({"a.x": None})
+    assert (both.settings, both.revision) == ({"a.x": None, "a.y": 2.5}, 2)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (replace(FIRST, instance_ids=("i-0", "i-0")), "named twice"),
+        (replace(FIRST, next_instance=1), "used already"),
+        (replace(FIRST, revision=-1), "negative"),
+        (replace(FIRST, instance_ids=("x",)), "invalid literal"),
+        (replace(FIRST, drains={"i-7": order("i-7")}), "i-7, which is no instance"),
+        (replace(FIRST, drains={"i-0": order("i-1")}), "under the name of another"),
+    ],
+)
+def test_what_cannot_have_come_about_is_refused(broken: ClusterSpec, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        broken.check()

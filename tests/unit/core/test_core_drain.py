@@ -1,0 +1,254 @@
+"""The plan of a drain, how long it may take, and what a deadline means."""
+
+from dataclasses import replace
+
+import pytest
+from core_builders import BLOCK_SIZE, THREE_LEVELS, queued, running, snapshot_of, snapshots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.cluster_spec import DrainOrder
+from controller.core.drain import (
+    NO_DESTINATION,
+    TOO_BUSY,
+    Departing,
+    Departure,
+    MovePace,
+    Remainder,
+    estimate_s,
+    is_overdue,
+    measured_pace,
+    plan_departures,
+)
+from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
+
+
+def leaving(
+    request_id: str = "r",
+    blocks: int = 10,
+    *,
+    rank: int = 0,
+    queued: bool = False,
+    arrival: float = 0.0,
+    refusal: str = "",
+) -> Departing:
+    return Departing(request_id, "", rank, blocks * BLOCK_SIZE, queued, arrival, refusal)
+
+
+def plan(
+    requests: list[Departing], *destinations: InstanceSnapshot
+) -> list[tuple[str, str | None, str]]:
+    planned = plan_departures(requests, destinations, DEFAULT_LEVELS, BLOCK_SIZE)
+    return [(each.request.request_id, each.destination_id, each.code) for each in planned]
+
+
+def other(instance_id: str, free: int, **what: object) -> InstanceSnapshot:
+    return snapshot_of([running("x", 100 - free)], instance_id=instance_id, **what)
+
+
+# -- the plan -----------------------------------------------------------------------------
+
+
+def test_the_queue_goes_first_in_its_order_then_low_ranks_then_short_ones() -> None:
+    requests = [
+        leaving("long", 9),
+        leaving("short", 2),
+        leaving("high", 1, rank=1),
+        leaving("second", 5, queued=True, arrival=2.0),
+        leaving("first", 5, queued=True, arrival=1.0),
+        leaving("urgent", 5, queued=True, arrival=3.0, rank=1),
+    ]
+    order = [request_id for request_id, _, _ in plan(requests, other("b", 50))]
+    assert order == ["urgent", "first", "second", "short", "long", "high"]
+
+
+def test_each_takes_the_freest_as_it_is_after_those_before() -> None:
+    requests = [leaving(f"r{n}", 10) for n in range(4)]
+    found = plan(requests, other("b", 50), other("c", 35))
+    assert [to for _, to, _ in found] == ["b", "c", "b", "c"]
+
+
+def test_what_finds_no_room_stays_and_says_what_is_lacking() -> None:
+    assert plan([leaving(blocks=60)], other("b", 50), other("c", 59)) == [("r", None, "no_blocks")]
+    full = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 90, num_running=4, max_num_running=4)
+    assert plan([leaving()], full) == [("r", None, "no_slot")]
+    assert plan([leaving()], full, other("c", 5)) == [("r", None, "no_slot")], "b has the blocks"
+    assert plan([leaving()]) == [("r", None, NO_DESTINATION)]
+    assert plan([leaving()], other("b", 50, draining=True)) == [("r", None, NO_DESTINATION)]
+
+
+def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
+    def is_open(snapshot: InstanceSnapshot) -> bool:
+        return snapshot.num_free_blocks > 40
+
+    planned = plan_departures(
+        [leaving("r0"), leaving("r1"), leaving("r2", 90)],
+        [other("b", 50), other("c", 30)],
+        DEFAULT_LEVELS,
+        BLOCK_SIZE,
+        is_open,
+    )
+    assert [(each.destination_id, each.code) for each in planned] == [
+        ("b", ""),
+        (None, TOO_BUSY),
+        (None, "no_blocks"),
+    ]
+
+
+def test_places_in_the_batch_are_taken_too() -> None:
+    one_place = InstanceSnapshot("b", 1, BLOCK_SIZE, 100, 100, num_running=3, max_num_running=4)
+    found = plan([leaving("r0", 1), leaving("r1", 1)], one_place)
+    assert found == [("r0", "b", ""), ("r1", None, "no_slot")]
+
+
+def test_a_queued_request_needs_no_room() -> None:
+    full = snapshot_of([running("x", 100)], instance_id="b")
+    assert plan([leaving(blocks=60, queued=True)], full) == [("r", "b", "")]
+
+
+def test_queued_requests_spread_by_what_each_adds_to_the_queue() -> None:
+    requests = [leaving(f"r{n}", 20, queued=True, arrival=n) for n in range(2)]
+    found = plan(requests, other("b", 60), other("c", 58))
+    assert [to for _, to, _ in found] == ["b", "c"]
+
+
+def test_what_its_instance_cannot_move_stays_for_that_reason() -> None:
+    assert plan([leaving(refusal="multimodal")], other("b", 50)) == [("r", None, "multimodal")]
+
+
+@st.composite
+def departing(draw: st.DrawFn) -> list[Departing]:
+    return [
+        Departing(
+            f"r{index}",
+            "",
+            draw(st.sampled_from([0, 1, 2, 7])),
+            draw(st.integers(1, 800)),
+            draw(st.booleans()),
+            float(draw(st.integers(0, 5))),
+            draw(st.sampled_from(["", "", "", "in_prefill"])),
+        )
+        for index in range(draw(st.integers(0, 12)))
+    ]
+
+
+@st.composite
+def destinations(draw: st.DrawFn) -> list[InstanceSnapshot]:
+    return [
+        replace(
+            draw(snapshots()),
+            instance_id=f"d{index}",
+            draining=draw(st.sampled_from([False, False, True])),
+            max_num_running=draw(st.sampled_from([0, 6, 8])),
+        )
+        for index in range(draw(st.integers(0, 4)))
+    ]
+
+
+@settings(deadline=None)
+@given(requests=departing(), others=destinations())
+def test_a_plan_never_takes_more_than_there_is(
+    requests: list[Departing], others: list[InstanceSnapshot]
+) -> None:
+    planned = plan_departures(requests, others, THREE_LEVELS, BLOCK_SIZE)
+    assert sorted(each.request.request_id for each in planned) == sorted(
+        each.request_id for each in requests
+    ), "each once"
+    for snapshot in others:
+        arriving = [each for each in planned if each.destination_id == snapshot.instance_id]
+        assert not (arriving and snapshot.draining)
+        blocks = sum(each.num_blocks for each in arriving)
+        free = max(0, snapshot.num_free_blocks - snapshot.watermark_blocks)
+        assert blocks <= free
+        places = sum(not each.request.queued for each in arriving)
+        if snapshot.max_num_running:
+            assert places <= max(0, snapshot.max_num_running - snapshot.num_running)
+    for each in planned:
+        assert (each.destination_id is None) == (each.code != "")
+        wanted = blocks_for(each.request.num_tokens, BLOCK_SIZE)
+        assert each.num_blocks == (0 if each.request.queued else wanted)
+        if each.request.refusal:
+            assert each.code == each.request.refusal
+
+
+@settings(deadline=None)
+@given(requests=departing(), others=destinations())
+def test_who_stays_would_not_have_fitted_alone(
+    requests: list[Departing], others: list[InstanceSnapshot]
+) -> None:
+    """Nobody is left behind for whom there is room when all others are placed."""
+    planned = plan_departures(requests, others, THREE_LEVELS, BLOCK_SIZE)
+    left = {s.instance_id: s.num_free_blocks - s.watermark_blocks for s in others if not s.draining}
+    for each in planned:
+        if each.destination_id is not None:
+            left[each.destination_id] -= each.num_blocks
+    for each in planned:
+        if each.code == "no_blocks":
+            assert all(free < each.num_blocks for free in left.values())
+
+
+# -- how long -----------------------------------------------------------------------------
+
+
+def moved(blocks: int, copy_s: float, duration_s: float, outcome: str = "migrated") -> MoveRecord:
+    stages = (StageRecord(blocks, blocks * 1000, copy_s),) if blocks else ()
+    return MoveRecord("m", "r", "a", "b", "", outcome, "", 1, 0, duration_s, stages)
+
+
+def test_the_pace_is_that_of_moves_that_came_to_something() -> None:
+    assert measured_pace([]) is None
+    assert measured_pace([moved(10, 0.1, 0.2, "kept")]) is None
+    pace = measured_pace([moved(10, 0.1, 0.15), moved(30, 0.3, 0.33), moved(10, 9.0, 9.0, "kept")])
+    assert pace is not None
+    assert pace.blocks_per_s == pytest.approx(100)
+    assert pace.overhead_s == pytest.approx(0.04)
+    assert measured_pace([moved(0, 0.0, 0.02)]) == MovePace(None, 0.02)
+
+
+def goes(blocks: int, to: str | None = "b", code: str = "") -> Departure:
+    return Departure(leaving(blocks=max(1, blocks), queued=not blocks), blocks, to, code)
+
+
+def test_an_estimate_is_the_copies_and_what_surrounds_them() -> None:
+    pace = MovePace(blocks_per_s=100, overhead_s=0.2)
+    assert estimate_s([], None, 4) == 0.0
+    assert estimate_s([goes(50), goes(50)], pace, 4) == pytest.approx(1.0 + 2 * 0.2 / 4)
+    assert estimate_s([goes(0)] * 8, MovePace(None, 0.2), 4) == pytest.approx(0.4)
+    assert estimate_s([goes(10, None, "in_prefill")], pace, 1) == pytest.approx(0.3)
+
+
+def test_nobody_knows_how_long_what_cannot_move_takes() -> None:
+    pace = MovePace(blocks_per_s=100, overhead_s=0.2)
+    assert estimate_s([goes(10)], None, 4) is None
+    assert estimate_s([goes(10)], MovePace(None, 0.2), 4) is None
+    assert estimate_s([goes(10), goes(90, None, "no_blocks")], pace, 4) is None
+    assert estimate_s([goes(10, None, "multimodal")], pace, 4) is None
+
+
+# -- ends ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_only_without_requests_and_moves() -> None:
+    assert Remainder().nothing
+    for name in ("num_running", "num_queued", "num_unreported", "num_moves_in", "num_moves_out"):
+        assert not Remainder(**{name: 1}).nothing, name
+    assert Remainder(1, 2, 3, 9, 9).num_requests == 6
+
+
+def test_a_deadline_is_a_moment() -> None:
+    order = DrainOrder("d", "i-0", began_s=100.0, deadline_s=110.0)
+    assert [is_overdue(order, now_s) for now_s in (100.0, 109.9, 110.0, 200.0)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert not is_overdue(DrainOrder("d", "i-0", began_s=100.0), 1e12)
+
+
+def test_a_queued_one_beside_a_queue_keeps_that_queue_s_head() -> None:
+    busy = snapshot_of([queued("q", 30)], instance_id="b")
+    idle = snapshot_of([running("x", 60)], instance_id="c")
+    found = plan([leaving("r0", 5, queued=True)], busy, idle)
+    assert found == [("r0", "b", "")], "100 - 30 blocks for one, 100 - 60 for one"

@@ -1,0 +1,85 @@
+"""Which instances come and which go."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.scaling import ScalePlan, plan_scale, planned_instances
+
+
+def spec(num: int, *removing: str) -> ClusterSpec:
+    first = ClusterSpec.first(num)
+    return first.with_drains(*(DrainOrder("d", each, 0.0, removes=True) for each in removing))
+
+
+RUNNING = {"i-0": 5, "i-1": 2, "i-2": 2, "i-3": 9}
+
+
+def test_growing_adds() -> None:
+    assert plan_scale(spec(2), 5, RUNNING) == ScalePlan(2, 5, num_added=3)
+
+
+def test_shrinking_takes_the_ones_with_the_fewest_running_then_by_id() -> None:
+    assert plan_scale(spec(4), 3, RUNNING) == ScalePlan(4, 3, drained=("i-1",))
+    assert plan_scale(spec(4), 1, RUNNING) == ScalePlan(4, 1, drained=("i-1", "i-2", "i-0"))
+
+
+def test_one_that_does_not_serve_goes_first() -> None:
+    serving = {"i-0": 0, "i-1": 0}
+    assert plan_scale(spec(3), 2, serving).drained == ("i-2",)
+
+
+def test_those_that_go_are_not_counted_and_come_back_first() -> None:
+    leaving = spec(4, "i-1", "i-3")
+    assert planned_instances(leaving) == ("i-0", "i-2")
+    assert plan_scale(leaving, 2, RUNNING) == ScalePlan(2, 2)
+    assert not plan_scale(leaving, 2, RUNNING).changes
+    assert plan_scale(leaving, 3, RUNNING) == ScalePlan(2, 3, undrained=("i-3",))
+    assert plan_scale(leaving, 5, RUNNING) == ScalePlan(2, 5, 1, undrained=("i-3", "i-1"))
+    assert plan_scale(leaving, 1, RUNNING) == ScalePlan(2, 1, drained=("i-2",))
+
+
+def test_one_that_is_merely_drained_counts() -> None:
+    drained = ClusterSpec.first(2).with_drains(DrainOrder("d", "i-1", 0.0))
+    assert planned_instances(drained) == ("i-0", "i-1")
+    assert plan_scale(drained, 1, {"i-0": 3, "i-1": 0}).drained == ("i-1",)
+
+
+def test_a_cluster_has_at_least_one() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        plan_scale(spec(2), 0, {})
+
+
+@settings(deadline=None)
+@given(
+    num=st.integers(1, 8),
+    removing=st.sets(st.integers(0, 7)),
+    target=st.integers(1, 12),
+    loads=st.lists(st.integers(0, 4), min_size=8, max_size=8),
+)
+def test_a_plan_carried_out_leaves_what_was_wanted(
+    num: int, removing: set[int], target: int, loads: list[int]
+) -> None:
+    leaving = [f"i-{n}" for n in sorted(removing) if n < num]
+    now = spec(num, *leaving)
+    plan = plan_scale(now, target, {f"i-{n}": load for n, load in enumerate(loads)})
+    for each in plan.undrained:
+        assert each in now.drains
+        now = now.without_drain(each)
+    for each in plan.drained:
+        assert each not in now.drains
+        now = now.with_drains(DrainOrder("e", each, 0.0, removes=True))
+    now = now.with_instances_added(plan.num_added)
+    assert len(planned_instances(now)) == target
+    now.check()
+    again = plan_scale(now, target, {})
+    assert again == ScalePlan(target, target), "asked again, nothing changes"
+    assert not plan.num_added or not any(o.removes for o in now.drains.values())
+
+
+def test_a_number_is_used_once() -> None:
+    grown = replace(spec(2), revision=7).with_instances_added(1).without_instance("i-2")
+    assert grown.with_instances_added(1).instance_ids == ("i-0", "i-1", "i-3")

@@ -1,0 +1,208 @@
+"""What the scheduler keeps between decisions changes no decision."""
+
+from unittest import mock
+
+import pytest
+from core_builders import THREE_LEVELS, queued, request, running, status
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core import dispatch as dispatch_module
+from controller.core.dispatch import POLICIES, Candidate, choose, find_policy
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    DrainBegan,
+    DrainEnded,
+    Event,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStarted,
+    Instruction,
+    StatusReported,
+    Ticked,
+)
+from controller.core.instance_record import InstanceRecord
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.score_board import MAX_RANKS
+from controller.core.scores import Scores
+from controller.core.snapshot import Level
+
+STALL_S = 5.0
+IDS = [f"i-{index}" for index in range(12)]  # i-10 comes before i-2
+RANKS = range(-MAX_RANKS, MAX_RANKS)
+
+
+class SimpleBoard:
+    """Asks everybody each time, through `dispatch.choose`."""
+
+    def __init__(self, records: dict[str, InstanceRecord], config: SchedulerConfig) -> None:
+        self._records = records
+        self._config = config
+        self._ready: list[InstanceRecord] = []
+
+    def forget(self) -> None: ...
+
+    def changed(self, record: InstanceRecord, now_s: float) -> None: ...
+
+    def check(self) -> None: ...
+
+    def any_schedulable(self, now_s: float) -> bool:
+        self._ready = [r for r in self._records.values() if r.schedulable(now_s)]
+        return bool(self._ready)
+
+    def choose(self, level: Level, last: str | None) -> tuple[InstanceRecord, Scores]:
+        policy = find_policy(self._config.policy)
+        candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
+        choice = choose(policy, candidates, level, self._config.levels, last)
+        assert choice is not None
+        ids = sorted(choice.scores)
+        places = {instance_id: place for place, instance_id in enumerate(ids)}
+        scores = Scores(ids, places, [choice.scores[i] for i in ids])
+        return self._records[choice.instance_id], scores
+
+
+def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
+    config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
+    simple = GlobalScheduler(config)
+    simple._board = SimpleBoard(simple._records, config)  # type: ignore[assignment]
+    return GlobalScheduler(config), simple
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[float, Event]:
+    """Seconds that pass, and what happens then; mostly statuses and requests."""
+    name = draw(st.sampled_from(IDS))
+    held, waits = draw(st.integers(0, 60)), draw(st.integers(0, 2))
+    rank = draw(st.sampled_from([0, 1, 2, 7]))
+    requests = [running("x", held, rank)] if held else []
+    requests += [queued(f"q{i}", 30) for i in range(waits)]
+    asked = request(
+        f"r{draw(st.integers(0, 1000))}",
+        rank=draw(st.sampled_from([0, 0, 1, 2, *RANKS])),
+        tokens=draw(st.integers(1, 900)),
+    )
+    report = status(
+        name,
+        requests=requests,
+        seen=draw(st.sampled_from([0, 1, 3, 10**6])),
+        draining=draw(st.integers(0, 9)) == 0,
+    )
+    seldom = [
+        InstanceStarted(name, draw(st.integers(1, 3))),
+        InstanceDied(name, 1),
+        InstanceRemoved(name),
+        DrainBegan(name),
+        DrainEnded(name),
+        DispatchCancelled(asked.request_id, "f"),
+        Ticked(),
+    ]
+    event = draw(st.sampled_from([report, report, report, asked, asked, asked, *seldom]))
+    return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5, STALL_S, STALL_S + 0.1])), event
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(list(POLICIES)), st.lists(steps(), min_size=20, max_size=80))
+def test_every_decision_is_that_of_asking_everybody(
+    policy: str, drawn: list[tuple[float, Event]]
+) -> None:
+    kept, simple = _pair(policy)
+    now_s = 0.0
+    first: list[Event] = [InstanceStarted(name, 1) for name in IDS]
+    first += [status(name) for name in IDS]
+    for passed_s, event in [*((0.0, event) for event in first), *drawn]:
+        now_s += passed_s
+        found = kept.handle(event, now_s)
+        kept.check()
+        expected = simple.handle(event, now_s)
+        assert found == expected
+        assert _scores(found) == _scores(expected)
+
+
+def _scores(instructions: list[Instruction]) -> list[dict[str, float]]:
+    return [dict(x.scores) for x in instructions if isinstance(x, Dispatch)]
+
+
+def test_one_that_stalls_is_chosen_no_more_and_comes_back() -> None:
+    scheduler, _ = _pair("round-robin")
+    for name in ("a", "b"):
+        scheduler.handle(InstanceStarted(name, 1), 0.0)
+        scheduler.handle(status(name), 0.0)
+    chosen = []
+    for now_s, reporting in ((1.0, "ab"), (5.0, "b"), (7.0, ""), (8.0, "a"), (8.5, "")):
+        for name in reporting:
+            scheduler.handle(status(name), now_s)
+        for number in range(2):
+            [found] = scheduler.handle(request(f"{now_s}-{number}"), now_s)
+            assert isinstance(found, Dispatch)
+            chosen.append(found.instance_id)
+    assert chosen == ["a", "b", "a", "b", "b", "b", "a", "b", "a", "b"]
+
+
+def _counting(score: mock.Mock) -> GlobalScheduler:
+    """With 64 instances that have reported."""
+    policy = dispatch_module.Policy("counted", score, POLICIES["llumnix"].pick)
+    with mock.patch.object(dispatch_module, "POLICIES", {"llumnix": policy}):
+        scheduler = GlobalScheduler(SchedulerConfig())
+    for index in range(64):
+        scheduler.handle(InstanceStarted(f"i{index:02}", 1), 0.0)
+        scheduler.handle(status(f"i{index:02}"), 0.0)
+    return scheduler
+
+
+def test_nobody_is_asked_whether_it_may_take_a_request() -> None:
+    scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
+    scheduler.handle(request("r0"), 0.0)
+    with mock.patch.object(
+        InstanceRecord, "schedulable", autospec=True, side_effect=InstanceRecord.schedulable
+    ) as asked:
+        scheduler.handle(status("i40"), 1.0)
+        scheduler.handle(request("r1"), 1.0)
+    assert {call.args[0].instance_id for call in asked.mock_calls} <= {"i40", "i01"}
+
+
+def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
+    score = mock.Mock(side_effect=POLICIES["llumnix"].score)
+    scheduler = _counting(score)
+    for rank in range(-100, 101):
+        scheduler.handle(request(f"r{rank}", rank=rank), 0.0)
+    num_kept = len(scheduler._board._scores)
+    assert 1 <= num_kept <= MAX_RANKS
+    scheduler.check()
+
+
+def test_scores_are_a_mapping_of_what_was_then() -> None:
+    scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
+    [first] = scheduler.handle(request("r0"), 0.0)
+    assert isinstance(first, Dispatch)
+    scheduler.handle(status("i05", requests=[running("x", 99)]), 0.0)
+    scheduler.handle(request("r1"), 0.0)
+    assert first.scores == {f"i{index:02}": 1600.0 for index in range(64)}
+    assert "i64" not in first.scores
+
+
+@pytest.mark.parametrize(
+    ("low_is_better", "chosen", "expected"),
+    [
+        (False, "b", [("b", 9.0), ("d", 9.0), ("a", 5.0)]),
+        (True, "c", [("c", 1.0), ("e", 4.0), ("a", 5.0)]),
+        (False, "c", [("c", 1.0), ("b", 9.0), ("d", 9.0)]),
+    ],
+)
+def test_the_chosen_one_leads_the_best(
+    low_is_better: bool, chosen: str, expected: list[tuple[str, float]]
+) -> None:
+    ids, values = list("abcde"), [5.0, 9.0, 1.0, 9.0, 4.0]
+    scores = Scores(ids, {x: n for n, x in enumerate(ids)}, values, low_is_better=low_is_better)
+    assert scores.best(3, chosen) == expected
+    assert len(scores.best(9, chosen)) == 5
+
+
+def test_events_that_the_property_draws_are_all_that_there_are() -> None:
+    """A new event that changes who may take requests belongs into `steps`."""
+    drawn = {
+        *(StatusReported, DispatchRequested, InstanceStarted, InstanceDied, InstanceRemoved),
+        *(DrainBegan, DrainEnded, DispatchCancelled, Ticked),
+    }
+    assert {x.__name__ for x in set(Event.__args__) - drawn} == {"FrontendDied"}

@@ -1,0 +1,91 @@
+"""What the source waits for, for how long, and whose fault it is that it waited in vain."""
+
+from dataclasses import replace
+
+import pytest
+from move_pair import KEPT, MOVED, RESUMED, Pair, at
+
+from controller.core.migration.protocol import DEFAULT_TIMING
+from controller.core.migration.record import DESTINATION_FAILED
+from controller.core.migration.source_clock import LIMIT_SLACK, SourceClock
+from controller.core.migration.source_events import TimedOut, TookTooLong
+from controller.core.migration.source_state import SourceState
+from controller.core.migration.words import why
+
+TIMING = replace(DEFAULT_TIMING, answer_timeout_s=2.0, stage_timeout_s=30.0)
+STALLED_S = 5.0
+
+
+def _gives_up(state: SourceState, after_s: float, stalled_s: float) -> type | None:
+    clock = SourceClock(0.0, TIMING)
+    assert clock.gives_up(state, 1.0, stalled_s) is None
+    event = clock.gives_up(state, after_s, stalled_s)
+    return None if event is None else type(event)
+
+
+@pytest.mark.parametrize("state", [SourceState.COPYING, SourceState.SUSPENDED])
+def test_bytes_that_flow_are_slow_and_those_that_do_not_are_not_answered(
+    state: SourceState,
+) -> None:
+    assert _gives_up(state, 31.0, 0.0) is TookTooLong
+    assert _gives_up(state, 31.0, STALLED_S) is TimedOut
+
+
+@pytest.mark.parametrize("state", [SourceState.PRE_ALLOCATING, SourceState.COMMITTING])
+def test_a_destination_that_says_nothing_is_at_fault_though_bytes_flow(state: SourceState) -> None:
+    assert _gives_up(state, 31.0, 0.0) is TimedOut
+
+
+def test_that_its_own_engine_is_in_a_long_step_is_not_the_destinations_fault() -> None:
+    assert _gives_up(SourceState.SUSPENDING, 31.0, STALLED_S) is TookTooLong
+
+
+def test_a_stage_has_more_time_where_the_limit_makes_it_take_more() -> None:
+    clock = SourceClock(0.0, TIMING)
+    clock.copy_time_s = 100.0
+    due_s = TIMING.stage_timeout_s + LIMIT_SLACK * clock.copy_time_s
+    assert clock.gives_up(SourceState.COPYING, due_s - 1, 0.0) is None
+    assert clock.gives_up(SourceState.COPYING, due_s + 1, 0.0) == TookTooLong()
+    assert clock.gives_up(SourceState.SUSPENDED, 3.0, 0.0) == TookTooLong(), (
+        "the request is stopped"
+    )
+
+
+def _slow_at(column: str, position: str, *, stalled: bool) -> Pair:
+    pair = at(column, position)
+    pair.slow, pair.stalled = not stalled, stalled
+    pair.pass_time(DEFAULT_TIMING.stage_timeout_s + 1)
+    assert pair.source.over
+    pair.slow = pair.stalled = False
+    pair.settle()
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("column", "position", "outcome"),
+    [("copying", "copying", KEPT), ("suspended", "suspended", RESUMED)],
+)
+@pytest.mark.parametrize("stalled", [True, False])
+def test_a_slow_copy_ends_the_move_and_tells_whose_fault_it_was(
+    column: str, position: str, outcome: str, stalled: bool
+) -> None:
+    pair = _slow_at(column, position, stalled=stalled)
+    assert pair.outcome == outcome
+    assert pair.source.code == ("no_answer" if stalled else "too_slow")
+    assert (pair.source.code in DESTINATION_FAILED) is stalled
+    assert why(pair.source.code) != pair.source.code.replace("_", " ")
+
+
+def test_a_last_copy_for_which_there_is_no_time_does_not_stop_the_request() -> None:
+    pair = at("copying", "copying")
+    pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s + 0.1
+    pair.settle()
+    assert (pair.outcome, pair.source.code) == (KEPT, "too_slow")
+    assert pair.source.hop == 0
+
+
+def test_a_last_copy_for_which_there_is_just_time_does() -> None:
+    pair = at("copying", "copying")
+    pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s
+    pair.settle()
+    assert pair.outcome == MOVED

@@ -1,0 +1,195 @@
+"""Pairs of a round, from one number per instance."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from relief_builders import instance, queued, running
+
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import (
+    PAIRINGS,
+    InstanceLoad,
+    is_destination,
+    is_source,
+    pair,
+)
+from controller.core.snapshot import DEFAULT_LEVELS
+
+CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
+BALANCED = ReschedulingConfig(pairing="balanced")
+
+
+def ids(loads: list[InstanceLoad], config: ReschedulingConfig = CONFIG) -> list[tuple[str, str]]:
+    return [(p.source_id, p.destination_id) for p in pair(loads, config)]
+
+
+def test_the_lowest_source_goes_with_the_highest_destination() -> None:
+    loads = [
+        InstanceLoad("a", 49),
+        InstanceLoad("b", 300),
+        InstanceLoad("c", -5),
+        InstanceLoad("d", 101),
+        InstanceLoad("e", 70),
+    ]
+    assert ids(loads) == [("c", "b"), ("a", "d")]
+    (first, _) = pair(loads, CONFIG)
+    assert (first.source_freeness, first.destination_freeness) == (-5, 300)
+
+
+def test_thresholds_are_exclusive() -> None:
+    assert ids([InstanceLoad("a", 50), InstanceLoad("b", 101)]) == []
+    assert ids([InstanceLoad("a", 49.9), InstanceLoad("b", 100)]) == []
+    assert ids([InstanceLoad("a", 49.9), InstanceLoad("b", 100.1)]) == [("a", "b")]
+
+
+def test_ties_go_by_id() -> None:
+    loads = [
+        InstanceLoad(name, steps) for name, steps in zip("dcba", (9, 9, 200, 200), strict=True)
+    ]
+    assert ids(loads) == [("c", "a"), ("d", "b")]
+
+
+def test_whoever_finds_no_partner_stays_alone() -> None:
+    sources = [InstanceLoad(f"s{i}", i) for i in range(4)]
+    assert ids([*sources, InstanceLoad("d", 200)]) == [("s0", "d")]
+
+
+def test_a_draining_instance_comes_first_and_receives_nothing() -> None:
+    loads = [
+        InstanceLoad("a", -900),
+        InstanceLoad("b", -math.inf, draining=True),
+        InstanceLoad("c", 400),
+    ]
+    assert ids(loads) == [("b", "c")]
+    assert not is_destination(InstanceLoad("b", 400, draining=True), CONFIG)
+
+
+def test_one_with_an_evicted_request_is_a_source_however_free() -> None:
+    evicted = InstanceLoad("a", 500, num_evicted_queued=1)
+    assert is_source(evicted, CONFIG)
+    assert not is_destination(evicted, CONFIG)
+    assert ids([evicted, InstanceLoad("b", 200)]) == [("a", "b")]
+
+
+def test_who_may_not_send_or_receive_does_not() -> None:
+    low, high = InstanceLoad("a", 0), InstanceLoad("b", 200)
+    assert ids([low, high]) == [("a", "b")]
+    assert ids([InstanceLoad("a", 0, may_send=False), high]) == []
+    assert ids([low, InstanceLoad("b", 200, may_receive=False)]) == [], "it cools"
+
+
+def test_an_empty_draining_instance_takes_nobodys_destination() -> None:
+    empty = InstanceLoad.of(
+        instance(instance_id="a", draining=True), DEFAULT_LEVELS, may_send=True, may_receive=True
+    )
+    assert not empty.may_send
+    assert ids([empty, InstanceLoad("b", 200), InstanceLoad("c", 0)]) == [("c", "b")]
+
+
+def test_a_load_is_counted_from_a_snapshot() -> None:
+    snapshot = instance(running("x", 30), running("y", 10), queued("q", 20, evicted=True))
+    load = InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
+    assert load == InstanceLoad(
+        "a",
+        16 * 40 / 3,
+        num_evicted_queued=1,
+        num_in_batch=3,
+        mean_request_tokens=320,
+    )
+
+
+# -- balanced ---------------------------------------------------------------------------------
+
+
+def batch(name: str, num_requests: int) -> InstanceLoad:
+    """So many requests of 10 blocks each, of 100 blocks."""
+    snapshot = instance(*(running(f"{name}{i}", 10) for i in range(num_requests)), instance_id=name)
+    return InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
+
+
+def test_balanced_knows_no_threshold() -> None:
+    loads = [batch("a", 6), batch("b", 3), batch("c", 1)]
+    assert min(load.freeness for load in loads) > BALANCED.source_below_steps
+    assert ids(loads, BALANCED) == [("a", "c")]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "pairs"),
+    [
+        (3, 3, []),
+        (4, 3, []),  # 3 and 4 would be no better
+        (4, 2, [("a", "b")]),
+        (1, 0, []),
+        (2, 0, [("a", "b")]),
+    ],
+)
+def test_balanced_pairs_while_the_destination_stays_the_freer_one(
+    left: int, right: int, pairs: list[tuple[str, str]]
+) -> None:
+    assert ids([batch("a", left), batch("b", right)], BALANCED) == pairs
+
+
+def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
+    loads = [InstanceLoad("a", -math.inf, draining=True), batch("b", 9)]
+    assert ids(loads, BALANCED) == [("a", "b")]
+
+
+# -- whatever the loads -----------------------------------------------------------------------
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[InstanceLoad]:
+    loads = []
+    for index in range(draw(st.integers(0, 12))):
+        draining = draw(st.integers(0, 5)) == 0
+        steps = draw(st.one_of(st.floats(-500, 1600), st.sampled_from([48.0, 49.0, 100.0])))
+        loads.append(
+            InstanceLoad(
+                f"i-{index}",
+                -math.inf if draining else steps,
+                draining,
+                draw(st.sampled_from([0, 0, 0, 1])),
+                draw(st.booleans()) or draw(st.booleans()),
+                draw(st.booleans()) or draw(st.booleans()),
+                draw(st.integers(1, 50)),
+                draw(st.floats(0, 2000)),
+            )
+        )
+    return loads
+
+
+@settings(deadline=None)
+@given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.floats(0, 200), st.floats(0, 200))
+def test_each_instance_is_in_one_pair_at_most(
+    loads: list[InstanceLoad], name: str, low: float, more: float
+) -> None:
+    config = ReschedulingConfig(
+        source_below_steps=low, destination_above_steps=low + more, pairing=name
+    )
+    by_id = {load.instance_id: load for load in loads}
+    pairs = pair(loads, config)
+    used = [one for p in pairs for one in (p.source_id, p.destination_id)]
+    assert len(used) == len(set(used))
+    for p in pairs:
+        source, destination = by_id[p.source_id], by_id[p.destination_id]
+        assert source.may_send
+        assert destination.may_receive, "it cools, or may not be used"
+        assert not destination.draining
+        assert not destination.num_evicted_queued
+        assert (
+            source.draining or source.num_evicted_queued or source.freeness < destination.freeness
+        )
+    assert pair(list(reversed(loads)), config) == pairs, "in whatever order they come"
+
+
+@settings(deadline=None)
+@given(clusters())
+def test_nobody_is_left_over_on_both_sides(loads: list[InstanceLoad]) -> None:
+    pairs = pair(loads, CONFIG)
+    num_sources = sum(is_source(load, CONFIG) for load in loads)
+    num_destinations = sum(is_destination(load, CONFIG) for load in loads)
+    assert len(pairs) == min(num_sources, num_destinations)
+    steps = [p.source_freeness for p in pairs]
+    assert steps == sorted(steps)

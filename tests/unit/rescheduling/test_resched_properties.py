@@ -1,0 +1,220 @@
+"""What holds for relief whatever the requests are."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
+
+from controller.core.choose_destination import lacks
+from controller.core.freeness import freeness
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import PAIRINGS, InstanceLoad, pair
+from controller.core.rescheduling.projection import with_arrivals, without
+from controller.core.rescheduling.relief import ReliefView, next_move
+from controller.core.rescheduling.victims import VICTIMS
+from controller.core.snapshot import DEFAULT_LEVELS
+
+TOTAL_BLOCKS = 200
+"""Twice the target load of a high-priority request."""
+
+
+@st.composite
+def request_lists(draw: st.DrawFn, name: str, max_size: int = 8) -> list[Candidate]:
+    requests, free = [], TOTAL_BLOCKS
+    for index in range(draw(st.integers(0, max_size))):
+        num_blocks = draw(st.integers(1, 60))
+        queued = num_blocks > free or draw(st.integers(0, 7)) == 0
+        free -= 0 if queued else num_blocks
+        requests.append(
+            Candidate(
+                f"{name}{index}",
+                draw(st.sampled_from([0, 0, 0, 1])),
+                num_blocks * BLOCK_SIZE - draw(st.integers(0, 15)),
+                0 if queued else num_blocks,
+                0 if queued else num_blocks,
+                queued,
+                evicted=queued and draw(st.booleans()),
+                arrival_time_s=float(draw(st.integers(0, 3))),
+                num_tokens_left=draw(st.one_of(st.none(), st.integers(1, 500))),
+                refusal=draw(st.sampled_from([None] * 6 + ["multimodal"])),
+                moves=draw(st.sampled_from([(), (), (("b", 5.0),), (("c", 5.0),) * 6])),
+            )
+        )
+    return requests
+
+
+configs = st.builds(
+    ReschedulingConfig,
+    source_below_steps=st.sampled_from([16.0, 48.0, 160.0]),
+    destination_above_steps=st.just(160.0),
+    victim=st.sampled_from(sorted(VICTIMS)),
+    pairing=st.sampled_from(sorted(PAIRINGS)),
+    guard=st.booleans(),
+)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> ReliefView:
+    return view_of(
+        draw(request_lists("s")),
+        [replace(each, refusal=None) for each in draw(request_lists("d"))],
+        total_blocks=TOTAL_BLOCKS,
+        draining=draw(st.integers(0, 4)) == 0,
+        config=draw(configs),
+        bytes_per_s=draw(st.sampled_from([None, 1e9, 1e7])),
+    )
+
+
+def projected(view: ReliefView) -> tuple[float, float]:
+    """Freeness of both once all that has begun is over."""
+    leaving = {c.request_id for c in view.candidates if c.outgoing}
+    return (
+        freeness(without(view.source, view.candidates, leaving), view.levels),
+        freeness(with_arrivals(view.destination, view.sent), view.levels),
+    )
+
+
+@settings(deadline=None)
+@given(views())
+def test_every_move_is_needed_and_fits(view: ReliefView) -> None:
+    """And relief ends: by being none any more, or with a code for everybody who was tried."""
+    config, draining = view.config, view.source.draining
+    while (decision := next_move(view)).chosen is not None:
+        chosen = decision.chosen
+        source_steps, destination_steps = projected(view)
+        assert chosen in view.candidates
+        assert chosen.refusal is None
+        assert not chosen.outgoing
+        assert chosen.request_id not in {each.request_id for each in decision.refused}
+        if not draining:
+            enough = config.source_below_steps
+            if config.pairing == "balanced":
+                enough = destination_steps
+            assert source_steps < enough, "it was a source"
+            to = with_arrivals(view.destination, view.sent)
+            assert lacks(to, chosen.blocks_there(BLOCK_SIZE)) is None
+        view = begun(view, chosen)
+        if config.guard and not draining:
+            source_after, destination_after = projected(view)
+            if config.pairing == "defrag":
+                assert destination_after >= config.source_below_steps, "it became a source"
+            else:
+                assert destination_after >= source_after, "it should send it back"
+    staying = {c.request_id for c in view.candidates if not c.outgoing}
+    refused = {each.request_id for each in decision.refused}
+    assert refused <= staying
+    if draining:
+        assert refused == staying
+    elif projected(view)[0] < config.source_below_steps and config.pairing == "defrag":
+        running = {c.request_id for c in view.candidates if not c.outgoing and not c.queued}
+        if VICTIMS[config.victim].takes_running:
+            assert running <= refused
+
+
+@settings(deadline=None)
+@given(views())
+def test_a_draining_instance_sends_whatever_can_go(view: ReliefView) -> None:
+    view = replace(
+        view,
+        source=replace(view.source, draining=True),
+        destination=instance(instance_id="b", total_blocks=1000),
+        candidates=[replace(c, num_tokens_left=None) for c in view.candidates],
+    )
+    while (decision := next_move(view)).chosen is not None:
+        view = begun(view, decision.chosen)
+    assert {c.request_id for c in view.candidates if not c.outgoing} == {
+        c.request_id for c in view.candidates if c.refusal
+    }
+
+
+@settings(deadline=None)
+@given(views())
+def test_one_under_way_counts_as_if_it_had_arrived(view: ReliefView) -> None:
+    """Once: the next decision is the one that is made when both instances have reported it."""
+    chosen = next_move(view).chosen
+    if chosen is None or (chosen.queued and view.source.draining):
+        return
+    under_way = begun(view, chosen)
+    arrived = replace(
+        view,
+        source=without(view.source, view.candidates, {chosen.request_id}),
+        candidates=[c for c in view.candidates if c.request_id != chosen.request_id],
+        destination=with_arrivals(view.destination, [chosen]),
+    )
+    assert next_move(under_way) == next_move(arrived)
+
+
+# -- rounds in a cluster that stands still ------------------------------------------------------
+
+
+@dataclass
+class StandingCluster:
+    """Nobody grows, ends or comes; moves take no time. A queued request that goes over runs."""
+
+    requests: dict[str, list[Candidate]]
+    config: ReschedulingConfig
+
+    def round(self) -> list[str]:
+        """Who moved."""
+        snapshots = {
+            name: instance(*requests, instance_id=name, total_blocks=TOTAL_BLOCKS)
+            for name, requests in self.requests.items()
+        }
+        loads = [
+            InstanceLoad.of(snapshot, DEFAULT_LEVELS, may_send=True, may_receive=True)
+            for snapshot in snapshots.values()
+        ]
+        moved = []
+        for each in pair(loads, self.config):
+            view = replace(
+                view_of(self.requests[each.source_id], config=self.config),
+                source=snapshots[each.source_id],
+                destination=snapshots[each.destination_id],
+            )
+            while (chosen := next_move(view).chosen) is not None:
+                view = begun(view, chosen)
+                self._move(chosen, each.source_id, each.destination_id)
+                moved.append(chosen.request_id)
+        return moved
+
+    def _move(self, chosen: Candidate, source_id: str, destination_id: str) -> None:
+        self.requests[source_id].remove(chosen)
+        num_blocks = chosen.blocks_there(BLOCK_SIZE)
+        arrived = replace(
+            chosen,
+            num_blocks=num_blocks,
+            num_freed_blocks=num_blocks,
+            queued=False,
+            evicted=False,
+            moves=((source_id, 0.0), *chosen.moves),
+        )
+        self.requests[destination_id].append(arrived)
+
+
+@settings(deadline=None)
+@given(st.lists(request_lists("r"), min_size=2, max_size=4), st.sampled_from(sorted(PAIRINGS)))
+def test_a_cluster_that_stands_still_comes_to_rest(
+    lists: list[list[Candidate]], pairing: str
+) -> None:
+    """With thresholds nobody moves twice: who received keeps out of the sources."""
+    requests = {
+        f"i-{number}": [
+            replace(each, request_id=f"{number}-{each.request_id}", refusal=None, moves=())
+            for each in each_list
+        ]
+        for number, each_list in enumerate(lists)
+    }
+    cluster = StandingCluster(requests, replace(EASY, pairing=pairing))
+    num_requests = sum(len(each) for each in lists)
+    num_moves: dict[str, int] = {}
+    for _ in range(num_requests * 6 + 1):
+        moved = cluster.round()
+        for request_id in moved:
+            num_moves[request_id] = num_moves.get(request_id, 0) + 1
+        if not moved:
+            break
+    assert not moved, "still moving"
+    if pairing == "defrag":
+        assert max(num_moves.values(), default=0) <= 1

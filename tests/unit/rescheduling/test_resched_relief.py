@@ -1,0 +1,385 @@
+"""Which request a source sends next, and which figures refuse one; each refusal has a test."""
+
+from dataclasses import replace
+
+import pytest
+from relief_builders import EASY, STEP_TIME_S, begun, instance, queued, running, view_of
+
+from controller.core.freeness import freeness
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
+from controller.core.rescheduling.relief import Decision, MoveReason, ReliefView, next_move
+from controller.core.rescheduling.victims import VICTIMS
+from controller.core.snapshot import DEFAULT_LEVELS, Level
+
+CROWD = [running(f"r{i:02}", 5 + i) for i in range(13)]
+"""143 blocks' worth of them do not fit into 100; the tests take what they need."""
+FULL = [running("x", 30), running("y", 20), running("z", 40)]
+"""90 of 100 blocks: 53 steps; with thresholds of 96 it is a source."""
+TIGHT = replace(EASY, source_below_steps=96, destination_above_steps=96)
+UNGUARDED = replace(TIGHT, guard=False)
+
+
+def full(**changes: object) -> list[Candidate]:
+    """`y`, the first in turn, with something about it that may matter."""
+    return [replace(c, **changes) if c.request_id == "y" else c for c in FULL]  # type: ignore[arg-type]
+
+
+def moves_of(view: ReliefView, limit: int = 50) -> list[tuple[str, str]]:
+    """(id, reason) of all that leave one after the other, nothing else happening meanwhile."""
+    moves = []
+    while (decision := next_move(view)).chosen is not None:
+        moves.append((decision.chosen.request_id, decision.reason))
+        view = begun(view, decision.chosen)
+        assert len(moves) <= limit
+    return moves
+
+
+def codes(decision: Decision) -> dict[str, str]:
+    return {each.request_id: each.code for each in decision.refused}
+
+
+# -- when, how many and in which order ------------------------------------------------------
+
+
+def test_nobody_leaves_an_instance_that_is_free_enough() -> None:
+    assert next_move(view_of(FULL)) == Decision()
+    assert next_move(view_of([])) == Decision()
+
+
+def test_the_fewest_tokens_leave_first_and_only_until_it_is_no_source() -> None:
+    view = view_of(FULL, config=TIGHT)
+    assert freeness(view.source, DEFAULT_LEVELS) == pytest.approx(16 * 10 / 3)
+    decision = next_move(view)
+    assert decision.chosen is not None
+    assert (decision.chosen.request_id, decision.reason) == ("y", MoveReason.BALANCE)
+    assert not decision.refused
+    numbers = decision.numbers
+    assert numbers["source_freeness_steps"] == pytest.approx(16 * 10 / 3)
+    assert numbers["source_freeness_after_steps"] == 16 * 30 / 2
+    assert numbers["destination_freeness_steps"] == 1600
+    assert numbers["destination_freeness_after_steps"] == 16 * 80
+    assert numbers["copy_time_s"] == pytest.approx(0.020)
+    assert numbers["relief_s"] == pytest.approx(16 * 20 / 3 * STEP_TIME_S)
+    assert moves_of(view) == [("y", "balance")]
+
+
+def test_what_is_on_its_way_counts_once() -> None:
+    """Under way it is in both snapshots' future; at the destination's next status, in `sent` no
+    more; when the source has let it go, among the candidates no more."""
+    view = begun(view_of(FULL, config=TIGHT), FULL[1])
+    assert next_move(view) == Decision()
+    reported = replace(view, sent=(), destination=instance(FULL[1], instance_id="b"))
+    assert next_move(reported) == Decision()
+    gone = view_of([FULL[0], FULL[2]], [FULL[1]], config=TIGHT)
+    assert next_move(gone) == Decision()
+    failed = view_of(FULL, config=TIGHT)
+    assert next_move(failed).chosen == FULL[1], "it stayed: tried again"
+
+
+def test_the_lowest_rank_leaves_first() -> None:
+    levels = (Level("low", -1), Level("normal", 0))
+    source = [running("x", 5), running("y", 40, rank=-1), running("z", 50)]
+    assert moves_of(view_of(source, levels=levels, config=TIGHT))[0][0] == "y"
+
+
+ARRIVALS = [
+    running("old", 30, arrival_time_s=1),
+    running("mid", 20, arrival_time_s=2),
+    running("new", 40, arrival_time_s=3),
+    queued("first", 25, arrival_time_s=4),
+    queued("second", 5, arrival_time_s=5),
+]
+
+
+@pytest.mark.parametrize(
+    ("victim", "turn"),
+    [
+        ("llumnix", ["mid", "first", "old", "new"]),
+        ("SR", ["mid", "old", "new"]),
+        ("LR", ["new", "old", "mid"]),
+        ("LCR", ["new", "mid", "old"]),
+        ("FCW", ["first"]),
+        ("FCWSR", ["first", "mid", "old", "new"]),
+    ],
+)
+def test_each_victim_policy_has_its_turns(victim: str, turn: list[str]) -> None:
+    immovable = [replace(c, refusal="multimodal") for c in ARRIVALS]
+    decision = next_move(view_of(immovable, config=replace(TIGHT, victim=victim)))
+    assert [each.request_id for each in decision.refused] == turn
+    assert set(codes(decision).values()) == {"multimodal"}
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        next_move(view_of(FULL, config=replace(TIGHT, victim="nobody")))
+    assert set(VICTIMS) == {"llumnix", "LCR", "LR", "SR", "FCW", "FCWSR"}
+
+
+def test_whom_waits_behind_the_head_is_left_in_peace() -> None:
+    source = [running("x", 60), queued("head", 50), queued("next", 1, arrival_time_s=1)]
+    moves = moves_of(view_of(source, config=replace(TIGHT, victim="FCW")))
+    assert moves == [("head", "queue head")], "with it gone the next one fits"
+
+
+# -- the queue's head -------------------------------------------------------------------------
+
+
+def test_others_make_room_for_the_head_of_the_queue() -> None:
+    source = [running("x", 40), running("y", 30), queued("long", 50)]
+    view = view_of(source)
+    assert freeness(view.source, DEFAULT_LEVELS) < 0
+    assert moves_of(view) == [("y", "queue head")]
+
+
+def test_the_head_itself_leaves_where_it_is_the_shortest() -> None:
+    source = [running("x", 60), running("y", 39), queued("short", 10)]
+    assert moves_of(view_of(source, [running("w", 50)]))[0] == ("short", "queue head")
+
+
+def test_the_head_does_not_go_where_it_would_wait_again() -> None:
+    source = [running("x", 60, refusal="multimodal"), queued("long", 50)]
+    view = view_of(source, [running("w", 60)])
+    decision = next_move(view)
+    assert decision.chosen is None
+    assert codes(decision)["long"] == MoveRefusal.NO_BLOCKS
+
+
+# -- headroom -----------------------------------------------------------------------------------
+
+
+def test_neighbours_leave_a_high_request_until_the_target_load_is_kept() -> None:
+    """A target load of 1,600 tokens is 100 blocks; of 800 the headroom is the other 700."""
+    high = running("high", 20, rank=1)
+    source = [high, *(running(f"n{i}", 20) for i in range(6))]
+    moves = moves_of(view_of(source, total_blocks=800))
+    assert [reason for _, reason in moves] == ["headroom"] * 3
+    assert [request_id for request_id, _ in moves] == ["n0", "n1", "n2"]
+    left = [high, *(running(f"n{i}", 20) for i in range(3, 6))]
+    assert freeness(instance(*left, total_blocks=800), DEFAULT_LEVELS) >= 48
+
+
+def test_the_high_one_stays_when_only_its_own_headroom_makes_a_source() -> None:
+    """More than its target load by itself: it would be a source wherever it runs."""
+    view = view_of([running("high", 120, rank=1)], total_blocks=800)
+    assert freeness(view.source, DEFAULT_LEVELS) < 0
+    decision = next_move(view)
+    assert decision.chosen is None
+    assert codes(decision) == {"high": ReliefRefusal.HEADROOM}
+    assert decision.refused[0].numbers == {
+        "source_freeness_steps": -320,
+        "without_headroom_steps": 16 * 680,
+    }
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_the_high_one_stays_while_neighbours_are_left(guard: bool) -> None:
+    source = [running("high", 30, rank=1), running("n", 769, refusal="in_prefill")]
+    view = view_of(source, total_blocks=800, config=replace(EASY, guard=guard))
+    assert codes(next_move(view)) == {"n": "in_prefill", "high": "headroom"}
+
+
+def test_several_high_ones_that_crowd_each_other_may_part() -> None:
+    source = [running(f"h{i}", 50 + i, rank=1) for i in range(10)]
+    view = view_of(source, total_blocks=550)
+    assert moves_of(view)[0] == ("h0", "balance")
+
+
+def test_a_waiting_neighbour_keeps_the_high_one_too() -> None:
+    """The one that waits is the one to go; but it finds no room over there."""
+    source = [running("high", 400, rank=1), queued("n", 399)]
+    view = view_of(source, [running("w", 300)], total_blocks=410)
+    assert codes(next_move(view)) == {"n": "no_blocks", "high": "headroom"}
+
+
+# -- draining -------------------------------------------------------------------------------------
+
+
+def test_everybody_leaves_a_draining_instance_the_queue_first() -> None:
+    source = [
+        running("x", 30),
+        running("y", 5),
+        queued("later", 90, arrival_time_s=2),
+        queued("sooner", 80, arrival_time_s=1),
+        running("high", 3, rank=1),
+    ]
+    moves = moves_of(view_of(source, draining=True))
+    assert moves == [(each, "drain") for each in ("sooner", "later", "y", "x", "high")]
+    assert next_move(view_of([], draining=True)) == Decision()
+
+
+def test_draining_overrides_cost_but_not_room() -> None:
+    source = [running("x", 30, moves=(("b", 1.0),) * 99)]
+    there = [running("w", 68)]
+    slow = {"bytes_per_s": 1e3}
+    assert moves_of(view_of(source, there, draining=True, **slow)) == [("x", "drain")]
+    decision = next_move(view_of(source, [running("w", 71)], draining=True))
+    assert codes(decision) == {"x": MoveRefusal.NO_BLOCKS}
+    numbers = decision.refused[0].numbers
+    assert (numbers["needed_blocks"], numbers["destination_free_blocks"]) == (30, 29)
+
+
+def test_freeness_of_a_draining_source_is_no_number() -> None:
+    decision = next_move(view_of(FULL, draining=True))
+    assert decision.numbers["source_freeness_steps"] is None
+    assert decision.numbers["source_freeness_after_steps"] is None
+
+
+# -- refusals, one by one ---------------------------------------------------------------------
+
+
+def refused(view: ReliefView, code: str) -> dict[str, float]:
+    """The figures of the refusal of `y`; the next in turn is tried."""
+    decision = next_move(view)
+    assert codes(decision).get("y") == code
+    (numbers,) = [dict(each.numbers) for each in decision.refused if each.request_id == "y"]
+    return numbers  # type: ignore[return-value]
+
+
+def test_a_request_that_cannot_move_lets_the_next_one_go() -> None:
+    view = view_of(full(refusal="in_prefill"), config=TIGHT)
+    assert refused(view, "in_prefill") == {}
+    assert next_move(view).chosen == FULL[0]
+
+
+def test_no_blocks() -> None:
+    view = view_of(FULL, [running("w", 81)], config=UNGUARDED)
+    assert refused(view, MoveRefusal.NO_BLOCKS) == {
+        "needed_blocks": 20,
+        "destination_free_blocks": 19,
+        "destination_num_running": 1,
+        "destination_max_num_running": 0,
+    }
+
+
+def test_no_blocks_that_the_watermark_would_leave() -> None:
+    view = view_of(FULL, [running("w", 80)], config=UNGUARDED)
+    assert next_move(view).chosen is not None
+    marked = replace(view, destination=replace(view.destination, watermark_blocks=1))
+    assert refused(marked, MoveRefusal.NO_BLOCKS)["destination_free_blocks"] == 19
+
+
+def test_no_slot() -> None:
+    view = view_of(FULL, [running("w", 1)], config=TIGHT)
+    packed = replace(view, destination=replace(view.destination, max_num_running=1))
+    assert refused(packed, MoveRefusal.NO_SLOT)["destination_max_num_running"] == 1
+
+
+def test_no_slot_is_left_by_those_on_their_way() -> None:
+    view = view_of(FULL, [running("w", 1)], config=TIGHT)
+    view = replace(view, destination=replace(view.destination, max_num_running=2))
+    assert next_move(view).chosen is not None
+    refused(replace(view, sent=(running("other", 1),)), MoveRefusal.NO_SLOT)
+
+
+def test_moved_lately() -> None:
+    """Nor by a way round: it was at `c` since."""
+    lately = full(moves=(("b", 9.5), ("c", 2.0)))
+    view = view_of(lately, config=TIGHT)
+    assert refused(view, ReliefRefusal.MOVED_LATELY) == {"left_ago_s": 9.5, "not_back_s": 10}
+    for fine in ((("c", 9.5),), (("b", 10.0),)):
+        chosen = next_move(view_of(full(moves=fine), config=TIGHT)).chosen
+        assert chosen is not None
+        assert chosen.request_id == "y"
+
+
+def test_moves_often() -> None:
+    six = tuple(("c", ago_s) for ago_s in (1.0, 11.0, 21.0, 31.0, 41.0, 59.9))
+    view = view_of(full(moves=six), config=TIGHT)
+    numbers = refused(view, ReliefRefusal.MOVES_OFTEN)
+    assert numbers == {"num_moves_last_minute": 6, "max_moves_per_minute": 6}
+    older = (*six[:5], ("c", 60.0))
+    assert next_move(view_of(full(moves=older), config=TIGHT)).refused == ()
+
+
+def test_ends_first() -> None:
+    """20 blocks take 20 ms to copy, as long as a step: with 2 tokens left it is over by then."""
+    view = view_of(full(num_tokens_left=2), config=TIGHT)
+    assert refused(view, ReliefRefusal.ENDS_FIRST) == pytest.approx(
+        {"left_s": 0.04, "copy_time_s": 0.02, "step_time_s": 0.02}
+    )
+    assert next_move(view_of(full(num_tokens_left=3), config=TIGHT)).refused == ()
+    drained = view_of(full(num_tokens_left=2), draining=True)
+    refused(drained, ReliefRefusal.ENDS_FIRST)
+
+
+def test_would_overload() -> None:
+    """At the destination 20 blocks more leave 10 for two: 80 steps, less than 96."""
+    view = view_of(FULL, [running("w", 70)], config=TIGHT)
+    assert refused(view, ReliefRefusal.WOULD_OVERLOAD) == {
+        "destination_freeness_after_steps": 80,
+        "destination_least_steps": 96,
+    }
+    assert next_move(view_of(FULL, [running("w", 68)], config=TIGHT)).refused == ()
+
+
+def test_would_overload_counts_what_is_on_its_way() -> None:
+    view = view_of(FULL, [running("w", 48)], config=TIGHT)
+    assert next_move(view).refused == ()
+    refused(replace(view, sent=(running("other", 20),)), ReliefRefusal.WOULD_OVERLOAD)
+
+
+def test_would_overload_counts_the_headroom_at_the_destination() -> None:
+    there = [running("high", 60, rank=1)]
+    view = view_of(FULL, there, total_blocks=100, config=TIGHT)
+    assert next_move(view).refused == (), "the target load is all of it: no headroom"
+    levels = (DEFAULT_LEVELS[0], Level("high", 1, target_load_tokens=1200))
+    numbers = refused(replace(view, levels=levels), ReliefRefusal.WOULD_OVERLOAD)
+    assert numbers["destination_freeness_after_steps"] == 16 * (75 - 80) / 2
+
+
+def test_costs_more() -> None:
+    """20 blocks free 320 tokens: a batch of 3 lives on them for 107 steps, 2.1 s."""
+    over_in = {"bytes_per_s": 20_000_000 / 2.14}
+    view = view_of(FULL, config=TIGHT, **over_in)
+    assert refused(view, ReliefRefusal.COSTS_MORE) == pytest.approx(
+        {
+            "copy_time_s": 2.14,
+            "gain_s": 320 / 3 * 0.02,
+            "relief_s": 320 / 3 * 0.02,
+            "head_wait_s": 0,
+            "destination_loss_s": 0,
+        }
+    )
+    assert next_move(view_of(FULL, config=TIGHT, bytes_per_s=20_000_000 / 2.13)).refused == ()
+
+
+def test_costs_more_when_most_of_it_is_shared() -> None:
+    view = view_of(full(num_freed_blocks=0), config=TIGHT)
+    assert refused(view, ReliefRefusal.COSTS_MORE)["relief_s"] == 0
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"bytes_per_s": None}, {"step_time_s": None}], ids=["link", "step"]
+)
+def test_what_was_never_measured_refuses_nothing(unknown: dict[str, None]) -> None:
+    slow = view_of(FULL, config=TIGHT, **{"bytes_per_s": 1e3, **unknown})
+    assert next_move(slow).refused == ()
+
+
+def test_without_the_guard_only_room_counts() -> None:
+    lately = full(moves=(("b", 0.0),) * 99, num_tokens_left=1)
+    view = view_of(lately, [running("w", 70)], config=UNGUARDED, bytes_per_s=1.0)
+    assert next_move(view).refused == ()
+    refused(view_of(lately, [running("w", 81)], config=UNGUARDED), MoveRefusal.NO_BLOCKS)
+
+
+def test_every_code_has_a_sentence() -> None:
+    assert set(SENTENCES) == set(ReliefRefusal)
+
+
+# -- balanced -----------------------------------------------------------------------------------
+
+
+BALANCED = replace(EASY, pairing="balanced")
+
+
+def test_balanced_moves_while_the_destination_stays_the_freer_one() -> None:
+    source = [running(f"r{i}", 10) for i in range(6)]
+    view = view_of(source, [running("w", 10)], config=BALANCED)
+    assert freeness(view.source, DEFAULT_LEVELS) > BALANCED.source_below_steps
+    assert moves_of(view) == [("r0", "balance"), ("r1", "balance")]
+    assert codes(next_move(begun(begun(view, source[0]), source[1]))) == {
+        f"r{i}": ReliefRefusal.WOULD_OVERLOAD for i in range(2, 6)
+    }

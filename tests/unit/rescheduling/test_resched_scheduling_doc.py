@@ -1,0 +1,64 @@
+"""What docs/scheduling.md says is what the code does: its tables, defaults and codes."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from figure_nine import CASES, MAX_ROUNDS, play, table
+
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import PAIRINGS
+from controller.core.rescheduling.refusals import SENTENCES
+from controller.core.rescheduling.relief import MoveReason
+from controller.core.rescheduling.victims import VICTIMS
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "scheduling.md"
+METRICS = DOCUMENT.with_name("metrics.md")
+COMMAND = "PYTHONPATH=. python tests/unit/rescheduling/figure_nine.py"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_document_shows_what_the_code_does(name: str) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
+    assert found, f"docs/scheduling.md has no table between the marks of {name}"
+    assert found[1] == table(CASES[name]), f"paste what `{COMMAND}` prints"
+
+
+REASONS = ("balance", "queue head", "headroom", "drain")
+
+
+@pytest.mark.parametrize(("name", "reason"), list(zip(CASES, REASONS, strict=True)))
+def test_each_case_moves_for_its_own_reason(name: str, reason: str) -> None:
+    happened = [what for what, _, _ in play(CASES[name])]
+    moves = [what for what in happened if "moves" in what]
+    assert moves
+    assert len(happened) < MAX_ROUNDS
+    assert {what.split(": ")[1] for what in moves} == {reason}
+
+
+def test_it_names_everything_that_can_be_chosen() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for name in (*PAIRINGS, *VICTIMS, *MoveReason, *SENTENCES):
+        assert re.search(rf"\b{name}\b", text), f"{name} is not in docs/scheduling.md"
+
+
+def test_its_defaults_are_those_of_the_code() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `migration\.(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
+    config = ReschedulingConfig()
+    expected = {each.name: getattr(config, each.name) for each in fields(config)}
+    assert rows == {name: _shown(value) for name, value in expected.items()}
+
+
+def test_every_code_is_explained() -> None:
+    text = METRICS.read_text(encoding="utf-8")
+    for code in SENTENCES:
+        assert re.search(rf"^\| {code} \| ", text, re.MULTILINE), f"{code} is not in metrics.md"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

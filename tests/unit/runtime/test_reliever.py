@@ -1,0 +1,283 @@
+"""Sources that relieve themselves, with real llumlets, engine threads and moves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from moving_cluster import MovingCluster
+
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.freeness import freeness
+from controller.core.migration.protocol import Verb
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.ports.engine import Engine
+from controller.runtime.messages import AnyMessage
+from controller.runtime.move_messages import MoveLimitsSet, MoveSaid
+from controller.runtime.steer_messages import DrainSet, Relief, ReliefOrdered
+
+CONFIG = ReschedulingConfig()
+UNGUARDED = replace(CONFIG, guard=False)
+"""Steps take next to no time here, so no move is worth it."""
+
+
+async def snapshot(moving: MovingCluster, instance_id: str) -> InstanceSnapshot:
+    def look(engine: Engine) -> InstanceSnapshot:
+        return engine.snapshot(instance_id, 1)
+
+    return await moving.at_boundary(moving.instances[instance_id], look)
+
+
+async def order(
+    moving: MovingCluster,
+    source_id: str = "i-0",
+    destination_id: str = "i-1",
+    config: ReschedulingConfig = UNGUARDED,
+    *,
+    destination: InstanceSnapshot | None = None,
+    age_s: float = 0.0,
+) -> None:
+    found = destination or await snapshot(moving, destination_id)
+    source = await snapshot(moving, source_id)
+    steps = {each.instance_id: freeness(each, DEFAULT_LEVELS) for each in (source, found)}
+    relief = Relief(
+        moving.controller.ref(destination_id),
+        found,
+        age_s,
+        steps[source_id],
+        steps[destination_id],
+        tuple(steps.items()),
+        DEFAULT_LEVELS,
+        config,
+    )
+    moving.controller.send(source_id, ReliefOrdered("round-x-1", relief))
+
+
+async def crowd(moving: MovingCluster, lengths: dict[str, int], **options: Any) -> None:
+    """On i-0, with so many prompt tokens each, one token on their way. Nothing steps by itself."""
+    moving.hold()
+    for request_id, num_prompt_tokens in lengths.items():
+        await moving.frontend.submit(request_id, num_prompt_tokens, options.get("max_tokens", 20))
+    await moving.until(lambda: len(moving.a.engine.waiting) == len(lengths))
+    moving.a.engine.allow(1)
+    await moving.until(lambda: all(moving.frontend.tokens[r] for r in lengths))
+
+
+def at(moving: MovingCluster, instance_id: str) -> set[str]:
+    return set(moving.instances[instance_id].llumlet.requests)
+
+
+def told(moving: MovingCluster) -> list[LoggedEvent]:
+    return [e for e in moving.controller.events if e.kind is EventKind.NOT_MOVED]
+
+
+def pre_alloc(message: AnyMessage) -> bool:
+    return isinstance(message, MoveSaid) and message.said.verb is Verb.PRE_ALLOC
+
+
+LENGTHS = {"r0": 65, "r1": 81, "r2": 113, "r3": 129, "r4": 145, "r5": 161}
+"""49 blocks of 64: 40 steps for the six of them, 64 without r0, 104 without
+r1 too."""
+TWO = replace(UNGUARDED, source_below_steps=100.0, destination_above_steps=100.0)
+
+
+async def test_the_shortest_leave_until_the_instance_is_no_source(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    await order(moving, config=TWO)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    assert at(moving, "i-1") == {"r0", "r1"}
+    assert at(moving, "i-0") == {"r2", "r3", "r4", "r5"}
+    records = sorted(moving.controller.records, key=lambda record: record.migration_id)
+    assert [(r.migration_id, r.request_id, r.outcome, r.reason) for r in records] == [
+        ("m-i-0-1-1", "r0", "migrated", "balance"),
+        ("m-i-0-1-2", "r1", "migrated", "balance"),
+    ]
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    (event,) = moving.events(EventKind.MIGRATED, "r0")
+    assert event.numbers["freeness_of_i-0"] == event.numbers["source_freeness_steps"] == 40.0
+    assert event.numbers["freeness_of_i-1"] == 1024.0
+    assert event.numbers["num_stages"] == len(records[0].stages)
+    assert len(moving.controller.records) == 2
+    await moving.nothing_is_left()
+
+
+async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held)
+    await order(moving, config=TWO)
+    await snapshot(moving, "i-0")
+    assert [m.request_id for m in moving.a.llumlet._desk.in_flight()] == ["r0"]
+    moving.network.release()
+    await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    assert len(moving.controller.records) == 2
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "expired", "disabled"])
+async def test_without_an_order_no_further_move_begins(moving: MovingCluster, how: str) -> None:
+    """What is under way ends."""
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held)
+    if how == "expired":  # and no other one came: the controller is gone
+        moving.clock.now_s += 2 * CONFIG.interval_s
+    else:
+        moving.controller.send("i-0", ReliefOrdered("round-x-2"))
+        await moving.until(lambda: moving.a.llumlet._reliever._order is None)
+    moving.network.release()
+    await moving.until(lambda: moving.controller.records)
+    assert at(moving, "i-1") == {"r0"}
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    assert len(moving.controller.records) == 1
+    await moving.nothing_is_left()
+
+
+async def test_an_order_ends_with_its_destination(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held)
+    await moving.kill("i-1")
+    await moving.until(lambda: moving.controller.records)
+    moving.network.release()
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    assert [record.code for record in moving.controller.records] == ["destination_died"]
+    await moving.nothing_is_left()
+
+
+async def test_everybody_leaves_a_draining_instance(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", DrainSet(draining=True))
+    await order(moving)
+    await moving.until(lambda: not at(moving, "i-0"))
+    assert at(moving, "i-1") == set(LENGTHS)
+    assert {record.reason for record in moving.controller.records} == {"drain"}
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_others_make_room_for_an_evicted_request(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    moving.a.engine.admits = False
+    await moving.evict("r5", moving.a)
+    taken = await moving.at_boundary(moving.a, lambda _: moving.a.engine.blocks.take(18))
+    await order(moving)
+    await moving.until(lambda: moving.controller.records)
+    record = moving.controller.records[0]
+    assert (record.request_id, record.reason) == ("r0", "queue head")
+    moving.a.engine.admits = True
+    await moving.at_boundary(moving.a, lambda _: moving.a.engine.blocks.drop(taken))
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+# -- what was sent, and what was not ----------------------------------------------------------
+
+
+async def test_what_was_sent_counts_at_its_destination_once(moving: MovingCluster) -> None:
+    """Here for the place that it takes: by the sender's word until the destination says so."""
+    await crowd(moving, LENGTHS)
+    one_place = replace(await snapshot(moving, "i-1"), max_num_running=1)
+    await order(moving, config=TWO, destination=one_place)
+    await moving.until(lambda: moving.controller.records)
+    await order(moving, config=TWO, destination=one_place, age_s=30.0)
+    await moving.until(lambda: told(moving))
+    assert at(moving, "i-1") == {"r0"}
+    event = told(moving)[0]
+    assert (event.request_id, event.numbers["destination_num_running"]) == ("r1", 1)
+    assert event.reason == "to i-1: the destination's batch is full (no_slot)"
+    moving.clock.now_s += 0.1
+    await order(moving, config=TWO, destination=one_place)
+    await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_a_request_whose_move_failed_is_not_tried_again_at_once(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, {"r0": 64, "r1": 300, "r2": 320}, max_tokens=60)
+    idle = await snapshot(moving, "i-1")
+    filled = await moving.at_boundary(moving.b, lambda _: moving.b.engine.blocks.take(60))
+    config = replace(UNGUARDED, source_below_steps=200.0, destination_above_steps=200.0)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    for _ in range(2):
+        moved = len(moving.controller.records)
+        await order(moving, config=config, destination=idle)
+        await moving.until(lambda n=moved: len(moving.controller.records) > n)
+    failed = [(record.request_id, record.code) for record in moving.controller.records]
+    assert failed == [("r0", "no_blocks"), ("r1", "no_blocks")]
+    await moving.at_boundary(moving.b, lambda _: moving.b.engine.blocks.drop(filled))
+    moving.clock.now_s += 1.0
+    await order(moving, config=config, destination=idle)
+    await moving.until(lambda: at(moving, "i-1") == {"r0"})
+    for request_id in ("r0", "r1", "r2"):
+        await moving.finishes(request_id, 60)
+    await moving.nothing_is_left()
+
+
+async def test_why_a_request_is_not_moved_is_told_once_and_not_too_often(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, LENGTHS)
+    moves = moving.a.engine.moves
+    moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
+    for _ in range(3):
+        await order(moving)
+        await snapshot(moving, "i-0")
+    await moving.until(lambda: len(told(moving)) == 2)
+    moving.clock.now_s += 1.0
+    await order(moving)
+    await moving.until(lambda: len(told(moving)) == 4)
+    moves.refusals["r0"] = MoveRefusal.PROMPT_EMBEDS
+    moving.clock.now_s += 1.0
+    await order(moving)
+    await moving.until(lambda: len(told(moving)) == 6)
+    assert [event.request_id for event in told(moving)] == ["r0", "r1", "r2", "r3", "r0", "r4"]
+    assert {event.cause_id for event in told(moving)} == {"round-x-1"}
+    history = moving.events(EventKind.NOT_MOVED, "r0")
+    assert [event.reason for event in history] == [
+        "to i-1: it has multimodal input (multimodal)",
+        "to i-1: its prompt is given as embeddings (prompt_embeds)",
+    ]
+    assert history[0].numbers == {
+        "source_freeness_steps": 40.0,
+        "destination_freeness_steps": 1024.0,
+        "freeness_of_i-0": 40.0,
+        "freeness_of_i-1": 1024.0,
+    }
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+
+
+async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) -> None:
+    await moving.stream()
+    await moving.move()
+    moving.clock.now_s += 5.0
+    await moving.move("i-1", "i-2")
+    moving.clock.now_s += 2.0
+    trail = moving.instances["i-2"].llumlet.requests["r"].trail
+    assert trail.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
+    anyhow = replace(CONFIG, source_below_steps=2000.0, destination_above_steps=2000.0)
+    await order(moving, "i-2", "i-1", anyhow)
+    await moving.until(lambda: told(moving))
+    (event,) = told(moving)
+    assert (event.numbers["left_ago_s"], event.numbers["not_back_s"]) == (2.0, 10.0)
+    await moving.finishes()
+    assert not moving.controller.records
+    await moving.nothing_is_left()

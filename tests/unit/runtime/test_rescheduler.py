@@ -1,0 +1,153 @@
+"""The controller's rounds, with instances that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from controller_bed import Bed
+from fakes import FakeNetwork, settle
+
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.snapshot import QueueHead
+from controller.runtime.steer_messages import ReliefOrdered
+
+# Rounds are the tests'.
+NEVER = ReschedulingConfig(interval_s=3600.0)
+BUSY = {"free": 4, "num_running": 20}  # 16 * 4 / 20: 3.2 steps
+FULL = {"free": 20, "num_running": 10}  # 32 steps
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
+    bed = Bed(network, num_instances=4)
+    bed.controller.rescheduler.config = NEVER
+    await bed.serve()
+    await bed.reports("i-2", free=60)
+    await bed.reports("i-1", free=50)
+    yield bed
+    bed.task.cancel()
+
+
+async def orders(bed: Bed) -> dict[str, tuple[str, ReliefOrdered] | None]:
+    """What each instance was told in one round: (its destination or nothing, all of it)."""
+    bed.controller.rescheduler.round()
+    await settle()
+    told = {}
+    for instance_id, peer in bed.peers.items():
+        if found := peer.received(ReliefOrdered):
+            order = found[-1]  # another configuration begins a round of its own
+            to = order.relief.destination.instance_id if order.relief else ""
+            told[instance_id] = (to, order)
+        peer.inbox.clear()
+    return told
+
+
+async def told(bed: Bed) -> dict[str, str]:
+    return {instance_id: to for instance_id, (to, _) in (await orders(bed)).items()}
+
+
+async def test_the_lowest_source_gets_the_freest_destination(bed: Bed) -> None:
+    assert await told(bed) == {}
+    await bed.reports("i-0", **FULL)
+    await bed.reports("i-1", **BUSY)
+    await bed.reports("i-2", free=60, num_running=1)
+    found = await orders(bed)
+    assert {instance_id: to for instance_id, (to, _) in found.items()} == {
+        "i-1": "i-3",
+        "i-0": "i-2",
+    }
+    relief = found["i-1"][1].relief
+    assert relief is not None
+    assert relief.destination == bed.controller.mover.destination("i-3")
+    assert relief.snapshot == bed.controller.scheduler.instances["i-3"].snapshot
+    assert 0 <= relief.snapshot_age_s < 60
+    assert (relief.source_freeness, relief.destination_freeness) == (3.2, 1024.0)
+    assert relief.candidates == (("i-3", 1024.0), ("i-2", 960.0), ("i-0", 32.0), ("i-1", 3.2))
+    assert (relief.levels, relief.config) == (bed.controller.rescheduler.levels, NEVER)
+    assert found["i-0"][1].round_id == found["i-1"][1].round_id
+
+
+async def test_who_is_not_paired_any_more_is_told_once(bed: Bed) -> None:
+    await bed.reports("i-0", **BUSY)
+    assert await told(bed) == {"i-0": "i-3"}
+    assert await told(bed) == {"i-0": "i-3"}, "an order lasts for a round or two"
+    await bed.reports("i-0", free=40, num_running=10)
+    assert await told(bed) == {"i-0": ""}
+    assert await told(bed) == {}
+
+
+async def test_a_source_without_a_destination_gets_no_order(bed: Bed) -> None:
+    for instance_id in ("i-0", "i-1", "i-2", "i-3"):
+        await bed.reports(instance_id, **BUSY)
+    assert await told(bed) == {}
+
+
+async def test_an_evicted_request_that_waits_makes_a_source_and_no_destination(bed: Bed) -> None:
+    head = QueueHead("r", 0, 3, 0.0, evicted=True)
+    evicted = {"num_queued": 1, "queue_head": head, "num_evicted_queued": 1}
+    await bed.reports("i-3", num_running=1, **evicted)
+    assert await told(bed) == {"i-3": "i-0"}
+    await bed.reports("i-0", **BUSY)
+    assert await told(bed) == {"i-0": "i-2", "i-3": "i-1"}
+
+
+async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> None:
+    controller = bed.controller
+    await bed.reports("i-0", **BUSY)
+    controller.mover.cooling.failed("i-3", controller.now_s())
+    assert await told(bed) == {"i-0": "i-2"}
+    controller.scheduler.instances["i-2"].last_report_s -= 1000.0
+    assert await told(bed) == {"i-0": "i-1"}
+    controller.scheduler.instances["i-0"].last_report_s -= 1000.0
+    assert await told(bed) == {"i-0": ""}
+
+
+async def test_disabled_only_draining_instances_are_relieved(bed: Bed) -> None:
+    await bed.reports("i-0", **BUSY)
+    await bed.reports("i-1", free=60, num_running=1, draining=True)
+    bed.controller.rescheduler.config = replace(NEVER, enabled=False)
+    assert await told(bed) == {"i-1": "i-3"}
+    bed.controller.rescheduler.config = NEVER
+    assert await told(bed) == {"i-1": "i-3", "i-0": "i-2"}
+
+
+async def test_a_dead_instance_is_told_nothing_and_takes_nothing(bed: Bed) -> None:
+    await bed.reports("i-0", **BUSY)
+    await bed.reports("i-1", **FULL)
+    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
+    bed.network.lose("mem://i-0")
+    bed.network.lose("mem://i-3")
+    await settle()
+    for peer in bed.peers.values():
+        peer.inbox.clear()
+    assert await told(bed) == {"i-1": "i-2"}
+
+
+async def test_another_configuration_counts_at_once(bed: Bed) -> None:
+    """Also while a long interval lasts."""
+    await bed.reports("i-0", **BUSY)
+    bed.peers["i-0"].inbox.clear()
+    bed.controller.rescheduler.config = replace(NEVER, interval_s=0.01)
+    for _ in range(2):
+        order = await bed.peers["i-0"].receive(ReliefOrdered)
+        assert order.relief is not None
+        assert order.relief.config.interval_s == 0.01
+
+
+async def test_a_round_that_fails_is_not_the_last_one(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rescheduler, rounds = bed.controller.rescheduler, []
+    again = asyncio.Event()
+
+    def fails() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 3:
+            again.set()
+        raise KeyError("no such pairing")
+
+    monkeypatch.setattr(rescheduler, "round", fails)
+    rescheduler.config = replace(NEVER, interval_s=0.01)
+    await asyncio.wait_for(again.wait(), 10.0)
+    assert "a round of rescheduling failed" in caplog.text

@@ -1,0 +1,79 @@
+"""The present spec: saved before it counts, and never changed by two at once."""
+
+import pytest
+from controller_bed import Bed
+from fakes import FakeNetwork, virtual_time
+
+from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.runtime.spec_keeper import RevisionConflictError, SpecKeeper
+
+FIRST = ClusterSpec.first(2)
+
+
+class Store:
+    def __init__(self) -> None:
+        self.saved: list[ClusterSpec] = []
+        self.full = False
+
+    def load(self) -> ClusterSpec | None:
+        return self.saved[-1] if self.saved else None
+
+    def save(self, spec: ClusterSpec) -> None:
+        if self.full:
+            raise OSError("full")
+        self.saved.append(spec)
+
+
+def test_a_change_is_saved_and_then_counts() -> None:
+    store = Store()
+    keeper = SpecKeeper(FIRST, store)
+    keeper.change(FIRST.with_settings({"a.x": 1}))
+    assert (keeper.spec, keeper.revision, store.load()) == (
+        FIRST.with_settings({"a.x": 1}),
+        1,
+        keeper.spec,
+    )
+
+
+def test_what_cannot_be_saved_does_not_count() -> None:
+    store = Store()
+    keeper = SpecKeeper(FIRST, store)
+    store.full = True
+    with pytest.raises(OSError, match="full"):
+        keeper.change(FIRST.with_instances_added(1))
+    assert (keeper.spec, store.saved) == (FIRST, [])
+
+
+def test_of_two_changes_of_the_same_one_is_made() -> None:
+    keeper = SpecKeeper(FIRST)
+    mine, yours = FIRST.with_settings({"a.x": 1}), FIRST.with_instances_added(1)
+    keeper.change(mine)
+    with pytest.raises(RevisionConflictError) as raised:
+        keeper.change(yours)
+    assert (raised.value.expected, raised.value.found) == (0, 1)
+    assert keeper.spec is mine
+
+
+def test_who_looked_at_an_older_revision_is_told() -> None:
+    keeper = SpecKeeper(FIRST)
+    keeper.check_revision(None)
+    keeper.check_revision(0)
+    keeper.change(FIRST.with_instances_added(1))
+    for looked_at in (0, 2):
+        with pytest.raises(RevisionConflictError, match="1 is the present one"):
+            keeper.check_revision(looked_at)
+
+
+@virtual_time
+async def test_a_restarted_controller_has_the_instances_that_were_kept(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    more = bed.keeper.spec.with_instances_added(2)
+    fewer = more.without_instance("i-0")
+    drained = fewer.with_drains(DrainOrder("d", "i-3", 1.0))
+    for each in (more, fewer, drained):
+        bed.keeper.change(each)
+    bed.restart_controller()
+    assert bed.launcher.launched == ["f-0", "i-1", "i-2", "i-3"]
+    assert bed.controller.keeper.spec == drained

@@ -1,0 +1,159 @@
+"""`llumctl get` and `set` against the real control API."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_support import remember
+from control_support import TOKEN, Listener, listening
+
+from controller.api import run_state
+from controller.api.live_settings import live_settings
+from controller.api.settings import Settings
+from controller.api.words import setting_value
+from controller.main.down import present_grace_s
+from llumctl import setting_text
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+async def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listener]:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    async with listening(1) as (served, _):
+        remember(served.url, token=TOKEN)
+        yield served
+
+
+async def llumctl(*arguments: str) -> int:
+    return await asyncio.to_thread(run, list(arguments))
+
+
+@pytest.mark.usefixtures("listener")
+async def test_settings_are_shown(capsys: Captured) -> None:
+    assert await llumctl("get") == 0
+    captured = capsys.readouterr()
+    header, *rows = captured.out.splitlines()
+    assert header.split() == ["KEY", "VALUE", "DEFAULT", "MEANING"]
+    assert [row.split()[0] for row in rows] == list(live_settings(Settings()))
+    assert "migration.max_moves 4 4 Moves of one" in " ".join(" ".join(rows).split())
+    assert "endpoint.request_timeout_s none none" in " ".join(" ".join(rows).split())
+    assert captured.err == "revision 0\n"
+    assert await llumctl("get", "migration.cooling_s", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["revision"] == 0
+    assert [(each["key"], each["value"]) for each in found["settings"]] == [
+        ("migration.cooling_s", 30.0)
+    ]
+    assert await llumctl("get", "-o", "name") == 0
+    captured = capsys.readouterr()
+    assert "migration.max_moves" in captured.out.split()
+    assert captured.err == ""
+    assert await llumctl("get", "migration.max_move") == 2
+    assert "did you mean migration.max_moves?" in capsys.readouterr().err
+
+
+async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
+    changes = ("migration.max_moves=2", "migration.cooling_s=0.5")
+    limits = lambda: listener.cluster.controller.limits  # noqa: E731
+    assert await llumctl("set", *changes, "--dry-run") == 10
+    assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
+    assert limits().max_moves == 4
+    assert await llumctl("set", *changes, "-m", "less noise", "--if-revision", "0") == 0
+    captured = capsys.readouterr()
+    assert [line.split() for line in captured.out.splitlines()] == [
+        ["KEY", "PREVIOUS", "NOW"],
+        ["migration.max_moves", "4", "2"],
+        ["migration.cooling_s", "30", "0.5"],
+    ]
+    assert captured.err == "revision 1\n"
+    assert limits().cooling_s == 0.5
+    assert '"reason": "less noise"' in listener.audit.path.read_text()
+    assert await llumctl("set", *changes) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "nothing to change\n")
+    assert await llumctl("set", *changes, "--dry-run") == 0
+
+
+async def test_words_switches_and_nothing_are_values_too(
+    listener: Listener, capsys: Captured
+) -> None:
+    changes = (
+        "scheduler.policy=round-robin",
+        "migration.enabled=false",
+        "endpoint.request_timeout_s=5",
+        "priority.high.target_load_tokens=none",
+    )
+    assert await llumctl("set", *changes, "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["key"], each["previous"], each["value"]) for each in found["changes"]] == [
+        ("endpoint.request_timeout_s", None, 5.0),
+        ("scheduler.policy", "llumnix", "round-robin"),
+        ("migration.enabled", True, False),
+        ("priority.high.target_load_tokens", 1600, None),
+    ]
+    config = listener.cluster.controller.live
+    assert (config.scheduler.policy, config.rescheduling.enabled) == ("round-robin", False)
+
+
+async def test_down_takes_the_grace_time_as_it_was_set_last(listener: Listener) -> None:
+    state = run_state.load("default")
+    assert state is not None
+    assert await llumctl("set", "scheduler.grace_s=2.5") == 0
+    assert await asyncio.to_thread(present_grace_s, state) == 2.5
+    gone = replace(state, control_url="http://127.0.0.1:1", grace_s=7.0)
+    assert await asyncio.to_thread(present_grace_s, gone) == 7.0
+    assert listener.cluster.controller.keeper.revision == 1
+
+
+@pytest.mark.usefixtures("listener")
+async def test_an_older_revision_is_a_conflict(capsys: Captured) -> None:
+    assert await llumctl("set", "migration.max_moves=2") == 0
+    capsys.readouterr()
+    assert await llumctl("set", "migration.max_moves=3", "--if-revision", "0") == 6
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "revision 0 was looked at, and 1 is the present one" in captured.err
+    assert captured.err.endswith("try:   llumctl get\n")
+
+
+@pytest.mark.usefixtures("listener")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("migration.max_moves=-1",), "migration.max_moves: Input should be greater than"),
+        (("migration.max_moves=few",), "migration.max_moves: Input should be a valid integer"),
+        (("migration.max_moves=inf",), "migration.max_moves: Input should be a valid integer"),
+        (("migration.max_moves=none",), "migration.max_moves: Input should be a valid integer"),
+        (("migration.victim=LLR",), "migration.victim: Input should be 'llumnix', 'LCR'"),
+        (("migration.speed=1",), "there is no setting 'migration.speed'"),
+        (("endpoint.port=1",), "endpoint.port cannot be changed while the cluster runs"),
+        (("migration.max_moves",), "'migration.max_moves' is not of that form"),
+        (("migration.max_moves=2", "--if-revision", "-1"), "--if-revision: must be at least 0"),
+        (("migration.max_moves=2", "-m", "a\nb"), "--reason: one line of up to 200"),
+        (("migration.max_moves=2", "-m", "x" * 201), "--reason: one line of up to 200"),
+    ],
+)
+async def test_what_is_wrong_is_said(
+    arguments: tuple[str, ...], words: str, capsys: Captured
+) -> None:
+    assert await llumctl("set", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert await llumctl("get", "migration.max_moves", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["settings"][0]["value"] == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4, "4"), (0.0, "0"), (2.5, "2.5"), (5e9, "5000000000"), (True, "true"), (None, "none")],
+)
+def test_a_value_is_shown_as_it_can_be_typed(value: float | None, text: str) -> None:
+    assert setting_value(value) == text
+    assert setting_text.parse([f"a.b={text}"]) == {"a.b": value}

@@ -1,0 +1,183 @@
+"""Priorities of live requests on the control API: what is refused, planned, done and recorded."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
+from move_support import serve_running_request
+
+from controller.api.models import EventPage, RequestDetail
+from controller.api.steer_models import PriorityReport
+from controller.core.request_record import RequestState
+from controller.runtime.dispatcher import Dispatcher
+from controller.runtime.known_instances import KnownInstances
+from controller.runtime.rank_changes import RankChanges
+from controller.runtime.routes import Routes
+from controller.runtime.steer_messages import RankChangeAsked
+
+PATH = "/v1/requests/r-1/priority"
+
+
+class Bed:
+    """Of f-0 only its book is real, and how it changes a rank."""
+
+    def __init__(self, listener: Listener, client: httpx.AsyncClient, num_choices: int = 1) -> None:
+        self.listener, self.client = listener, client
+        self.cluster = listener.cluster
+        self.book = serve_running_request(listener, num_choices=num_choices)
+        self.book._level_names = {0: "normal", 1: "high"}
+        nobody, known = cast("Any", None), KnownInstances()
+        routes = Routes(nobody, known, self.book, nobody)
+        dispatcher = Dispatcher(nobody, nobody, known, dict)
+        changes = RankChanges(routes, dispatcher, self.book, nobody)
+        self.cluster.mailbox.answers["mem://f-0"] = lambda message: (
+            changes.asked(message) if isinstance(message, RankChangeAsked) else None
+        )
+
+    async def asks(self, path: str = PATH, **body: Any) -> httpx.Response:
+        return await self.client.post(path, headers=AUTHORIZED, json={"level": "high"} | body)
+
+    async def report(self, path: str = PATH, **body: Any) -> PriorityReport:
+        answer = await self.asks(path, **body)
+        assert answer.status_code == 200, answer.text
+        return PriorityReport.model_validate_json(answer.content)
+
+    async def refused(self, path: str = PATH, **body: Any) -> tuple[int, str, str]:
+        answer = await self.asks(path, **body)
+        error = answer.json()
+        return answer.status_code, error["code"], error["message"]
+
+    def audited(self) -> list[dict[str, Any]]:
+        path = self.listener.audit.path
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def asked(self) -> list[RankChangeAsked]:
+        return self.cluster.mailbox.sent_to("mem://f-0", RankChangeAsked)
+
+
+@pytest.fixture
+async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.rank_calls.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.05)
+    async with listening() as (listener, client):
+        yield Bed(listener, client)
+
+
+async def test_it_changes_and_says_what_it_was(bed: Bed) -> None:
+    found = await bed.report(reason="the board meets")
+    assert (found.request_id, found.client_id) == ("r-1", "cmpl-1")
+    assert (found.previous, found.level, found.instance_id) == ("normal", "high", "i-0")
+    assert not found.dry_run
+    detail = (await bed.client.get("/v1/requests/r-1", headers=AUTHORIZED)).content
+    assert RequestDetail.model_validate_json(detail).level == "high"
+    again = await bed.report(level="normal")
+    assert (again.previous, again.level) == ("high", "normal")
+
+
+async def test_who_and_why_are_audited_and_in_the_event(bed: Bed) -> None:
+    await bed.report(reason="the board meets")
+    entry, over = bed.audited()
+    assert (entry["action"], entry["target"]) == ("priority r-1 high, was normal", "r-1")
+    assert (entry["reason"], entry["outcome"]) == ("the board meets", "begun")
+    assert (over["cause_id"], over["outcome"]) == (entry["cause_id"], "done")
+    page = EventPage.model_validate_json(
+        (await bed.client.get("/v1/events", headers=AUTHORIZED)).content
+    )
+    (event,) = [event for event in page.events if event.kind == "priority_changed"]
+    assert event.cause_id == entry["cause_id"]
+    assert event.actor == entry["actor"]
+    assert event.reason == "from normal to high: the board meets"
+    assert (event.request_id, event.level, event.instance_id) == ("r-1", "high", "i-0")
+    by_operator = [event for event in page.events if event.kind == "operator"]
+    assert {each.cause_id for each in by_operator} == {event.cause_id}
+    detail = (await bed.client.get("/v1/requests/cmpl-1", headers=AUTHORIZED)).content
+    assert event.kind in [e.kind for e in RequestDetail.model_validate_json(detail).history]
+
+
+async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:
+    bed.listener.audit.path = bed.listener.audit.path / "no folder"
+    assert (await bed.refused())[:2] == (500, "not_audited")
+    assert not bed.asked()
+
+
+async def test_a_dry_run_changes_nothing(bed: Bed) -> None:
+    found = await bed.report(dry_run=True)
+    assert (found.previous, found.level, found.dry_run) == ("normal", "high", True)
+    assert not bed.audited()
+    assert (await bed.report(level="normal")).previous == "normal"
+
+
+async def test_a_level_that_there_is_not(bed: Bed) -> None:
+    assert await bed.refused(level="urgent") == (
+        400,
+        "no_such_level",
+        "there is no priority level 'urgent'; there are normal, high",
+    )
+    assert not bed.asked()
+
+
+async def test_a_request_that_has_ended(bed: Bed) -> None:
+    bed.book.ended("r-1", RequestState.FINISHED, "stop")
+    assert await bed.refused() == (
+        409,
+        "ended",
+        "the priority of request r-1 cannot change: it has finished",
+    )
+    assert not bed.audited()
+
+
+async def test_one_that_ends_meanwhile(bed: Bed) -> None:
+    """Its frontend knows better than the listing that was asked for before."""
+    answer = bed.cluster.mailbox.answers["mem://f-0"]
+
+    def ends_first(message: Any) -> Any:
+        if isinstance(message, RankChangeAsked):
+            bed.book.ended("r-1", RequestState.FINISHED, "stop")
+        return answer(message)
+
+    bed.cluster.mailbox.answers["mem://f-0"] = ends_first
+    status, code, message = await bed.refused()
+    assert (status, code) == (409, "ended")
+    assert message.endswith("it ended meanwhile")
+
+
+async def test_a_frontend_that_says_nothing(bed: Bed) -> None:
+    del bed.cluster.mailbox.answers["mem://f-0"]
+    status, code, message = await bed.refused()
+    assert (status, code) == (504, "no_answer")
+    assert "f-0" in message
+    assert message.endswith("it may still change the priority")
+
+
+async def test_a_frontend_that_dies_is_not_waited_for(bed: Bed) -> None:
+    bed.cluster.mailbox.answers["mem://f-0"] = lambda message: None
+    asking = asyncio.create_task(bed.refused())
+    async with asyncio.timeout(10):
+        while not bed.asked():
+            await asyncio.sleep(0.001)
+    bed.cluster.mailbox.lose("mem://f-0")
+    status, code, message = await asking
+    assert (status, code) == (409, "ended")
+    assert message.endswith("its frontend f-0 died")
+
+
+async def test_choices_of_one_request_are_named_one_by_one() -> None:
+    async with listening() as (listener, client):
+        bed = Bed(listener, client, num_choices=2)
+        status, code, message = await bed.refused("/v1/requests/cmpl-1/priority")
+        assert (status, code) == (409, "ambiguous")
+        assert "r-1, r-2" in message
+        assert (await bed.report("/v1/requests/r-2/priority")).request_id == "r-2"
+
+
+async def test_who_may_only_look_changes_nothing(bed: Bed) -> None:
+    answer = await bed.client.post(
+        PATH, headers={"Authorization": f"Bearer {VIEW_TOKEN}"}, json={"level": "high"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (403, "view_only")
+    assert not bed.asked()

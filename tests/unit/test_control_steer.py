@@ -1,0 +1,324 @@
+"""Drain, undrain and scale on the control API: what is planned, begun, refused and recorded."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from control_support import AUTHORIZED, Listener, listening
+from move_support import Source, serve_running_request
+
+from controller.api.client import ControlClient
+from controller.api.errors import ConflictError, NotFoundError, RefusedError
+from controller.api.models import ClusterStatus
+from controller.api.steer_models import (
+    DrainList,
+    DrainReport,
+    DrainRequest,
+    ScaleReport,
+    ScaleRequest,
+    UndrainRequest,
+)
+from controller.core.migration.refusals import MoveRefusal
+from controller.runtime.steer_messages import DrainSet
+
+
+class Bed:
+    """r-1 runs on i-0 with 153 tokens; i-1 and i-2 are idle with 100 blocks."""
+
+    def __init__(self, listener: Listener, client: httpx.AsyncClient) -> None:
+        self.listener, self.client = listener, client
+        self.cluster = listener.cluster
+        self.controller = listener.cluster.controller
+        self.book = serve_running_request(listener)
+        self.source = Source(listener, self.book)
+        self.cluster.report("i-0", num_running=1, num_free_blocks=90)
+
+    async def posts(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(f"/v1/{path}", headers=AUTHORIZED, json=body)
+
+    async def drain(self, instance_id: str = "i-0", **body: Any) -> DrainReport:
+        answer = await self.posts(f"instances/{instance_id}/drain", **body)
+        assert answer.status_code == 200, answer.text
+        return DrainReport.model_validate_json(answer.content)
+
+    async def undrain(self, instance_id: str = "i-0", **body: Any) -> DrainReport:
+        answer = await self.posts(f"instances/{instance_id}/undrain", **body)
+        assert answer.status_code == 200, answer.text
+        return DrainReport.model_validate_json(answer.content)
+
+    async def scale(self, **body: Any) -> ScaleReport:
+        answer = await self.posts("scale", **body)
+        assert answer.status_code == 200, answer.text
+        return ScaleReport.model_validate_json(answer.content)
+
+    async def refused(self, path: str, **body: Any) -> tuple[int, str]:
+        answer = await self.posts(path, **body)
+        return answer.status_code, answer.json()["code"]
+
+    async def drains(self) -> tuple[DrainReport, ...]:
+        answer = await self.client.get("/v1/drains", headers=AUTHORIZED)
+        return DrainList.model_validate_json(answer.content).drains
+
+    async def status(self) -> ClusterStatus:
+        answer = await self.client.get("/v1/status", headers=AUTHORIZED)
+        return ClusterStatus.model_validate_json(answer.content)
+
+    @property
+    def revision(self) -> int:
+        return self.controller.keeper.revision
+
+    def audited(self) -> list[dict[str, Any]]:
+        if not self.listener.audit.path.exists():
+            return []
+        return [json.loads(line) for line in self.listener.audit.path.read_text().splitlines()]
+
+
+@pytest.fixture
+async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.2)
+    async with listening(3) as (listener, client):
+        yield Bed(listener, client)
+
+
+# -- drain --------------------------------------------------------------------------------
+
+
+async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
+    before_s = time.time()
+    found = await bed.drain(deadline_s=60, on_deadline="abort", reason="a fan")
+    assert (found.instance_id, found.state, found.safe_to_delete) == ("i-0", "draining", False)
+    assert (found.num_requests_left, found.num_moving, found.num_moved) == (1, 0, 0)
+    assert (found.cannot_move, found.estimate_s, found.plan) == ((), None, ())
+    assert found.deadline_s is not None
+    assert before_s + 60 <= found.deadline_s <= time.time() + 60
+    assert (found.on_deadline, found.reason, found.dry_run) == ("abort", "a fan", False)
+    assert found.actor.startswith("someone from ")
+    assert (found.revision, bed.revision) == (1, 1)
+    assert not found.removes_instance
+    (told,) = bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1:]
+    assert told == DrainSet(True, found.drain_id)
+    assert await bed.drains() == (found,)
+
+
+async def test_a_drain_is_on_the_record_and_its_events_have_its_cause(bed: Bed) -> None:
+    found = await bed.drain(deadline_s=60, reason="a fan")
+    begun, done = bed.audited()
+    assert (begun["action"], begun["target"]) == ("drain i-0 within 1m00s, then keep", "i-0")
+    assert (begun["outcome"], done["outcome"]) == ("begun", "done")
+    assert begun["reason"] == done["reason"] == "a fan"
+    assert begun["cause_id"] == found.drain_id
+    events = [e for _, e in bed.controller.journal.log.after(None, 100).entries]
+    of_drain = [e.kind for e in events if e.cause_id == found.drain_id]
+    assert of_drain == ["drain_started", "operator"]
+
+
+async def test_the_status_shows_it(bed: Bed) -> None:
+    assert (await bed.status()).revision == 0
+    found = await bed.drain(deadline_s=60)
+    status = await bed.status()
+    assert status.revision == 1
+    assert status.state == "ready"
+    instance, other = status.instances[0], status.instances[1]
+    assert (instance.state, instance.freeness_steps) == ("draining", None)
+    assert instance.drain is not None
+    assert instance.drain.drain_id == found.drain_id
+    assert instance.drain.num_requests_left == 1
+    assert instance.drain.deadline_s == found.deadline_s
+    assert (instance.drain.safe_to_delete, instance.drain.removes) == (False, False)
+    assert other.drain is None
+
+
+async def test_a_dry_run_says_who_would_go_where_and_changes_nothing(bed: Bed) -> None:
+    bed.cluster.report("i-1", num_running=3, num_free_blocks=50)
+    found = await bed.drain(dry_run=True, deadline_s=60)
+    (planned,) = found.plan
+    assert (planned.request_id, planned.client_id) == ("r-1", "cmpl-1")
+    assert (planned.num_tokens, planned.num_blocks) == (153, 10)
+    assert (planned.to_instance_id, planned.code, planned.why) == ("i-2", "", "")
+    assert (found.dry_run, found.state, found.drain_id, found.revision) == (True, "active", "", 0)
+    assert (bed.revision, bed.audited(), await bed.drains()) == (0, [], ())
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_what_cannot_move_is_named(bed: Bed, dry_run: bool) -> None:
+    for instance_id in ("i-1", "i-2"):
+        bed.cluster.report(instance_id, num_free_blocks=9)
+    found = await bed.drain(dry_run=dry_run)
+    (stays,) = found.cannot_move
+    assert (stays.request_id, stays.client_id, stays.code) == ("r-1", "cmpl-1", "no_blocks")
+    assert stays.why == "no instance has 10 free blocks"
+    assert found.estimate_s is None
+    bed.source.refusals["r-1"] = str(MoveRefusal.MULTIMODAL)
+    found = await bed.drain(dry_run=dry_run)
+    assert [(s.code, s.why) for s in found.cannot_move] == [
+        ("multimodal", "it has multimodal input")
+    ]
+    bed.source.refusals["r-1"] = str(MoveRefusal.MOVING)
+    assert (await bed.drain(dry_run=dry_run)).cannot_move == (), "it is on its way"
+
+
+async def test_who_is_no_destination_for_the_rescheduler_is_none_in_the_plan(bed: Bed) -> None:
+    for instance_id in ("i-1", "i-2"):
+        bed.cluster.report(instance_id, num_free_blocks=40, num_running=20)
+    (planned,) = (await bed.drain(dry_run=True)).plan
+    assert (planned.to_instance_id, planned.code) == (None, "too_busy")
+    assert planned.why == "no instance with room for it is free enough"
+    bed.cluster.report("i-2", num_free_blocks=70, num_running=20)
+    (planned,) = (await bed.drain(dry_run=True)).plan
+    assert planned.to_instance_id == "i-2"
+
+
+async def test_the_last_one_that_serves_needs_force(bed: Bed) -> None:
+    await bed.drain("i-1")
+    await bed.drain("i-2")
+    assert await bed.refused("instances/i-0/drain") == (409, "last_instance")
+    assert await bed.refused("instances/i-0/drain", dry_run=True) == (409, "last_instance")
+    assert len(await bed.drains()) == 2
+    assert (await bed.drain(force=True)).state == "draining"
+
+
+async def test_drained_twice_is_drained_once_and_the_new_deadline_counts(bed: Bed) -> None:
+    first = await bed.drain(deadline_s=60)
+    second = await bed.drain(deadline_s=600, reason="later")
+    assert second.drain_id == first.drain_id
+    assert first.deadline_s is not None
+    assert second.deadline_s is not None
+    assert second.deadline_s > first.deadline_s + 500
+    assert (second.reason, second.revision) == ("later", 2)
+
+
+# -- undrain ------------------------------------------------------------------------------
+
+
+async def test_undrain_takes_it_back(bed: Bed) -> None:
+    await bed.drain()
+    assert (await bed.undrain(dry_run=True)).state == "draining"
+    assert bed.revision == 1
+    found = await bed.undrain(reason="fixed")
+    assert (found.state, found.drain_id, found.revision) == ("active", "", 2)
+    assert found.num_requests_left == 1
+    assert bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False, "")
+    last = bed.audited()[-1]
+    assert (last["action"], last["reason"]) == ("undrain i-0", "fixed")
+    again = await bed.undrain()
+    assert (again.state, again.revision, len(bed.audited())) == ("active", 2, 4)
+
+
+# -- scale --------------------------------------------------------------------------------
+
+
+async def test_scale_out_and_in(bed: Bed) -> None:
+    grown = await bed.scale(change=1)
+    assert (grown.previous, grown.target, grown.added) == (3, 4, ("i-3",))
+    assert (grown.draining, grown.undrained, grown.revision) == ((), (), 1)
+    assert bed.cluster.launcher.launched[-1] == "i-3"
+    status = await bed.status()
+    assert (status.state, status.detail) == ("ready", "i-3 is starting")
+    shrunk = await bed.scale(target=2, deadline_s=30, on_deadline="abort", reason="night")
+    assert (shrunk.previous, shrunk.target) == (4, 2)
+    going = {each.instance_id: each for each in shrunk.draining}
+    assert sorted(going) == ["i-1", "i-3"], "one that does not serve, and one without requests"
+    assert going["i-1"].removes_instance
+    assert (going["i-1"].on_deadline, going["i-1"].reason) == ("abort", "night")
+    actions = [entry["action"] for entry in bed.audited() if entry["outcome"] == "begun"]
+    assert actions == [
+        "scale 3 to 4",
+        "scale 4 to 2",
+        "remove i-3 once drained within 30s, then abort",
+        "remove i-1 once drained within 30s, then abort",
+    ]
+    back = await bed.scale(target=3)
+    assert (back.previous, back.undrained, back.added) == (2, ("i-1",), ())
+
+
+async def test_a_dry_run_of_scale_names_everything_and_does_nothing(bed: Bed) -> None:
+    out = await bed.scale(change=2, dry_run=True)
+    assert (out.previous, out.target, out.added, out.dry_run) == (3, 5, ("i-3", "i-4"), True)
+    bed.cluster.report("i-2", num_running=4, num_free_blocks=40)
+    bed.cluster.report("i-1", num_running=5, num_free_blocks=30)
+    into = await bed.scale(change=-2, dry_run=True)
+    (first, second) = into.draining
+    assert (first.instance_id, second.instance_id) == ("i-0", "i-2")
+    assert first.removes_instance
+    assert [p.to_instance_id for p in first.plan] == ["i-1"], "not the other one that goes"
+    assert (bed.revision, bed.audited()) == (0, [])
+    assert bed.cluster.launcher.launched == ["i-0", "i-1", "i-2"]
+
+
+async def test_a_scale_to_what_is_planned_changes_nothing(bed: Bed) -> None:
+    found = await bed.scale(target=3)
+    assert (found.previous, found.target, found.revision) == (3, 3, 0)
+    assert bed.audited() == []
+
+
+async def test_scale_is_refused_with_the_reason(bed: Bed) -> None:
+    assert await bed.refused("scale", target=0) == (409, "min_instances")
+    assert await bed.refused("scale", change=-3) == (409, "min_instances")
+    assert await bed.refused("scale", target=0, dry_run=True) == (409, "min_instances")
+    assert await bed.refused("scale", change=1022) == (409, "max_instances")
+    bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
+    assert await bed.refused("scale", change=1) == (409, "no_room")
+    assert (await bed.scale(change=1, force=True)).added == ("i-3",)
+
+
+# -- revisions and refusals ---------------------------------------------------------------
+
+
+async def test_of_two_who_act_on_one_revision_one_is_told(bed: Bed) -> None:
+    answers = await asyncio.gather(
+        bed.posts("instances/i-0/drain", if_revision=0),
+        bed.posts("scale", change=1, if_revision=0),
+        bed.posts("instances/i-1/drain", if_revision=0),
+    )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    codes = {a.json()["code"] for a in answers if a.status_code == 409}
+    assert codes == {"revision_conflict"}
+    message = next(a.json()["message"] for a in answers if a.status_code == 409)
+    assert "revision 0 was looked at, and 1 is the present one" in message
+    assert bed.revision == 1
+    assert await bed.refused("instances/i-0/undrain", if_revision=7) == (409, "revision_conflict")
+    assert await bed.refused("scale", change=1, if_revision=7, dry_run=True) == (
+        409,
+        "revision_conflict",
+    )
+
+
+@pytest.mark.parametrize("path", ["instances/i-9/drain", "instances/f-0/drain"])
+async def test_what_is_no_instance_is_not_found(bed: Bed, path: str) -> None:
+    assert await bed.refused(path) == (404, "no_such_instance")
+    assert await bed.refused(path.replace("drain", "undrain")) == (404, "no_such_instance")
+
+
+async def test_a_cluster_that_stops_is_not_steered(bed: Bed) -> None:
+    bed.controller.stop(drain=True, grace_s=5.0)
+    assert await bed.refused("instances/i-0/drain") == (409, "stopping")
+    assert await bed.refused("scale", change=1) == (409, "stopping")
+
+
+async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:
+    bed.listener.audit.path.mkdir()
+    assert await bed.refused("instances/i-0/drain") == (500, "not_audited")
+    assert await bed.refused("scale", change=1) == (500, "not_audited")
+    assert bed.revision == 0
+
+
+async def test_the_typed_client(bed: Bed) -> None:
+    def use() -> None:
+        with ControlClient(bed.listener.url, "t0ken") as client:
+            assert client.drain("i-0", DrainRequest()).state == "draining"
+            assert [each.instance_id for each in client.drains().drains] == ["i-0"]
+            assert client.undrain("i-0", UndrainRequest()).state == "active"
+            assert client.scale(ScaleRequest(change=1)).added == ("i-3",)
+            with pytest.raises(RefusedError, match="at least one"):
+                client.scale(ScaleRequest(target=0))
+            with pytest.raises(ConflictError, match="revision"):
+                client.drain("i-0", DrainRequest(if_revision=99))
+            with pytest.raises(NotFoundError):
+                client.drain("i-77", DrainRequest())
+
+    await asyncio.to_thread(use)

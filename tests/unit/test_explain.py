@@ -1,0 +1,223 @@
+"""A request's history as the decisions that made it."""
+
+from typing import Any
+
+import pytest
+
+from controller.adapters.http.views import event_model
+from controller.api.explain import explain
+from controller.api.explain_models import (
+    Considered,
+    DispatchStep,
+    Explanation,
+    ForgottenStep,
+    MoveStep,
+    NotMovedStep,
+    OtherStep,
+    PriorityStep,
+)
+from controller.api.models import Event, MoveStage
+from controller.core.event_log import EventKind, LoggedEvent
+from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.request_record import RequestRecord, RequestState
+from controller.runtime.messages import RequestsAsked
+from controller.runtime.move_messages import MoveTimed
+from controller.runtime.request_book import MAX_HISTORY, RequestBook
+
+DECISION = {
+    "source_freeness_steps": -4.0,
+    "destination_freeness_steps": 300.0,
+    "saved_s": 0.5,
+    "freeness_of_i-1": 300.0,
+    "freeness_of_i-2": 250.5,
+}
+
+
+def book() -> RequestBook:
+    """r has been dispatched to i-0."""
+    found = RequestBook("f-0", {0: "normal", 1: "high"}, wall_clock=lambda: 7.0)
+    found.arrived("r", "client-r", None, 0, 100, 5.0)
+    found.dispatched(
+        "r", "i-0", 1, (("i-0", 80.0), ("i-1", 3.0)), policy="llumnix", num_considered=9
+    )
+    return found
+
+
+def record(found: RequestBook) -> RequestRecord:
+    (only,), _ = found.answer(RequestsAsked("q", None, (), "r", True, 1))
+    return only
+
+
+def steps(found: RequestBook) -> tuple[Any, ...]:
+    its = record(found)
+    return explain([event_model(event) for event in its.history], its.num_forgotten)
+
+
+def move(outcome: str = "migrated", code: str = "", **decision: float) -> MoveRecord:
+    stages = (StageRecord(9, 3686, 0.01), StageRecord(1, 410, 0.002))
+    return MoveRecord(
+        "m-i-0-1-1", "r", "i-0", "i-1", "queue head", outcome, code, 153, 2, 0.05, stages, decision
+    )
+
+
+def test_a_dispatch_names_who_chose_among_whom() -> None:
+    (step,) = steps(book())
+    assert step == DispatchStep(
+        time_s=7.0,
+        cause_id="arrive-r",
+        instance_id="i-0",
+        by="controller",
+        policy="llumnix",
+        candidates=(
+            Considered(instance_id="i-0", figure=80.0),
+            Considered(instance_id="i-1", figure=3.0),
+        ),
+        num_considered=9,
+    )
+
+
+def test_a_replay_is_a_dispatch_again_and_its_frontend_may_have_been_alone() -> None:
+    found = book()
+    found.dispatched("r", "i-2", 1, (), alone=True)
+    again = steps(found)[1]
+    assert (again.by, again.again, again.policy) == ("frontend", True, "")
+    assert (again.candidates, again.num_considered) == ((), 0)
+
+
+def test_a_move_names_both_sides_the_round_and_what_it_took() -> None:
+    found = book()
+    found.moved("r", "i-1", 1)
+    found.move_timed(MoveTimed(move(**DECISION), 0.02), 0.0244)
+    step = steps(found)[1]
+    assert isinstance(step, MoveStep)
+    assert (step.kind, step.reason, step.code, step.why) == ("migrated", "queue head", "", "")
+    assert (step.from_instance_id, step.to_instance_id) == ("i-0", "i-1")
+    assert (step.freeness_steps, step.downtime_s, step.num_bytes) == (-4.0, 0.0244, 4096)
+    assert step.candidates == (
+        Considered(instance_id="i-1", figure=300.0),
+        Considered(instance_id="i-2", figure=250.5),
+    )
+    assert step.stages == (
+        MoveStage(num_blocks=9, num_bytes=3686, copy_time_s=0.01),
+        MoveStage(num_blocks=1, num_bytes=410, copy_time_s=0.002),
+    )
+    assert step.figures["saved_s"] == 0.5
+    assert step.figures["excess_s"] == pytest.approx(0.0044)
+    told = {"num_bytes", "downtime_s", "source_freeness_steps", "num_stages"}
+    assert not told & step.figures.keys()
+    assert not any(name.startswith(("freeness_of", "stage_")) for name in step.figures)
+
+
+def test_a_move_by_hand_had_no_round() -> None:
+    found = book()
+    found.move_timed(MoveTimed(move(), 0.02), None)
+    step = steps(found)[1]
+    assert (step.freeness_steps, step.candidates, step.downtime_s) == (None, (), None)
+
+
+def happened(found: RequestBook, kind: EventKind, **about: Any) -> None:
+    found.happened(
+        LoggedEvent(kind, 8.0, "c-1", instance_id="i-0", incarnation=1, request_id="r", **about)
+    )
+
+
+def test_a_move_that_came_to_nothing_says_why() -> None:
+    found = book()
+    ended = move("kept", "no_blocks")
+    happened(
+        found,
+        EventKind.MIGRATION_FAILED,
+        reason="the destination has not enough free blocks; queue head",
+        numbers=ended.numbers(),
+        labels=ended.labels(),
+    )
+    step = steps(found)[1]
+    assert (step.kind, step.code) == ("migration_failed", "no_blocks")
+    assert step.why == "the destination has not enough free blocks"
+    assert (step.reason, step.to_instance_id) == ("queue head", "i-1")
+
+
+def test_one_that_was_not_moved_says_why_with_its_numbers() -> None:
+    found = book()
+    labels = {"from": "i-0", "to": "i-1", "code": "ends_first", "why": "it ends before that"}
+    numbers = {**DECISION, "left_s": 0.1}
+    happened(found, EventKind.NOT_MOVED, reason="to i-1: ...", numbers=numbers, labels=labels)
+    step = steps(found)[1]
+    assert isinstance(step, NotMovedStep)
+    assert (step.code, step.why) == ("ends_first", "it ends before that")
+    assert (step.from_instance_id, step.to_instance_id) == ("i-0", "i-1")
+    assert (step.figures["left_s"], step.freeness_steps) == (0.1, -4.0)
+    assert [each.instance_id for each in step.candidates] == ["i-1", "i-2"]
+
+
+def test_a_priority_says_what_it_was_and_who_asked() -> None:
+    found = book()
+    found.level_changed("r", 1, "op-1", "ana@host", "a demo")
+    step = steps(found)[1]
+    assert step == PriorityStep(
+        time_s=7.0,
+        cause_id="op-1",
+        previous="normal",
+        level="high",
+        actor="ana@host",
+        reason="a demo",
+    )
+
+
+def test_all_else_is_told_as_it_was_and_an_ended_one_too() -> None:
+    found = book()
+    happened(found, EventKind.ADMITTED, reason="into the batch", numbers={"num_tokens": 100})
+    found.ended("r", RequestState.FINISHED, "stop")
+    admitted, finished = steps(found)[1:]
+    assert isinstance(admitted, OtherStep)
+    assert (admitted.what, admitted.instance_id, admitted.reason) == (
+        "admitted",
+        "i-0",
+        "into the batch",
+    )
+    assert admitted.figures == {"num_tokens": 100}
+    assert (finished.what, finished.reason) == ("finished", "stop")
+
+
+def test_what_was_forgotten_stands_where_it_stood() -> None:
+    found = book()
+    for _ in range(MAX_HISTORY + 6):
+        happened(found, EventKind.EVICTED)
+    told = steps(found)
+    assert len(told) == MAX_HISTORY + 1
+    (place,) = [n for n, step in enumerate(told) if isinstance(step, ForgottenStep)]
+    assert place == MAX_HISTORY // 2
+    assert told[place].num_events == 7  # the dispatch and 70 evictions, of which 64 are kept
+    assert record(found).num_forgotten == 7
+
+
+def test_a_full_history_forgot_nothing() -> None:
+    found = book()
+    for _ in range(MAX_HISTORY - 1):
+        happened(found, EventKind.EVICTED)
+    assert not any(isinstance(step, ForgottenStep) for step in steps(found))
+
+
+def test_an_event_of_a_later_version_is_told_too() -> None:
+    (step,) = explain([Event(kind="teleported", time_s=1.0, cause_id="c", reason="so")])
+    assert (step.kind, getattr(step, "what", "")) == ("other", "teleported")
+
+
+def test_steps_survive_the_wire() -> None:
+    found = book()
+    found.move_timed(MoveTimed(move(**DECISION), 0.02), 0.0244)
+    happened(found, EventKind.NOT_MOVED, labels={"code": "headroom", "why": "it has one"})
+    found.level_changed("r", 1, "op-1", "ana", "")
+    request = {
+        "id": "r",
+        "client_id": "c",
+        "state": "running",
+        "level": "high",
+        "frontend_id": "f-0",
+        "arrival_time_s": 5.0,
+        "age_s": 1.0,
+        "num_prompt_tokens": 100,
+        "num_output_tokens": 1,
+    }
+    explanation = Explanation(request=request, steps=steps(found))  # type: ignore[arg-type]
+    assert Explanation.model_validate_json(explanation.model_dump_json()) == explanation

@@ -1,0 +1,151 @@
+"""Which settings may be changed while the cluster runs, and what they become."""
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from controller.adapters.http.live_config import live_config
+from controller.api.live_settings import LIVE, SettingError, changed, live_settings
+from controller.api.models import SettingValue
+from controller.api.settings import PriorityTable, Settings
+from controller.core.rescheduling.pairing import PAIRINGS
+from controller.core.rescheduling.victims import VICTIMS
+from controller.runtime.live_config import LiveConfig
+
+DEFAULTS = Settings()
+
+
+def test_each_line_of_the_list_names_a_setting() -> None:
+    keys = list(live_settings(DEFAULTS))
+    for pattern in LIVE:
+        assert any(fnmatchcase(key, pattern) for key in keys), pattern
+
+
+def test_what_is_listed_is_the_tables() -> None:
+    found = live_settings(DEFAULTS)
+    assert {key for key in found if key.startswith("migration.")} == {
+        f"migration.{field}" for field in type(DEFAULTS.migration).model_fields
+    }
+    assert found["migration.max_moves"].meaning.startswith("Moves of one instance at a time")
+    assert all(each.meaning for each in found.values())
+    assert all(each.value == each.default for each in found.values())
+    high = found["priority.high.target_load_tokens"]
+    assert (high.value, found["priority.normal.target_load_tokens"].value) == (1600, None)
+    for absent in ("endpoint.port", "priority.high.rank", "cluster.model", "control.port"):
+        assert absent not in found
+
+
+def test_the_defaults_are_those_of_what_goes_by_them() -> None:
+    assert live_config(DEFAULTS) == LiveConfig()
+
+
+def test_the_names_are_those_that_there_are() -> None:
+    fields = type(DEFAULTS.migration).model_fields
+    for field, known in (("pairing", PAIRINGS), ("victim", VICTIMS)):
+        assert set(fields[field].annotation.__args__) == set(known)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("migration.enabled", False),
+        ("migration.victim", "LCR"),
+        ("migration.source_below_steps", -5.5),
+        ("migration.max_moves", 0),
+        ("scheduler.policy", "round-robin"),
+        ("scheduler.hold_timeout_s", 3),
+        ("endpoint.request_timeout_s", 7.5),
+        ("endpoint.request_timeout_s", None),
+        ("priority.high.target_load_tokens", 320),
+        ("priority.high.target_load_tokens", None),
+        ("priority.normal.target_load_tokens", 4000),
+    ],
+)
+def test_one_is_changed_and_no_other(key: str, value: SettingValue) -> None:
+    before = changed(DEFAULTS, {"endpoint.request_timeout_s": 9.0})
+    after = changed(before, {key: value})
+    found, known = live_settings(after), live_settings(before)
+    assert found[key].value == value
+    assert {k: v for k, v in found.items() if k != key} == {
+        k: v for k, v in known.items() if k != key
+    }
+    assert changed(after, {key: known[key].value}) == before
+
+
+def test_each_reaches_what_the_cluster_goes_by() -> None:
+    config = live_config(
+        changed(
+            DEFAULTS,
+            {
+                "migration.enabled": False,
+                "migration.max_bytes_per_s": 5,
+                "scheduler.policy": "vllm-dp",
+                "scheduler.max_held_reqs": 7,
+                "scheduler.status_interval_s": 0.5,
+                "control.max_events": 3,
+                "endpoint.max_live_requests": 2,
+                "priority.high.target_load_tokens": 320,
+            },
+        )
+    )
+    assert config.rescheduling.enabled is False
+    assert config.limits.max_bytes_per_s == 5.0
+    assert (config.scheduler.policy, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
+    assert (config.status_interval_s, config.max_events) == (0.5, 3)
+    assert config.frontends.max_live_requests == 2
+    assert {level.name: level.target_load_tokens for level in config.scheduler.levels} == {
+        "normal": None,
+        "high": 320,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"migration.max_moves": -1}, "migration.max_moves: Input should be greater than"),
+        ({"migration.max_moves": 2.5}, "migration.max_moves: Input should be a valid integer"),
+        ({"migration.max_moves": True}, "migration.max_moves: Input should be a valid integer"),
+        ({"migration.max_moves": None}, "migration.max_moves: Input should be a valid integer"),
+        ({"migration.enabled": 1}, "migration.enabled: Input should be a valid boolean"),
+        ({"migration.victim": "any"}, "migration.victim: Input should be 'llumnix', 'LCR'"),
+        ({"migration.source_below_steps": float("nan")}, "source_below_steps: Input should be a f"),
+        (
+            {"migration.source_below_steps": 60},
+            "migration: source_below_steps (60) must not exceed destination_above_steps (48)",
+        ),
+        ({"priority.high.target_load_tokens": -1}, "priority.high.target_load_tokens: Input shou"),
+        ({"priority.low.target_load_tokens": 1}, "there is no setting 'priority.low.target_load"),
+        ({"migration.max_move": 1}, "did you mean migration.max_moves?"),
+        ({"": 1}, "there is no setting ''"),
+        ({"migration": 1}, "there is no setting 'migration'"),
+        ({"a" * 500: 1}, "there is no setting 'aaaaaa"),
+    ],
+)
+def test_what_may_not_be_is_said(changes: dict[str, SettingValue], why: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        changed(DEFAULTS, {"scheduler.grace_s": 1.0, **changes})
+    assert why in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "key", ["cluster.model", "endpoint.port", "priority.high.rank", "engine.seed", "emulated.speed"]
+)
+def test_what_takes_a_restart_is_named(key: str) -> None:
+    with pytest.raises(SettingError, match=f"{key} cannot be changed while") as raised:
+        changed(DEFAULTS, {key: "x"})
+    assert raised.value.hint == "llumctl down      then      llumctl up"
+
+
+def test_levels_of_ones_own() -> None:
+    levels = (*DEFAULTS.priority, PriorityTable(name="batch", rank=-1, target_load_tokens=5))
+    after = changed(
+        DEFAULTS.model_copy(update={"priority": levels}), {"priority.batch.target_load_tokens": 9}
+    )
+    found = live_settings(after)["priority.batch.target_load_tokens"]
+    assert (found.value, found.default) == (9, None)
+
+
+def test_a_policy_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="unknown dispatch policy 'lumnix': did you mean"):
+        live_config(changed(DEFAULTS, {"scheduler.policy": "lumnix"}))

@@ -1,0 +1,44 @@
+"""Whether further instances would find room: GPUs that Ray has free, memory of this machine."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from controller.adapters.ray import launcher as launcher_module
+from controller.adapters.ray.launcher import GIB, ActorPlan, RayLauncher
+
+
+def no_room(
+    monkeypatch: pytest.MonkeyPatch,
+    num_instances: int,
+    *,
+    num_gpus: int = 0,
+    free_gpus: float = 0,
+    num_bytes: int = 0,
+    available: int = 0,
+) -> str:
+    plan = ActorPlan("m:f", {}, num_gpus, num_bytes=num_bytes)
+    resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
+    monkeypatch.setattr(launcher_module.ray, "available_resources", lambda: resources)
+    memory = SimpleNamespace(available=available)
+    monkeypatch.setattr(launcher_module.psutil, "virtual_memory", lambda: memory)
+    return RayLauncher("n", "/logs", plan, plan).no_room(num_instances)
+
+
+def test_gpus_that_ray_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert no_room(monkeypatch, 2, num_gpus=2, free_gpus=4.0) == ""
+    assert no_room(monkeypatch, 3, num_gpus=2, free_gpus=4.0) == (
+        "6 GPUs are needed, Ray has 4 free"
+    )
+    assert no_room(monkeypatch, 1, num_gpus=1) == "1 GPUs are needed, Ray has 0 free"
+
+
+def test_memory_that_the_machine_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert no_room(monkeypatch, 2, num_bytes=GIB, available=2 * GIB) == ""
+    assert no_room(monkeypatch, 3, num_bytes=GIB, available=2 * GIB) == (
+        "about 3.0 GiB are needed, 2.0 GiB are available"
+    )
+
+
+def test_what_is_not_known_speaks_against_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert no_room(monkeypatch, 1000) == ""
