@@ -44,11 +44,13 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What starts engines or clusters has the machine for itself; the rest shares it.
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest tests/contract tests/e2e tests/faults/test_vllm_processes.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 tests/unit tests/faults/test_emulated_processes.py $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest tests/faults/test_vllm_processes.py -m "full or not full" $(ARGS)

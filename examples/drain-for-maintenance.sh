@@ -6,7 +6,8 @@
 #
 # LLUMCTL_CLUSTER_NAME says which cluster, MAINTENANCE_DEADLINE how long the drain may take (10m).
 # Exit codes: that of the work; 124 if requests could not leave in time, and then nothing was done;
-# 4 and 5 if there is no such instance or it must not be drained.
+# 4 if there is no such instance, 5 if it must not be drained or somebody drains it already, 6 if
+# somebody changed the cluster at that moment. If it cannot be put back, the code of that.
 set -eu
 
 if [ $# -lt 2 ]; then
@@ -16,15 +17,42 @@ fi
 instance=$1
 shift
 
-# However this script ends from here on, by Ctrl-C too, the instance serves again afterwards.
+# The cluster's revision; or 5, for whoever drains the instance already, to scale in perhaps, must
+# not find that undone.
+look() {
+    python3 -c '
+import json, sys
+status, name = json.load(sys.stdin), sys.argv[1]
+if any(item["id"] == name and item.get("drain") for item in status["instances"]):
+    print(f"{name} is being drained already: nothing was done", file=sys.stderr)
+    sys.exit(5)
+print(status["revision"])
+' "$instance"
+}
+
+status=$(llumctl status -o json)
+revision=$(printf '%s\n' "$status" | look)
+
+# However this script ends from here on, by Ctrl-C too, the instance serves again afterwards. A
+# shell may run no EXIT trap when a signal ends it: so each of them is an exit.
 trap 'llumctl undrain "$instance" --reason "maintenance is over" >&2' EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # Follows the drain on stderr, and returns once the instance is safe to delete. --yes: nobody is
 # there to be asked. What cannot move is named; at the deadline it ends with 124.
-llumctl drain "$instance" --yes --deadline "${MAINTENANCE_DEADLINE:-10m}" \
-    --reason "maintenance" >&2
+code=0
+llumctl drain "$instance" --yes --if-revision "$revision" \
+    --deadline "${MAINTENANCE_DEADLINE:-10m}" --reason "maintenance" >&2 || code=$?
+case $code in
+    0) ;;
+    2 | 4 | 5 | 6) # Refused: there is nothing of ours to be undone.
+        trap - EXIT
+        exit "$code"
+        ;;
+    *) exit "$code" ;;
+esac
 
 # Nothing runs on the instance now, and nothing will until it is undrained.
 "$@"

@@ -1,15 +1,18 @@
 #!/bin/sh
-# Few instances at night, many by day. In a crontab:
+# Few instances at night, many by day. In a crontab, where paths are absolute and PATH must name the
+# folder of llumctl:
 #
-#     0 22 * * 1-5   examples/nightly-scale.sh 2
-#     30 6 * * 1-5   examples/nightly-scale.sh 8
+#     PATH=/home/USER/venv/bin:/usr/local/bin:/usr/bin:/bin
+#     0 22 * * 1-5   /home/USER/llumctl/examples/nightly-scale.sh 2
+#     30 6 * * 1-5   /home/USER/llumctl/examples/nightly-scale.sh 8
 #
 # Instances that go are drained first: their requests move, and none fails. LLUMCTL_CLUSTER_NAME
 # says which cluster, SCALE_DEADLINE how long the drains may take (30m).
 #
 # The number is set only on what this script has seen: if somebody changes the cluster between the
 # look and the deed, `--if-revision` refuses with exit code 6, and it looks again. While an operator
-# has an instance drained, it leaves the cluster alone.
+# has an instance drained, it leaves the cluster alone. It ends with the exit code of the command
+# that failed.
 set -eu
 
 if [ $# -ne 1 ]; then
@@ -20,7 +23,7 @@ target=$1
 
 # "REVISION DRAINED...": the drained instances, but not those that an earlier scale-in takes away.
 look() {
-    llumctl status -o json | python3 -c '
+    python3 -c '
 import json, sys
 status = json.load(sys.stdin)
 drains = {item["id"]: item.get("drain") for item in status["instances"]}
@@ -29,7 +32,8 @@ print(status["revision"], *(name for name, drain in drains.items() if drain and 
 }
 
 for attempt in 1 2 3; do
-    seen=$(look)
+    status=$(llumctl status -o json)
+    seen=$(printf '%s\n' "$status" | look)
     revision=${seen%% *}
     if [ "$seen" != "$revision" ]; then
         echo "left alone: an operator has drained ${seen#* }" >&2

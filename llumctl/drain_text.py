@@ -80,6 +80,8 @@ def progress(report: DrainReport) -> str:
     facts.append(f"{report.num_moved} moved")
     if report.estimate_s:
         facts.append(f"~{duration(report.estimate_s)}")
+    if report.silent:
+        facts.append(f"no answer from {' '.join(report.silent)}")
     line = f"{name}: {', '.join(facts)}"
     return printable(f"{line}; {cannot_move(report)}" if report.cannot_move else line)
 

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from controller.api.errors import LlumctlError, TimedOutError, UnreachableError
-from controller.api.steer_models import DrainReport
-from controller.api.words import duration
+from controller.api.steer_models import MAX_DEADLINE_S, DrainReport
+from controller.api.words import duration, latency
 from llumctl import connect, drain_text, output
 
-POLL_S = 0.25
+POLL_S = 1.0
+"""Each question is one to every frontend and every instance that drains."""
 GIVE_UP_S = 10.0
 """How long after its deadline the end of a drain that is then given up is waited for."""
 _CLEAR_LINE = "\r\x1b[K"
@@ -59,9 +60,10 @@ class Watch:
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._tell()
         while any(report.instance_id not in self._late for report in self.unfinished):
-            if time.monotonic() >= end_s:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
                 break
-            time.sleep(POLL_S)
+            time.sleep(min(POLL_S, left_s))
             self._look()
             self._tell()
 
@@ -128,30 +130,44 @@ def detached(reports: Sequence[DrainReport]) -> str:
     )
 
 
-def check(reports: Sequence[DrainReport], deadline_s: float | None = None) -> None:
-    """Raises for the first that did not come to its end. `deadline_s`: how long was asked for.
+def check(
+    reports: Sequence[DrainReport],
+    deadline_s: float | None = None,
+    *,
+    waited_s: float | None = None,
+) -> None:
+    """Raises for the first that did not come to its end. `deadline_s`: how long was asked for;
+    `waited_s`: for how long it was waited for, whatever its deadline.
 
     Raises:
-        TimedOutError: its deadline passed.
+        TimedOutError: its deadline passed, or nobody waits for it any longer.
         LlumctlError: it was taken back.
     """
     for report in reports:
         if is_done(report):
             continue
-        name, after = report.instance_id, ""
-        if deadline_s is not None:
-            after = f" after {duration(deadline_s)}"
+        name = report.instance_id
         passed = report.deadline_s is not None and time.time() >= report.deadline_s
-        if passed or report.state != "active":
-            goes_on = "it was given up" if report.state == "active" else "it goes on"
-            longer = f"{2 * deadline_s:g}" if deadline_s is not None else "600"
-            raise TimedOutError(
-                f"drain {name} timed out{after}: {drain_text.cannot_move(report)}; {goes_on}",
-                f"llumctl scale +1      or      llumctl drain {name} --deadline {longer}",
+        given_up = report.state == "active" and passed and report.on_deadline == "abort"
+        if report.state == "active" and not given_up:
+            raise LlumctlError(
+                f"the drain of {name} was taken back before it was over",
+                "llumctl events --kind operator      llumctl status",
             )
-        raise LlumctlError(
-            f"the drain of {name} was taken back before it was over",
-            "llumctl events --kind operator      llumctl status",
+        if not passed and waited_s is not None:
+            raise TimedOutError(
+                f"drain {name} is not over after {latency(waited_s)}:"
+                f" {drain_text.cannot_move(report)}; it goes on",
+                f"llumctl wait --for=drained={name}      or      llumctl scale +1",
+            )
+        after, longer = "", "600"
+        if passed and deadline_s is not None:
+            after = f" after {duration(deadline_s)}"
+            longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
+        goes_on = "it was given up" if given_up else "it goes on"
+        raise TimedOutError(
+            f"drain {name} timed out{after}: {drain_text.cannot_move(report)}; {goes_on}",
+            f"llumctl scale +1      or      llumctl drain {name} --deadline {longer}",
         )
 
 

@@ -14,6 +14,8 @@ from llumctl import connect, output
 from llumctl.conditions import ClusterIs, Condition, Drained, Judged, RequestIs, Verdict
 
 POLL_S = 0.25
+# Of drains: each question is one to every frontend and every instance that drains.
+DRAINS_POLL_S = 1.0
 # A question gets this long however little time is left.
 LEAST_TIMEOUT_S = 0.5
 
@@ -61,7 +63,8 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
             raise TimedOutError(
                 f"{wanted} {within if timeout_s else 'does not hold'}: {now}", _look(condition)
             )
-        time.sleep(min(POLL_S, left_s))
+        pause_s = DRAINS_POLL_S if isinstance(condition, Drained) else POLL_S
+        time.sleep(min(pause_s, left_s))
 
 
 def _ask(cluster: str, condition: Condition, left_s: float) -> Judged:

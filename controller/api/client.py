@@ -2,6 +2,7 @@
 
 import getpass
 import platform
+import secrets
 import ssl
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from controller.api.errors import (
     ConflictError,
     LlumctlError,
+    NotDrainingError,
     NotFoundError,
     RefusedError,
     TimedOutError,
@@ -68,9 +70,17 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     **dict.fromkeys(
         ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
     ),
-    **dict.fromkeys(("last_instance", "min_instances", "no_room", "removing"), RefusedError),
+    **dict.fromkeys(
+        ("key_reused", "last_instance", "min_instances", "max_instances", "no_room", "stopping"),
+        RefusedError,
+    ),
+    "not_draining": NotDrainingError,
+    **dict.fromkeys(("ambiguous", "plan_changed", "revision_conflict"), ConflictError),
 }
-"""Before the status: these say no, though nothing changed since somebody looked."""
+"""Before the status: of the 409s, some say no though nothing changed since somebody looked."""
+
+_ANSWER_LOST = (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError)
+"""What was asked for may have been done."""
 
 Answer = TypeVar(
     "Answer",
@@ -196,9 +206,10 @@ class ControlClient:
     def drain(self, instance_id: str, wanted: DrainRequest) -> DrainReport:
         """Returns when it has begun; it goes on whether or not anybody watches."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
-        return self._call(DrainReport, "POST", path, wanted)
+        return self._call(DrainReport, "POST", path, wanted, once=not wanted.dry_run)
 
     def undrain(self, instance_id: str, wanted: UndrainRequest) -> DrainReport:
+        """Raises NotDrainingError: there is nothing to take back."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
         return self._call(DrainReport, "POST", path, wanted)
 
@@ -207,7 +218,7 @@ class ControlClient:
 
     def scale(self, wanted: ScaleRequest) -> ScaleReport:
         """Returns when it has begun: instances start and leave in the background."""
-        return self._call(ScaleReport, "POST", "/v1/scale", wanted)
+        return self._call(ScaleReport, "POST", "/v1/scale", wanted, once=not wanted.dry_run)
 
     def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
         """Of a live request, named as in `request`."""
@@ -259,9 +270,12 @@ class ControlClient:
         body: WireModel | None = None,
         params: Params | None = None,
         timeout_s: float | None = None,
+        *,
+        once: bool = False,
     ) -> Answer:
-        """`timeout_s`: None for the client's own."""
-        response = self._send(method, path, body, params, timeout_s or self._timeout_s)
+        """`timeout_s`: None for the client's own. `once`: it is carried out once though it may be
+        sent twice."""
+        response = self._send(method, path, body, params, timeout_s or self._timeout_s, once)
         if not response.is_success:
             raise self._refusal(response)
         try:
@@ -279,13 +293,22 @@ class ControlClient:
         body: WireModel | None,
         params: Params | None,
         timeout_s: float,
+        once: bool,
     ) -> httpx.Response:
         content = None if body is None else body.model_dump_json()
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if once:
+            headers["Idempotency-Key"] = secrets.token_hex(8)
+        request = self._http.build_request(
+            method, path, content=content, headers=headers, params=params, timeout=timeout_s
+        )
         try:
-            return self._http.request(
-                method, path, content=content, headers=headers, params=params, timeout=timeout_s
-            )
+            try:
+                return self._http.send(request)
+            except _ANSWER_LOST:
+                if not once:
+                    raise
+                return self._http.send(request)
         except httpx.TimeoutException as error:
             raise UnreachableError(
                 f"the controller at {self._url} did not answer within {timeout_s:g} s",

@@ -57,6 +57,10 @@ class RefusedError(LlumctlError):
     exit_code = EXIT_REFUSED
 
 
+class NotDrainingError(RefusedError):
+    """There is no drain to take back."""
+
+
 class ConflictError(LlumctlError):
     """The cluster changed since it was looked at."""
 

@@ -101,8 +101,8 @@ class MigrationTable(Table):
     """Whether a move must be worth what it costs, and must not bring a request back soon."""
     not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """How long a request that came from an instance is not moved back there."""
-    max_moves_per_minute: Annotated[int, Field(ge=0)] = 6
-    """Of one request; 0: none but by hand and out of what drains."""
+    max_moves_per_minute: Annotated[int, Field(ge=0, le=32)] = 6
+    """Of one request; no more are remembered. 0: none but by hand and out of what drains."""
     max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
     """Moves of one instance at a time, to and from it; 0: none."""
     max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

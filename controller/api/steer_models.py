@@ -8,17 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from controller.api.bounds import MAX_INSTANCES
 from controller.api.models import SCHEMA_VERSION, WireModel
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal["draining", "drained", "active", "removed"]
 
-MAX_INSTANCES = 1024
 MAX_DEADLINE_S = 7 * 86400.0
 
 Revision = Annotated[int | None, Field(ge=0)]
 """Act only if this is still the revision. None: act whatever it is."""
 Reason = Annotated[str, Field(max_length=200)]
+InstanceIds = Annotated[
+    tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
+]
 
 
 class _Order(WireModel):
@@ -37,6 +40,9 @@ class DrainRequest(_Order):
     dry_run: bool = False
     force: bool = False
     """Even if no other instance serves."""
+    with_ids: InstanceIds = ()
+    """Others that the same command drains: none of them is a destination, and if not all of them
+    may go, none does."""
     reason: Reason = ""
     if_revision: Revision = None
 
@@ -82,6 +88,8 @@ class DrainReport(WireModel):
     num_moving: int = 0
     num_moved: int = 0
     cannot_move: tuple[CannotMove, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Frontends that did not answer: their requests are not in this report."""
     estimate_s: float | None = None
     """Until it is drained; null if nothing is known to tell from."""
     deadline_s: float | None = None
@@ -93,6 +101,8 @@ class DrainReport(WireModel):
     actor: str = ""
     removes_instance: bool = False
     """It is removed once it is drained (scale-in)."""
+    changes: bool = False
+    """What was ordered made a difference, or would in a dry run."""
 
 
 class DrainList(WireModel):
@@ -110,6 +120,8 @@ class ScaleRequest(_Order):
     dry_run: bool = False
     force: bool = False
     """Start instances even if their node seems to have no room for them."""
+    draining: InstanceIds | None = None
+    """Drain and remove just these, or do nothing. None: those with the fewest running requests."""
     reason: Reason = ""
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"

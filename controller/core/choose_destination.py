@@ -10,6 +10,9 @@ from controller.core.freeness import freeness
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.snapshot import InstanceSnapshot, Level
 
+NO_DESTINATION = "no_destination"
+"""No other instance may take requests at all."""
+
 
 def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
     """What it has not enough of for a request that holds `num_blocks`; 0 for a queued one, which

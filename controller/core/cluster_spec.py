@@ -1,7 +1,7 @@
 """What operators want of the cluster, beyond what it was started with. Every change is a new value
 with the next revision, so that two operators cannot undo each other's change unseen."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,7 +10,9 @@ SettingValue = float | int | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty."""
+    """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty.
+    `plain`: the drain that somebody ordered for its own sake, and that goes on if the instance is
+    not to be removed after all."""
 
     drain_id: str
     instance_id: str
@@ -20,6 +22,19 @@ class DrainOrder:
     removes: bool = False
     actor: str = ""
     reason: str = ""
+    plain: "DrainOrder | None" = None
+
+    def following(self, before: "DrainOrder | None") -> "DrainOrder":
+        """The same drain goes on, by this order from now on; but one that removes its instance goes
+        on to remove it."""
+        if before is None:
+            return self
+        order = replace(self, drain_id=before.drain_id, began_s=before.began_s)
+        if order.removes == before.removes:
+            return replace(order, plain=before.plain)
+        if order.removes:
+            return replace(order, plain=before)
+        return replace(order, removes=True, plain=order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,22 @@ class ClusterSpec:
 
     def without_drain(self, instance_id: str) -> "ClusterSpec":
         return self._next(drains=self._drains_but(instance_id))
+
+    def without_removals(self, *instance_ids: str) -> "ClusterSpec":
+        """These stay, drained if they were before they were to go."""
+        return self.scaled(0, instance_ids, ())
+
+    def scaled(
+        self, num_added: int, kept: Collection[str], orders: Iterable[DrainOrder]
+    ) -> "ClusterSpec":
+        """All of one scale in one step: new instances, those that were to go and stay, and the
+        drains of those that go."""
+        grown = self.with_instances_added(num_added)
+        drains = {key: each for key, each in self.drains.items() if key not in kept}
+        plain = [each.plain for key, each in self.drains.items() if key in kept]
+        drains |= {each.instance_id: each for each in plain if each is not None}
+        drains |= {each.instance_id: each for each in orders}
+        return replace(grown, drains=drains)
 
     def _drains_but(self, instance_id: str) -> dict[str, DrainOrder]:
         return {key: order for key, order in self.drains.items() if key != instance_id}

@@ -1,4 +1,11 @@
-"""Destinations that failed lately: they get no moves of the scheduler's choice for a while."""
+"""Destinations that failed lately: they get no moves of the scheduler's choice for a while.
+
+One failure may be its source's: a broken link of one instance fails with every destination. So a
+destination cools for the source that failed with it, and for all once a second source did, or when
+it died.
+"""
+
+from collections.abc import Iterator
 
 
 class Cooling:
@@ -9,18 +16,35 @@ class Cooling:
     def __init__(self, cooling_s: float) -> None:
         self.cooling_s = cooling_s
         """May be changed at any time; counts for those that cool already, too."""
+        self._pair_failed_s: dict[tuple[str, str], float] = {}
+        """By source and destination."""
         self._failed_s: dict[str, float] = {}
+        """By destination, for all."""
 
-    def failed(self, instance_id: str, now_s: float) -> None:
-        self._failed_s[instance_id] = now_s
+    def failed(self, source_id: str, destination_id: str, now_s: float) -> None:
+        self._forget(now_s)
+        others = (source for source, to in self._pair_failed_s if to == destination_id)
+        if any(source != source_id for source in others):
+            self._failed_s[destination_id] = now_s
+        self._pair_failed_s[source_id, destination_id] = now_s
 
-    def remaining_s(self, instance_id: str, now_s: float) -> float:
-        """0 for one that may be chosen."""
-        failed_s = self._failed_s.get(instance_id)
-        if failed_s is None:
-            return 0.0
-        remaining_s = failed_s + self.cooling_s - now_s
-        if remaining_s <= 0:
-            del self._failed_s[instance_id]
-            return 0.0
-        return remaining_s
+    def died(self, destination_id: str, now_s: float) -> None:
+        self._failed_s[destination_id] = now_s
+
+    def remaining_s(self, destination_id: str, now_s: float, source_id: str | None = None) -> float:
+        """For a request of that source, or of any; 0 if it may be chosen."""
+        times_s = [self._failed_s.get(destination_id)]
+        if source_id is not None:
+            times_s.append(self._pair_failed_s.get((source_id, destination_id)))
+        failed_s = max((time_s for time_s in times_s if time_s is not None), default=None)
+        return 0.0 if failed_s is None else max(0.0, failed_s + self.cooling_s - now_s)
+
+    def pairs(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """(source id, destination id) of those that cool for that source."""
+        self._forget(now_s)
+        return iter(self._pair_failed_s)
+
+    def _forget(self, now_s: float) -> None:
+        oldest_s = now_s - self.cooling_s
+        self._pair_failed_s = {p: s for p, s in self._pair_failed_s.items() if s > oldest_s}
+        self._failed_s = {i: s for i, s in self._failed_s.items() if s > oldest_s}

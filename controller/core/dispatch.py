@@ -7,11 +7,11 @@ Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priori
 
 import difflib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controller.core.freeness import NOTHING_UNREPORTED, dispatch_freeness
+from controller.core.freeness import dispatch_freeness
 from controller.core.loads import LOADS, LoadFunction
 from controller.core.snapshot import InstanceSnapshot, Level, Unreported
 
@@ -28,22 +28,6 @@ class Policy:
     score: ScoreFunction
     pick: PickFunction
     low_is_better: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An instance that may be chosen."""
-
-    snapshot: InstanceSnapshot
-    unreported: Unreported = NOTHING_UNREPORTED
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The instance chosen, and all that were considered, in the policy's own unit."""
-
-    instance_id: str
-    scores: Mapping[str, float]
 
 
 def pick_highest(_ids: Sequence[str], scores: Sequence[float], _last: str | None) -> int:
@@ -106,29 +90,3 @@ def find_policy(name: str) -> Policy:
     near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown dispatch policy {name!r}: {hint}valid are {', '.join(POLICIES)}")
-
-
-def choose(
-    policy: Policy,
-    candidates: Iterable[Candidate],
-    level: Level,
-    levels: Sequence[Level],
-    last: str | None = None,
-) -> Choice | None:
-    """The instance for a new request of `level`; None if none may take it.
-
-    Draining instances are left out here, whatever the policy; that an instance is alive and
-    reporting is for the caller to know. `last` is the choice before this one, if any.
-    """
-    scores = {
-        candidate.snapshot.instance_id: policy.score(
-            candidate.snapshot, candidate.unreported, level, levels
-        )
-        for candidate in candidates
-        if not candidate.snapshot.draining
-    }
-    if not scores:
-        return None
-    ids = sorted(scores)
-    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], last)
-    return Choice(ids[place], scores)

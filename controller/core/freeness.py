@@ -15,9 +15,14 @@ from controller.core.virtual_usage import headroom_blocks, instance_virtual_usag
 NOTHING_UNREPORTED = Unreported()
 
 
+def num_in_batch(snapshot: InstanceSnapshot) -> int:
+    """Running requests, and one more if anything is queued: the head joins next."""
+    return snapshot.num_running + (1 if snapshot.num_queued > 0 else 0)
+
+
 def batch_size(snapshot: InstanceSnapshot) -> int:
-    """B: running requests, and one more if anything is queued (the head joins next); at least 1."""
-    return max(1, snapshot.num_running + (1 if snapshot.num_queued > 0 else 0))
+    """B: `num_in_batch`, at least 1."""
+    return max(1, num_in_batch(snapshot))
 
 
 def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
@@ -26,6 +31,11 @@ def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
         return -math.inf
     free_blocks = snapshot.capacity_blocks - instance_virtual_usage(snapshot, levels)
     return snapshot.block_size * free_blocks / batch_size(snapshot)
+
+
+def finite(steps: float) -> float | None:
+    """As a figure of an event: a draining instance has no freeness."""
+    return steps if math.isfinite(steps) else None
 
 
 def dispatch_headroom_blocks(

@@ -6,10 +6,22 @@ all go to the instance that was freest before it.
 """
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from controller.core.freeness import NOTHING_UNREPORTED
 from controller.core.snapshot import InstanceSnapshot, Unreported, blocks_for
+
+LOST_AFTER_S = 10.0
+"""A request is at its instance within milliseconds of its dispatch. One that a status from so much
+later does not name is not coming: its frontend died, or the message was lost."""
+
+
+@dataclass(slots=True)
+class _OnItsWay:
+    seq: int
+    demand_blocks: int
+    frontend_id: str
+    sent_s: float
 
 
 class InstanceRecord:
@@ -48,8 +60,8 @@ class InstanceRecord:
         self.last_dispatch_seq = 0
         """The last sequence number given out to this incarnation."""
         self.unreported = NOTHING_UNREPORTED
-        self._unreported: deque[tuple[int, int]] = deque()
-        """(sequence number, demand in blocks) behind `unreported`, ascending."""
+        self._unreported: deque[_OnItsWay] = deque()
+        """What `unreported` is the sum of; sequence numbers ascend."""
         self.stall_timeout_s = stall_timeout_s
 
     def schedulable(self, now_s: float) -> bool:
@@ -62,14 +74,15 @@ class InstanceRecord:
         )
 
     def refusal(self, now_s: float) -> str | None:
-        """Why it gets no requests, as a reason code; None when it is schedulable."""
+        """Why it gets no requests, as a reason code; None when it is schedulable. One that drains
+        and hangs is stalled: it does not drain."""
         if not self.alive:
             return "dead"
         if self.snapshot is None:
             return "no-status"
-        if self.snapshot.draining:
-            return "draining"
-        return None if self.schedulable(now_s) else "stalled"
+        if now_s - self.last_report_s > self.stall_timeout_s:
+            return "stalled"
+        return "draining" if self.snapshot.draining else None
 
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
         """Takes a status of this incarnation; what it has seen is unreported no more."""
@@ -79,16 +92,24 @@ class InstanceRecord:
         # what the instance has seen would count as reported before they were sent.
         self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
         pending = self._unreported
-        while pending and pending[0][0] <= last_dispatch_seq:
+        while pending and pending[0].seq <= last_dispatch_seq:
             pending.popleft()
         self._account()
 
-    def dispatch(self, num_prompt_tokens: int) -> int:
+    @property
+    def num_awaited(self) -> int:
+        """Of the unreported ones, those that may still come."""
+        since_s = self.last_report_s - LOST_AFTER_S
+        return sum(each.sent_s > since_s for each in self._unreported)
+
+    def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
         """Accounts for one request sent there; returns its sequence number. Needs a status."""
         assert self.snapshot is not None
         self.last_dispatch_seq += 1
         demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
-        self._unreported.append((self.last_dispatch_seq, demand_blocks))
+        self._unreported.append(
+            _OnItsWay(self.last_dispatch_seq, demand_blocks, frontend_id, now_s)
+        )
         self.unreported = Unreported(
             self.unreported.num_requests + 1, self.unreported.demand_blocks + demand_blocks
         )
@@ -100,6 +121,11 @@ class InstanceRecord:
         if self.snapshot is not None:
             self.snapshot = replace(self.snapshot, draining=True)
 
+    def frontend_died(self, frontend_id: str) -> None:
+        """What it has not sent it will not send."""
+        self._unreported = deque(e for e in self._unreported if e.frontend_id != frontend_id)
+        self._account()
+
     def die(self) -> None:
         """Gets nothing any more. The last status stays, to look at."""
         self.alive = False
@@ -109,18 +135,19 @@ class InstanceRecord:
     def _account(self) -> None:
         pending = self._unreported
         self.unreported = (
-            Unreported(len(pending), sum(demand for _, demand in pending))
+            Unreported(len(pending), sum(each.demand_blocks for each in pending))
             if pending
             else NOTHING_UNREPORTED
         )
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        seqs = [seq for seq, _ in self._unreported]
+        seqs = [each.seq for each in self._unreported]
         assert seqs == sorted(set(seqs)), "sequence numbers out of order"
         assert not seqs or 1 <= seqs[0] <= seqs[-1] <= self.last_dispatch_seq
         assert self.unreported.num_requests == len(seqs)
-        assert self.unreported.demand_blocks == sum(demand for _, demand in self._unreported)
+        demands = [each.demand_blocks for each in self._unreported]
+        assert self.unreported.demand_blocks == sum(demands)
         assert self.alive or not seqs, "a dead incarnation owes no report"
         if self.snapshot is None:
             assert not seqs, "dispatched before the first status"

@@ -4,7 +4,7 @@ Those that are removed once they are empty do not count: they are on their way o
 them back is the cheapest way to have more, so it comes first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from controller.core.cluster_spec import ClusterSpec
@@ -31,11 +31,23 @@ def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
     return tuple(each for each in spec.instance_ids if not _goes(spec, each))
 
 
-def plan_scale(spec: ClusterSpec, target: int, num_running: Mapping[str, int]) -> ScalePlan:
+class OtherPlanError(Exception):
+    """Not those that were agreed to would go."""
+
+
+def plan_scale(
+    spec: ClusterSpec,
+    target: int,
+    num_running: Mapping[str, int],
+    agreed: Collection[str] | None = None,
+    gone: Collection[str] = (),
+) -> ScalePlan:
     """`num_running`: running requests of each instance that serves. Those that do not serve go
     first, then the ones with the fewest, ties by id; the ones with the most come back first.
+    `agreed`: just these go, however busy they are by now. `gone`: their processes have ended, so
+    they cannot come back.
 
-    Raises ValueError for a target below 1.
+    Raises ValueError for a target below 1, and OtherPlanError.
     """
     if target < 1:
         raise ValueError("a cluster has at least one instance")
@@ -45,10 +57,12 @@ def plan_scale(spec: ClusterSpec, target: int, num_running: Mapping[str, int]) -
         return (num_running.get(instance_id, -1), instance_id)
 
     more = target - len(planned)
+    if agreed is not None and (len(set(agreed)) != max(0, -more) or set(agreed) - set(planned)):
+        raise OtherPlanError
     if more <= 0:
-        going = sorted(planned, key=order)[: -more or 0]
+        going = sorted(planned if agreed is None else set(agreed), key=order)[: -more or 0]
         return ScalePlan(len(planned), target, drained=tuple(going))
-    leaving = [each for each in spec.instance_ids if _goes(spec, each)]
+    leaving = [each for each in spec.instance_ids if _goes(spec, each) and each not in gone]
     back = sorted(leaving, key=order, reverse=True)[:more]
     return ScalePlan(len(planned), target, more - len(back), tuple(back))
 

@@ -133,6 +133,8 @@ class GlobalScheduler:
             case FrontendDied():
                 for key in [key for key in self._held if key[0] == event.frontend_id]:
                     del self._held[key]
+                for record in self._records.values():
+                    record.frontend_died(event.frontend_id)
             case _:
                 assert_never(event)
         self._board.forget()
@@ -196,7 +198,7 @@ class GlobalScheduler:
         level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
         chosen, scores = self._board.choose(level, self._last_choice)
         self._last_choice = chosen.instance_id
-        seq = chosen.dispatch(request.num_prompt_tokens)
+        seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
         self._board.changed(chosen, now_s)
         return Dispatch(
             request.request_id,

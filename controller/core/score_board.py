@@ -4,7 +4,7 @@ A decision among 1,024 instances may not ask each of them in Python: that took 1
 score had changed, 720 where all had. So the list of those that may take requests stays as it is
 until one comes, goes or stalls, and a score is computed when its instance reports or is sent a
 request: 0.4 us of a status, which takes many times that to receive. What is left of a decision is
-the search for the best, which is C's. The outcome is that of `dispatch.choose`.
+the search for the best, which is C's. The outcome is as if each had been asked.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,6 +64,7 @@ from controller.runtime.spec_keeper import SpecKeeper
 from controller.runtime.steer_messages import (
     FrontendLimitsSet,
     RankChangeAnswered,
+    ReliefFruitless,
     StatusIntervalSet,
 )
 
@@ -109,7 +110,9 @@ class Controller:
             self.scheduler,
             self.mover.cooling,
             config.scheduler.levels,
-            lambda instance_id, order: self.send(self.roster.members[instance_id], order),
+            lambda instance_id, order: self.send(
+                self.roster.members[instance_id], order, droppable=True
+            ),
             lambda: self.now_s(),
             epoch,
             config.rescheduling,
@@ -148,8 +151,8 @@ class Controller:
     def launch(self, instance_ids: Sequence[str]) -> None:
         """They are expected from now on."""
         for instance_id in instance_ids:
-            self.roster.expect("instance", instance_id)
             self._launcher.launch_instance(instance_id)
+            self.roster.expect("instance", instance_id)
 
     def terminate(self, instance_id: str) -> None:
         """For good: its process ends, and everything about it is forgotten. Not a death: nothing
@@ -178,6 +181,7 @@ class Controller:
             self._watch_progress()
             if not self.stopping:
                 self.drains.tick()
+                self.scaling.launch_missing()
             self._send_directory_if_due()
 
     def would_stop(self, drain: bool) -> bool:
@@ -261,6 +265,8 @@ class Controller:
                 self.ranks.answered(answer)
             case MoveRefusalsAnswered() as answer:
                 self.mover.calls.answered(answer)
+            case ReliefFruitless() as told:
+                self.rescheduler.fruitless(told)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
                 self.handle(
                     DispatchRequested(
@@ -429,7 +435,7 @@ class Controller:
             if refusal == "stalled" and key not in self._silent_since_s:
                 self._silent_since_s[key] = record.last_report_s
                 self.journal.stalled(member, True, now_s - record.last_report_s)
-            elif refusal is None and key in self._silent_since_s:
+            elif refusal in (None, "draining") and key in self._silent_since_s:
                 silence_s = record.last_report_s - self._silent_since_s.pop(key)
                 self.journal.stalled(member, False, silence_s)
 

@@ -1,27 +1,54 @@
 """Which requests an instance has, and where they would go: asked of the frontends, which know them,
 and of the instance, which knows what keeps one from moving."""
 
+import asyncio
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from controller.core.drain import Departing, Departure, plan_departures
+from controller.core.departure_plan import Departing, Departure, DeparturePlan
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.request_record import RequestRecord, RequestState
 from controller.core.rescheduling.pairing import InstanceLoad, pair
+from controller.core.rescheduling.victims import departing_in_turn
 from controller.core.snapshot import InstanceSnapshot
 from controller.runtime.steered_cluster import SteeredCluster
 
 MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
+# Placed in one turn of the controller's loop: 4 ms among 64 instances.
+_PLACED_AT_ONCE = 100
+# For so long one look at a running drain does for all who watch it.
+LATELY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """In the order in which they are tried. `silent`: frontends that did not answer, so that some
+    may be missing."""
+
+    departures: tuple[Departure, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 class Departures:
     def __init__(self, cluster: SteeredCluster) -> None:
         self._cluster = cluster
+        self._looks: dict[str, tuple[float, asyncio.Task[Leaving]]] = {}
+        """Of `lately`: when each was begun."""
 
-    async def of(self, instance_id: str, going: Collection[str] = ()) -> tuple[Departure, ...]:
-        """By the last statuses; in the order in which they are tried. `going`: other instances that
-        are no destination either."""
+    async def lately(self, instance_id: str) -> Leaving:
+        """As `of`, at most a second ago."""
+        now_s = self._cluster.now_s()
+        self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
+        if instance_id not in self._looks:
+            looking = asyncio.get_running_loop().create_task(self.of(instance_id))
+            self._looks[instance_id] = now_s, looking
+        # Who leaves does not end it for the others.
+        return await asyncio.shield(self._looks[instance_id][1])
+
+    async def of(self, instance_id: str, going: Collection[str] = ()) -> Leaving:
+        """By the last statuses. `going`: other instances that are no destination either."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
         found = await cluster.queries.ask(
@@ -43,14 +70,19 @@ class Departures:
             # One that is over by now, or arrives just now, is not one to be moved.
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
-        destinations = self._destinations({instance_id, *going})
-        return plan_departures(
-            departing,
-            destinations,
+        plan = DeparturePlan(
+            self._destinations({instance_id, *going}),
             cluster.config.levels,
             self._block_size(instance_id),
             self._is_open,
         )
+        planned = []
+        victim = cluster.rescheduler.config.victim
+        for index, request in enumerate(departing_in_turn(departing, victim)):
+            if index % _PLACED_AT_ONCE == _PLACED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            planned.append(plan.place(request))
+        return Leaving(tuple(planned), found.silent)
 
     def _is_open(self, snapshot: InstanceSnapshot) -> bool:
         """Asked of the pairing itself, whichever it is."""

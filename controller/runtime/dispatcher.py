@@ -71,6 +71,8 @@ class Dispatcher:
         self._known = known
         self._load = load
         self._asked: dict[str, _Asked] = {}
+        self._unused: list[Dispatched] = []
+        """Of instances that are not listed: the next directory tells whether they live."""
         self._heard_controller_s = float("-inf")
 
     @property
@@ -82,7 +84,11 @@ class Dispatcher:
         return len(self._asked)
 
     def heard_controller(self) -> None:
+        """After what its directory says is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
+        unused, self._unused = self._unused, []
+        for dispatched in unused:
+            self._tell_unused(dispatched)
 
     async def find(self, arrival: Arrival) -> Dispatched | None:
         """None: aborted meanwhile. Raises NotDispatchedError."""
@@ -128,7 +134,7 @@ class Dispatcher:
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(dispatched)
         else:
-            self._decline(dispatched)
+            self.decline(dispatched)
 
     def refused(self, refused: Refused) -> None:
         asked = self._asked.get(refused.request_id)
@@ -159,7 +165,7 @@ class Dispatcher:
         answer = asked.answer
         if answer.done():
             if not answer.cancelled() and answer.exception() is None:
-                self._decline(answer.result())
+                self.decline(answer.result())
             return
         self._send(DispatchWithdrawn(asked.ask.request_id, self._member.member_id))
 
@@ -167,9 +173,15 @@ class Dispatcher:
         """To the controller."""
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
 
-    def _decline(self, dispatched: Dispatched) -> None:
+    def decline(self, dispatched: Dispatched) -> None:
         """Or the controller would count the request as on its way for ever."""
+        if not self._tell_unused(dispatched):
+            self._unused.append(dispatched)
+
+    def _tell_unused(self, dispatched: Dispatched) -> bool:
+        """False: that incarnation is not listed."""
         entry = self._known.find(dispatched.instance_id, dispatched.incarnation)
         if entry is not None:
             unused = DispatchUnused(dispatched.incarnation, dispatched.seq)
             self._mailbox.send(entry.address, encode(unused))
+        return entry is not None

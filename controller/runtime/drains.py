@@ -13,12 +13,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import DrainOrder
-from controller.core.drain import Departure, DrainState, Remainder, is_overdue
+from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.departure_plan import Departure
+from controller.core.drain import DrainState, Remainder, is_overdue
 from controller.core.event_log import EventKind, Number
 from controller.core.events import DrainBegan, DrainEnded
 from controller.core.migration.record import MoveRecord
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 HEARD_WITHIN_S = 10.0
 # Between two questions to the frontends whether anything is left, and two tries to remove.
 CHECK_EVERY_S = 0.3
+# After something failed: a disk that is full, a process that cannot be ended.
+RETRY_S = 1.0
 _NAMED_IN_EVENT = 5
 
 
@@ -69,6 +72,7 @@ class _Watched:
     told_drained: bool = False
     told_overdue: bool = False
     check_at_s: float = float("-inf")
+    retry_at_s: float = float("-inf")
     task: asyncio.Task[None] | None = None
 
 
@@ -105,39 +109,50 @@ class Drains:
     def begin(self, orders: Sequence[DrainOrder]) -> None:
         """A drain that goes on keeps its id and what was counted of it; all else is as the new
         order says, except that one which removes its instance goes on to remove it."""
-        cluster = self._cluster
-        known = cluster.keeper.spec.drains
-        wanted = [self._merged(order, known.get(order.instance_id)) for order in orders]
-        cluster.keeper.change(cluster.keeper.spec.with_drains(*wanted))
-        for order in wanted:
-            before = known.get(order.instance_id)
-            watched = self._watch(order)
-            watched.told_overdue = False
-            if before is None:
-                cluster.handle(DrainBegan(order.instance_id))
-                self._tell_instance(order.instance_id)
-            left = self._num_left(order.instance_id)
-            numbers: dict[str, Number] = {"num_requests_left": left}
-            if order.deadline_s is not None:
-                numbers["deadline_in_s"] = round(order.deadline_s - self._wall_clock(), 1)
-            self._log(EventKind.DRAIN_STARTED, order, _why(order), order.actor, numbers)
-        cluster.tell_directory()
+        self.carry_out(self._cluster.keeper.spec.with_drains(*self.following(orders)))
 
     def end(self, instance_id: str, why: str, actor: str = "") -> None:
         """Requests stay where they are, and the instance takes new ones. Nothing if it is not
         being drained."""
-        cluster = self._cluster
-        order = cluster.keeper.spec.drains.get(instance_id)
-        if order is None:
-            return
-        cluster.keeper.change(cluster.keeper.spec.without_drain(instance_id))
+        spec = self._cluster.keeper.spec
+        if instance_id in spec.drains:
+            self.carry_out(spec.without_drain(instance_id), why, actor)
+
+    def following(self, orders: Sequence[DrainOrder]) -> list[DrainOrder]:
+        known = self._cluster.keeper.spec.drains
+        return [order.following(known.get(order.instance_id)) for order in orders]
+
+    def carry_out(self, spec: ClusterSpec, why: str = "", actor: str = "") -> None:
+        """Makes it the present one; what drains there begins, changes or ends by that. `why` and
+        `actor` are about those that end. Raises what the keeper raises: nothing changed then."""
+        before = self._cluster.keeper.spec.drains
+        self._cluster.keeper.change(spec)
+        for instance_id, order in spec.drains.items():
+            if order is not before.get(instance_id):
+                self._began(order, before.get(instance_id))
+        for instance_id, order in before.items():
+            if instance_id not in spec.drains:
+                self._ended(order, why, actor)
+        self._cluster.tell_directory()
+
+    def _began(self, order: DrainOrder, before: DrainOrder | None) -> None:
+        """`before`: the order that it follows."""
+        self._watch(order).told_overdue = False
+        if before is None:
+            self._cluster.handle(DrainBegan(order.instance_id))
+            self._tell_instance(order.instance_id)
+        left = self._num_left(order.instance_id)
+        numbers: dict[str, Number] = {"num_requests_left": left}
+        if order.deadline_s is not None:
+            numbers["deadline_in_s"] = round(order.deadline_s - self._wall_clock(), 1)
+        self._log(EventKind.DRAIN_STARTED, order, _why(order, before), order.actor, numbers)
+
+    def _ended(self, order: DrainOrder, why: str, actor: str) -> None:
         watched = self._forget(order)
-        cluster.handle(DrainEnded(instance_id))
-        self._tell_instance(instance_id)
-        numbers = {
-            "num_requests_left": self._num_left(instance_id),
-            "num_moved": watched.num_moved,
-        }
+        self._cluster.handle(DrainEnded(order.instance_id))
+        self._tell_instance(order.instance_id)
+        left = self._num_left(order.instance_id)
+        numbers = {"num_requests_left": left, "num_moved": watched.num_moved}
         self._log(EventKind.DRAIN_ENDED, order, why, actor, numbers)
 
     # -- how far they are ----------------------------------------------------------------
@@ -171,12 +186,18 @@ class Drains:
             self._watch(order).num_moved += 1
 
     def tick(self) -> None:
+        """Of one that fails the others hear nothing; it is tried again."""
+        now_s = self._cluster.now_s()
         for order in list(self._cluster.keeper.spec.drains.values()):
+            watched = self._watch(order)
+            if now_s < watched.retry_at_s:
+                continue
             try:
                 self._look_at(order)
-            except LlumctlError as error:  # the spec could not be saved: later, then
-                self._watch(order).check_at_s = self._cluster.now_s() + CHECK_EVERY_S
-                log.error("drain of %s: %s", order.instance_id, error)
+            except Exception as error:
+                watched.retry_at_s = now_s + RETRY_S
+                is_defect = not isinstance(error, LlumctlError)
+                log.error("drain of %s: %s", order.instance_id, error, exc_info=is_defect)
 
     # -- inside --------------------------------------------------------------------------
 
@@ -220,13 +241,14 @@ class Drains:
 
     def _overdue(self, order: DrainOrder, watched: _Watched) -> None:
         if order.on_deadline == "abort":
-            self.end(order.instance_id, "its deadline passed: what is left stays")
+            spec = self._cluster.keeper.spec.without_removals(order.instance_id)
+            self.carry_out(spec, "its deadline passed: what is left stays")
         elif not watched.told_overdue and watched.task is None:
             watched.told_overdue = True
             self._run(watched, self._tell_overdue(order))
 
     async def _tell_overdue(self, order: DrainOrder) -> None:
-        left = await self._departures.of(order.instance_id)
+        left = (await self._departures.of(order.instance_id)).departures
         stays = [each for each in left if each.destination_id is None]
         named = ", ".join(_named(each) for each in stays[:_NAMED_IN_EVENT])
         why = "its deadline passed, and it goes on"
@@ -271,7 +293,7 @@ class Drains:
         return Remainder(
             snapshot.num_running,
             snapshot.num_queued,
-            record.unreported.num_requests,
+            record.num_awaited,
             status.num_moves_in,
             len(status.moves),
         )
@@ -289,19 +311,8 @@ class Drains:
     def _tell_instance(self, instance_id: str) -> None:
         member = self._cluster.roster.members.get(instance_id)
         if member is not None and member.serving:
-            order = self._cluster.keeper.spec.drains.get(instance_id)
-            drain_id = order.drain_id if order else ""
-            self._cluster.send(member, DrainSet(order is not None, drain_id))
-
-    def _merged(self, order: DrainOrder, before: DrainOrder | None) -> DrainOrder:
-        if before is None:
-            return order
-        return replace(
-            order,
-            drain_id=before.drain_id,
-            began_s=before.began_s,
-            removes=order.removes or before.removes,
-        )
+            draining = instance_id in self._cluster.keeper.spec.drains
+            self._cluster.send(member, DrainSet(draining))
 
     def _watch(self, order: DrainOrder) -> _Watched:
         return self._watched.setdefault((order.instance_id, order.drain_id), _Watched())
@@ -330,8 +341,10 @@ class Drains:
         self._cluster.journal.drain(kind, order, reason, actor or None, numbers)
 
 
-def _why(order: DrainOrder) -> str:
+def _why(order: DrainOrder, before: DrainOrder | None) -> str:
     what = "to be removed" if order.removes else ""
+    if before is not None and before.removes and not order.removes:
+        what = "not to be removed any more; it drains on"
     return ": ".join(words for words in (what, order.reason) if words)
 
 

@@ -193,6 +193,8 @@ class Llumlet:
                 self._reliever.ordered(ordered)
             case DrainSet(draining=draining):
                 self._desk.draining = draining
+                if not draining:
+                    self._reliever.drain_ended()
                 self._thread.push_status()
             case FenceAnswered() as answer:
                 self._desk.fence_answered(answer)

@@ -38,6 +38,7 @@ from controller.runtime.steer_messages import (
     RankChangeAsked,
     RankNoted,
     RankSet,
+    ReliefFruitless,
     ReliefOrdered,
     StatusIntervalSet,
 )
@@ -311,6 +312,7 @@ AnyMessage = (
     | StatusIntervalSet
     | FrontendLimitsSet
     | ReliefOrdered
+    | ReliefFruitless
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@ from controller.core.cooling import Cooling
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.limits import MoveLimits
-from controller.core.migration.record import DESTINATION_FAILED, MoveRecord
+from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.move_log import MoveLog
@@ -107,8 +107,10 @@ class Mover:
         record = answer.record
         if record is not None:
             self.log.ended(record, self._now_s())
-            if record.code in DESTINATION_FAILED:
-                self.cooling.failed(record.destination_id, self._now_s())
+            if record.code == DESTINATION_DIED:
+                self.cooling.died(record.destination_id, self._now_s())
+            elif record.code in DESTINATION_FAILED:
+                self.cooling.failed(record.source_id, record.destination_id, self._now_s())
         self.calls.answered(answer)
 
     def logged(self, event: LoggedEvent) -> None:
@@ -141,7 +143,7 @@ class Mover:
             and record.schedulable(now_s)
             and record.instance_id != order.source_id
             and record.instance_id not in tried
-            and not self.cooling.remaining_s(record.instance_id, now_s)
+            and not self.cooling.remaining_s(record.instance_id, now_s, order.source_id)
         ]
         return choose_destination(snapshots, self.levels, order.num_blocks)
 

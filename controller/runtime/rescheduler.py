@@ -1,8 +1,8 @@
 """The round of continuous rescheduling: which instance is to relieve itself towards which other.
 
 It looks at one status per instance and never at a request; sources pick those (`moves.relief`).
-It remembers nothing but who has an order, and so a controller that starts again goes on with its
-first round. Until then orders end by themselves.
+It remembers who has an order, and for a second which pairs came to nothing; so a controller that
+starts again goes on with its first round. Until then orders end by themselves.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ from controller.core.cooling import Cooling
 from controller.core.instance_record import InstanceRecord
 from controller.core.instance_ref import InstanceRef
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, Pair, pair
 from controller.core.scheduler import GlobalScheduler
 from controller.core.snapshot import Level
 from controller.runtime.roster import Roster
-from controller.runtime.steer_messages import Relief, ReliefOrdered
+from controller.runtime.steer_messages import Relief, ReliefFruitless, ReliefOrdered
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Rescheduler:
         self._numbers = itertools.count(1)
         self._ordered: set[str] = set()
         """Sources that have an order."""
+        self._fruitless = FruitlessPairs()
 
     @property
     def config(self) -> ReschedulingConfig:
@@ -63,6 +65,7 @@ class Rescheduler:
     def config(self, config: ReschedulingConfig) -> None:
         """From the next round on, which begins now."""
         self._config = config
+        self._fruitless.forget()
         self._changed.set()
 
     async def run(self) -> None:
@@ -80,7 +83,8 @@ class Rescheduler:
     def round(self) -> tuple[Pair, ...]:
         now_s, round_id = self._now_s(), f"round-{self._epoch}-{next(self._numbers)}"
         loads = self._loads(now_s)
-        pairs = pair(loads, self._config)
+        left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
+        pairs = pair(loads, self._config, left_out)
         if pairs:
             freest = heapq.nsmallest(  # ties as in pairing
                 MAX_CANDIDATES,
@@ -96,6 +100,17 @@ class Rescheduler:
                 self._send(instance_id, ReliefOrdered(round_id))
         self._ordered = sources
         return pairs
+
+    def fruitless(self, told: ReliefFruitless) -> None:
+        """Of incarnations that are gone it says nothing."""
+        members = self._roster.members
+        for instance_id, incarnation in (
+            (told.source_id, told.source_incarnation),
+            (told.destination_id, told.destination_incarnation),
+        ):
+            if instance_id not in members or members[instance_id].incarnation != incarnation:
+                return
+        self._fruitless.note(told.source_id, told.destination_id, self._now_s(), self._config)
 
     def instance_died(self, instance_id: str) -> None:
         self._ordered.discard(instance_id)

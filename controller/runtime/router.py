@@ -16,7 +16,6 @@ from controller.runtime.dispatcher import Arrival, Dispatcher, NotDispatchedErro
 from controller.runtime.known_instances import KnownInstances
 from controller.runtime.live_request import RECEIVED_EVERY
 from controller.runtime.member import Membership
-from controller.runtime.message import Message
 from controller.runtime.messages import (
     AbortRequests,
     AddRequest,
@@ -69,7 +68,7 @@ class Router:
         self._known = KnownInstances()
         self.routes = Routes(mailbox, self._known, book, events.on_failed)
         self.dispatcher = Dispatcher(member, mailbox, self._known, self.routes.num_by_owner)
-        self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self._send)
+        self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -115,8 +114,9 @@ class Router:
         if answer is None:
             return
         entry = self._known.find(answer.instance_id, answer.incarnation)
-        if entry is None:
-            raise NotDispatchedError("unavailable", retry_after_s=1.0)  # died in between
+        if entry is None:  # died in between, or so it seems from here
+            self.dispatcher.decline(answer)
+            raise NotDispatchedError("unavailable", retry_after_s=1.0)
         self.routes.add(request_id, entry)
         self._note_dispatch(answer)
         add = AddRequest(
@@ -153,7 +153,7 @@ class Router:
             else:
                 self.dispatcher.abort(request_id)
         for address, ids in by_address.items():
-            self._send(address, AbortRequests(tuple(ids)))
+            self.routes.send(address, AbortRequests(tuple(ids)))
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
         """Of `outputs` (each with a `request_id`), those due now, in order."""
@@ -227,12 +227,12 @@ class Router:
                 )
                 self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
             case Directory(instances=instances):
-                self.dispatcher.heard_controller()
                 self._known.learn(instances)
+                self.dispatcher.heard_controller()
                 self.routes.lose_replaced()
                 self._events.on_directory(instances)
             case RankChangeAsked() as ask:
-                self._send(self._member.controller_address, self.rank_changes.asked(ask))
+                self.routes.send(self._member.controller_address, self.rank_changes.asked(ask))
             case RankNoted() as noted:
                 self.rank_changes.noted(noted)
             case Welcome() as welcome:
@@ -244,7 +244,3 @@ class Router:
             case other:
                 if not self.routes.on_move_message(other):
                     log.warning("unexpected message %s", type(other).__name__)
-
-    def _send(self, address: str, message: Message) -> None:
-        if address:  # none is known of an instance that is in no list and was not announced
-            self._mailbox.send(address, encode(message))

@@ -135,9 +135,9 @@ class Routes:
                 # A request that is over here is nobody's: its source may have it back and will
                 # hear that nobody wants it.
                 fenced = route is None or route.ownership.fence(owner, hop)
-                self._send(owner.address, FenceAnswered(request_id, hop, fenced))
+                self.send(owner.address, FenceAnswered(request_id, hop, fenced))
                 if route is None:
-                    self._send(owner.address, AbortRequests((request_id,)))
+                    self.send(owner.address, AbortRequests((request_id,)))
             case MoveTimed(record=record) as timed:
                 route = self._routes.get(record.request_id)
                 if route is not None and route.ownership.owner.instance_id == record.destination_id:
@@ -149,7 +149,7 @@ class Routes:
     def _moved(self, moved: RequestMoved) -> None:
         route = self._routes.get(moved.request_id)
         if route is None:  # its client left meanwhile
-            self._send(moved.owner.address, AbortRequests((moved.request_id,)))
+            self.send(moved.owner.address, AbortRequests((moved.request_id,)))
         elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
             self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
 
@@ -223,7 +223,7 @@ class Routes:
     def _give_up(self, request_id: str, route: Route) -> None:
         """Whoever still has something of it would go on with it to its end."""
         for holder in route.ownership.holders:
-            self._send(holder.address, AbortRequests((request_id,)))
+            self.send(holder.address, AbortRequests((request_id,)))
         if route.ownership.to_ask is not None:
             self._fail(request_id, route)
         else:
@@ -234,11 +234,11 @@ class Routes:
         route.asked_s = now_s
         if ownership.to_ask is not None:
             destination, hop = ownership.to_ask
-            self._send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
+            self.send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
         elif ownership.gap is not None:
             missing = OutputsMissing(request_id, *ownership.gap)
-            self._send(ownership.owner.address, missing)
+            self.send(ownership.owner.address, missing)
 
-    def _send(self, address: str, message: Message) -> None:
+    def send(self, address: str, message: Message) -> None:
         if address:  # none is known of an instance that is in no list and was not announced
             self._mailbox.send(address, encode(message))

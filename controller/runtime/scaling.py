@@ -2,17 +2,25 @@
 ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
 
 A second order while one goes on starts from what is planned then: instances that start count,
-those that are to be removed do not.
+those that are to be removed do not. What is wanted is saved in one piece, and then made so: what
+could not be started is tried again.
 """
 
+import logging
+from collections.abc import Collection
 from dataclasses import replace
 
-from controller.api.steer_models import MAX_INSTANCES
+from controller.api.bounds import MAX_INSTANCES
 from controller.core.cluster_spec import DrainOrder
-from controller.core.scaling import ScalePlan, plan_scale, planned_instances
+from controller.core.scaling import OtherPlanError, ScalePlan, plan_scale, planned_instances
 from controller.ports.launcher import Launcher
 from controller.runtime.drains import Drains, SteerRefusedError
 from controller.runtime.steered_cluster import SteeredCluster
+
+log = logging.getLogger(__name__)
+
+# After an instance could not be started.
+RETRY_S = 1.0
 
 
 class Scaling:
@@ -20,14 +28,16 @@ class Scaling:
         self._cluster = cluster
         self._drains = drains
         self._launcher = launcher
+        self._retry_at_s: dict[str, float] = {}
+        """Of instances that could not be started."""
 
     @property
     def num_planned(self) -> int:
         return len(planned_instances(self._cluster.keeper.spec))
 
-    def plan(self, target: int, *, force: bool) -> ScalePlan:
+    def plan(self, target: int, *, force: bool, agreed: Collection[str] | None = None) -> ScalePlan:
         """Raises SteerRefusedError. `force`: though no instance may serve for a while, or there
-        seems to be no room for new ones."""
+        seems to be no room for new ones. `agreed`: just these go."""
         if target < 1:
             raise SteerRefusedError(
                 "min_instances",
@@ -40,7 +50,12 @@ class Scaling:
                 f"{target} instances are wanted; {MAX_INSTANCES} are the most",
                 f"llumctl scale {MAX_INSTANCES}",
             )
-        plan = plan_scale(self._cluster.keeper.spec, target, self._num_running())
+        try:
+            plan = plan_scale(
+                self._cluster.keeper.spec, target, self._num_running(), agreed, self._missing()
+            )
+        except OtherPlanError as error:
+            raise _other_plan() from error
         if plan.drained and not force:
             self._drains.check(plan.drained)
         if plan.num_added and not force:
@@ -55,18 +70,43 @@ class Scaling:
                 "llumctl status -o wide      or      llumctl scale --force",
             )
 
+    def check_still(self, plan: ScalePlan, *, force: bool) -> None:
+        """Whether a plan from before something was awaited can be carried out as it is. Raises
+        SteerRefusedError."""
+        spec = self._cluster.keeper.spec
+        staying = set(planned_instances(spec))
+        if set(plan.undrained) - (set(spec.instance_ids) - staying) or set(plan.drained) - staying:
+            raise _other_plan()
+        if plan.drained and not force:
+            self._drains.check(plan.drained)
+
     def carry_out(self, plan: ScalePlan, order: DrainOrder) -> tuple[str, ...]:
         """`order`: that of the drains, for no instance yet. The ids of the new instances."""
-        keeper = self._cluster.keeper
-        for instance_id in plan.undrained:
-            self._drains.end(instance_id, "it is wanted again", order.actor)
         added = self.added(plan)
-        if added:
-            keeper.change(keeper.spec.with_instances_added(len(added)))
-            self._cluster.launch(added)
-        if plan.drained:
-            self._drains.begin([_of(order, instance_id) for instance_id in plan.drained])
+        orders = self._drains.following([_of(order, each) for each in plan.drained])
+        spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, orders)
+        self._drains.carry_out(spec, "it is wanted again", order.actor)
+        self.launch_missing()
         return added
+
+    def launch_missing(self) -> None:
+        """Of those that are wanted. One that goes and has ended already is on its way out."""
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        wanted = planned_instances(cluster.keeper.spec)
+        self._retry_at_s = {key: at for key, at in self._retry_at_s.items() if key in wanted}
+        for instance_id in wanted:
+            is_there = instance_id in cluster.roster.members
+            if is_there or now_s < self._retry_at_s.get(instance_id, now_s):
+                continue
+            try:
+                cluster.launch([instance_id])
+            except Exception:
+                self._retry_at_s[instance_id] = now_s + RETRY_S
+                log.exception("%s could not be started", instance_id)
+
+    def _missing(self) -> set[str]:
+        """Their processes were ended, or not started yet."""
+        return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
         """The ids that new instances get."""
@@ -81,6 +121,14 @@ class Scaling:
             for record in self._cluster.scheduler.instances.values()
             if record.snapshot is not None and record.refusal(now_s) in (None, "draining")
         }
+
+
+def _other_plan() -> SteerRefusedError:
+    return SteerRefusedError(
+        "plan_changed",
+        "what was looked at cannot be done any more: other instances come or go by now",
+        "llumctl status      then      the same command again",
+    )
 
 
 def _of(order: DrainOrder, instance_id: str) -> DrainOrder:

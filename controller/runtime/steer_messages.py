@@ -33,6 +33,17 @@ class ReliefOrdered(Message, frozen=True):
     relief: Relief | None = None
 
 
+class ReliefFruitless(Message, frozen=True):
+    """Source to controller, once per order at most: nothing that I have may or can go there now,
+    and nothing is under way. Incarnations as the order had them."""
+
+    round_id: str
+    source_id: str
+    source_incarnation: int
+    destination_id: str
+    destination_incarnation: int
+
+
 class RankChangeAsked(Message, frozen=True):
     """Controller to the request's frontend: it has this rank from now on, wherever it is. With
     `dry_run`: what would change?"""
@@ -80,7 +91,6 @@ class DrainSet(Message, frozen=True):
     moves in, and say in each status that you are draining; or the end of it."""
 
     draining: bool
-    drain_id: str = ""
 
 
 class StatusIntervalSet(Message, frozen=True):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, LlumctlError, UsageError
-from llumctl import choices, config_file, confirm, connect, durations, output
+from llumctl import choices, config_file, confirm, connect, output
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -14,6 +14,7 @@ from llumctl.commands.options import (
     OutputFormat,
     Reason,
     Yes,
+    deadline_of,
     not_negative,
     one_line,
 )
@@ -62,7 +63,7 @@ def drain(
     """
     wanted_ids = ids_once(instance_ids)
     choices.one_of(on_deadline, ON_DEADLINE, "--on-deadline", "what may happen then")
-    deadline_s = None if deadline is None else durations.positive(deadline, "--deadline")
+    deadline_s = deadline_of(deadline)
     if deadline_s is None and on_deadline != "keep":
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
     one_line(reason)
@@ -87,7 +88,7 @@ def drain(
     reports = _sent(name, wanted_ids, order)
     if dry_run or detach:
         output.emit(text(reports, output_format))
-    if dry_run and not all(report.state in ("draining", "drained") for report in reports):
+    if dry_run and any(report.changes for report in reports):
         raise typer.Exit(EXIT_WOULD_CHANGE)
     if not (dry_run or detach):
         _follow(name, reports, deadline_s, output_format)
@@ -117,27 +118,35 @@ def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") 
 
     with connect.client(cluster) as client:
         asked = order.model_copy(update={"dry_run": True})
-        plans = [client.drain(each, asked) for each in instance_ids]
+        plans = [client.drain(each, _with(asked, each, instance_ids)) for each in instance_ids]
         status = client.status()
     colours = output.use_colours(sys.stderr)
     output.say(drain_text.question(plans, status, colours=colours))
     confirm.ask(f"Drain {', '.join(instance_ids)}?")
     if order.if_revision is not None:
         return order
-    return order.model_copy(update={"if_revision": plans[-1].revision})
+    # All of what was shown is at least as new as the first plan.
+    return order.model_copy(update={"if_revision": plans[0].revision})
+
+
+def _with(order: "DrainRequest", instance_id: str, all_ids: "Sequence[str]") -> "DrainRequest":
+    """As it goes to one of them: it names the others."""
+    others = tuple(each for each in all_ids if each != instance_id)
+    return order.model_copy(update={"with_ids": others})
 
 
 def _sent(
     cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest"
 ) -> "list[DrainReport]":
-    """One after the other, each on the revision that the one before left."""
+    """One after the other, each on the revision that the one before left. Whether all of them may
+    go is seen to with the first."""
     reports: list[DrainReport] = []
     with connect.client(cluster) as client:
         for each in instance_ids:
             if reports and order.if_revision is not None:
                 order = order.model_copy(update={"if_revision": reports[-1].revision})
             try:
-                reports.append(client.drain(each, order))
+                reports.append(client.drain(each, _with(order, each, instance_ids)))
             except LlumctlError:
                 if reports and not order.dry_run:
                     begun = " ".join(report.instance_id for report in reports)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
+from llumctl import durations
 from llumctl.output import Format
 
 Cluster = Annotated[
@@ -37,12 +38,25 @@ IfRevision = Annotated[
     ),
 ]
 MAX_REASON_CHARS = 200
+MAX_DEADLINE_S = 7 * 86400.0
 
 
 def positive(value: float | None, flag: str) -> None:
     """Refuses what is no duration: zero, negative, NaN, infinite."""
     if value is not None and not 0 < value < float("inf"):
         raise UsageError(f"{flag}: must be a positive number of seconds, not {value:g}")
+
+
+def deadline_of(text: str | None) -> float | None:
+    """How long a drain may take."""
+    if text is None:
+        return None
+    found = durations.positive(text, "--deadline")
+    if found > MAX_DEADLINE_S:
+        raise UsageError(
+            "--deadline: must be at most 7d", f"durations look like {durations.EXAMPLES}"
+        )
+    return found
 
 
 def one_line(reason: str, flag: str = "--reason") -> str:

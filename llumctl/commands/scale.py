@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from controller.api.bounds import MAX_INSTANCES
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
 from llumctl import config_file, confirm, connect, durations, output
 from llumctl.commands.options import (
@@ -17,6 +18,7 @@ from llumctl.commands.options import (
     OutputFormat,
     Reason,
     Yes,
+    deadline_of,
     not_negative,
     one_line,
 )
@@ -25,8 +27,9 @@ from llumctl.output import Format
 if TYPE_CHECKING:
     from controller.api.steer_models import ScaleReport, ScaleRequest
 
-MAX_INSTANCES = 1024
-DEFAULT_TIMEOUT = "600"
+DEFAULT_TIMEOUT_S = 600.0
+DEADLINE_MARGIN_S = 10.0
+"""Who waits for a drain with a deadline waits this much longer: for what is said when it passes."""
 
 _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
 
@@ -64,8 +67,9 @@ def scale(
         bool, typer.Option("--wait", help="Return only when new ones serve and others are gone.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="S", help="With --wait: how long: 90, 90s, 5m.")
-    ] = DEFAULT_TIMEOUT,
+        str | None,
+        typer.Option(metavar="S", help="With --wait: how long. Else: 10m, or the deadline."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Even if there seems to be no room for new ones.")
     ] = False,
@@ -81,8 +85,8 @@ def scale(
     Those with the fewest running requests go, once their requests have moved to others.
     """
     target_count, change = _wanted(target)
-    deadline_s = None if deadline is None else durations.positive(deadline, "--deadline")
-    timeout_s = durations.positive(timeout, "--timeout")
+    deadline_s = deadline_of(deadline)
+    timeout_s = None if timeout is None else durations.positive(timeout, "--timeout")
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = config_file.cluster_name(cluster)
@@ -110,6 +114,9 @@ def scale(
         elif dry_run:
             raise typer.Exit(EXIT_WOULD_CHANGE)
         return
+    if timeout_s is None:
+        until_s = None if deadline_s is None or not report.draining else deadline_s
+        timeout_s = DEFAULT_TIMEOUT_S if until_s is None else until_s + DEADLINE_MARGIN_S
     _wait(name, report, timeout_s, deadline_s, output_format)
 
 
@@ -130,7 +137,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
 
 
 def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
-    """What was shown and, if instances are to go, agreed to."""
+    """What was shown and, if instances are to go, agreed to: those, and no others."""
     from llumctl import drain_text
 
     with connect.client(cluster) as client:
@@ -143,9 +150,10 @@ def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
         output.say(drain_text.question(planned.draining, status, colours=colours))
         going = ", ".join(report.instance_id for report in planned.draining)
         confirm.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
+    agreed = {"draining": tuple(report.instance_id for report in planned.draining)}
     if order.if_revision is not None:
-        return order
-    return order.model_copy(update={"if_revision": planned.revision})
+        return order.model_copy(update=agreed)
+    return order.model_copy(update={**agreed, "if_revision": planned.revision})
 
 
 def _text(report: "ScaleReport", output_format: Format) -> str:
@@ -183,4 +191,4 @@ def _wait(
             raise typer.Exit(EXIT_INTERRUPTED) from None
     report = report.model_copy(update={"draining": watch.reports})
     output.emit(_text(report, output_format))
-    drain_watch.check(report.draining, deadline_s)
+    drain_watch.check(report.draining, deadline_s, waited_s=timeout_s)

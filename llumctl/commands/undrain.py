@@ -1,10 +1,10 @@
 """`llumctl undrain`: take drains back."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_WOULD_CHANGE
+from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, NotDrainingError
 from llumctl import config_file, connect, output
 from llumctl.commands.drain import ids_once, text
 from llumctl.commands.options import (
@@ -17,6 +17,11 @@ from llumctl.commands.options import (
     one_line,
 )
 from llumctl.output import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from controller.api.steer_models import DrainReport
 
 
 def undrain(
@@ -36,15 +41,28 @@ def undrain(
     with connect.client(config_file.cluster_name(cluster)) as client:
         from controller.api.steer_models import UndrainRequest
 
-        before = {report.instance_id for report in client.drains().drains}
-        reports = []
+        reports: list[DrainReport] = []
         for each in wanted_ids:
             wanted = UndrainRequest(reason=reason, if_revision=if_revision, dry_run=dry_run)
-            reports.append(client.undrain(each, wanted))
+            try:
+                reports.append(client.undrain(each, wanted))
+            except NotDrainingError:
+                continue
+            except LlumctlError:
+                _say_undone(reports, dry_run=dry_run)
+                raise
             if if_revision is not None:
                 if_revision = reports[-1].revision
-    output.emit(text(reports, output_format))
-    if not before.intersection(wanted_ids):
+    if reports or output_format in (Format.JSON, Format.YAML):
+        output.emit(text(reports, output_format))
+    if not reports:
         output.say("nothing to change")
     elif dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _say_undone(reports: "Sequence[DrainReport]", *, dry_run: bool) -> None:
+    """What was done before one of them failed."""
+    undone = " ".join(report.instance_id for report in reports)
+    if undone and not dry_run:
+        output.say(f"taken back: {undone} (llumctl drain {undone})")

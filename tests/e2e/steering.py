@@ -4,14 +4,16 @@ that keep a cluster busy."""
 import json
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from controller.api.client import ControlClient
-from controller.api.models import Event, InstanceStatus
-from controller.api.steer_models import UndrainRequest
-from tests.e2e.cluster import Cluster
+from controller.api.errors import NotDrainingError, NotFoundError
+from controller.api.models import Event, InstanceStatus, SettingsPatch, SettingValue
+from controller.api.steer_models import DrainRequest, UndrainRequest
+from tests.e2e.cluster import Cluster, wait_for
 
 
 def done(cluster: Cluster, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -24,11 +26,52 @@ def json_of(cluster: Cluster, *arguments: str, code: int = 0) -> Any:
     return json.loads(done(cluster, *arguments, "-o", "json", code=code).stdout)
 
 
+def drain(client: ControlClient, *instance_ids: str) -> None:
+    """As `undrain`, and they are empty when it returns."""
+    for instance_id in instance_ids:
+        client.drain(instance_id, DrainRequest(reason="test"))
+    wait_for(
+        lambda: all(each.state == "drained" for each in client.drains().drains), "drained instances"
+    )
+
+
 def undrain(client: ControlClient, *instance_ids: str) -> None:
     """At once, as the command does after the second that it takes to start on a busy machine:
     requests that wait for this grow meanwhile."""
     for instance_id in instance_ids:
         client.undrain(instance_id, UndrainRequest(reason="test"))
+
+
+def change(client: ControlClient, changes: dict[str, SettingValue]) -> None:
+    client.change_settings(SettingsPatch(changes=changes, reason="test"))
+
+
+@contextmanager
+def left_as_found(client: ControlClient) -> Iterator[None]:
+    """Whatever becomes of a test, the next one finds the settings as this one did, nothing drained
+    and nobody served."""
+    before = _settings(client)
+    try:
+        yield
+    finally:
+        for each in client.drains().drains:
+            with suppress(NotFoundError, NotDrainingError):  # over since, or gone
+                undrain(client, each.instance_id)
+        now = _settings(client)
+        if changes := {key: value for key, value in before.items() if now[key] != value}:
+            change(client, changes)
+        wait_for(lambda: not _num_requests(client), "requests of the test to end")
+
+
+def _settings(client: ControlClient) -> dict[str, SettingValue]:
+    return {each.key: each.value for each in client.settings().settings}
+
+
+def _num_requests(client: ControlClient) -> int:
+    return sum(
+        (each.num_running_reqs or 0) + (each.num_waiting_reqs or 0) + each.num_unreported_reqs
+        for each in client.status().instances
+    )
 
 
 def ids_of(client: ControlClient) -> list[str]:

@@ -23,8 +23,10 @@ from tests.e2e.steering import (
     Load,
     Story,
     done,
+    drain,
     ids_of,
     json_of,
+    left_as_found,
     num_running,
     num_used_blocks,
     undrain,
@@ -71,12 +73,11 @@ def cluster(
         cluster.clean_up()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with control(cluster) as client:
+    with control(cluster) as client, left_as_found(client):
         yield client
-    for stream in Answer.all:
-        assert stream.ended, f"{stream.name} outlives its test"
+    wait_for(lambda: all(stream.ended for stream in Answer.all), "all answers to end")
     Answer.all.clear()
 
 
@@ -119,12 +120,12 @@ def check(answers: Iterable[Answer]) -> None:
 def test_an_overloaded_instance_is_relieved_before_it_evicts(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """Five requests on one instance want 175 of its 127 blocks in the end; 15 others are empty."""
+    """Five requests on one instance want 145 of its 127 blocks in the end; 15 others are empty."""
     first, *others = ids_of(client)
     story = Story(client)
     done(cluster, "drain", *others, "-y", "-m", "all to one")
     assert done(cluster, "status", "-o", "table").stdout.count("safe-to-delete") == len(others)
-    busy = answers(cluster, 5, 32, 520)
+    busy = answers(cluster, 5, 128, 330)
     assert {each.status(client).instance_id for each in busy} == {first}
     undrain(client, *others)
     check(busy)
@@ -151,10 +152,14 @@ def _explains(cluster: Cluster, move: Event) -> None:
 def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """Two requests on each instance leave 52 to 90 of its 127 blocks free; the prompt needs 100."""
+    """One request on each instance leaves 72 to 98 of its 127 blocks free; the prompt needs 100,
+    and gets in before the others have their 420 tokens, which take 8 s."""
     story = Story(client)
-    others = answers(cluster, 2 * NUM_INSTANCES, 300, 300)
-    assert max(item.num_free_blocks or 0 for item in client.status().instances) < 100
+    others = answers(cluster, NUM_INSTANCES, 450, 420)
+    wait_for(
+        lambda: max(item.num_free_blocks or 0 for item in client.status().instances) < 100,
+        "one on each",
+    )
     long = Answer(cluster, 1600, 2)
     assert long.wait_tokens(1)
     assert not any(each.ended for each in others), "it waited until somebody had ended"
@@ -196,7 +201,7 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
     """A new instance fills by moves, others are emptied by moves, and no request fails or gets
     another token."""
     story = Story(client)
-    with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 400).check()) as load:
+    with Load(NUM_CLIENTS, lambda _: Answer(cluster, 64, 300).check()) as load:
         # Those that have two are now below the threshold, and one that has one is well above.
         done(
             cluster,
@@ -215,6 +220,7 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
         busy = max(client.status().instances, key=lambda item: item.num_running_reqs or 0).id
         planned = json_of(cluster, "drain", busy, "--dry-run", code=10)["drains"][0]
         assert planned["state"] == "active"
+        assert planned["plan"], "it has nothing that would go"
         assert all(item["to_instance_id"] != busy for item in planned["plan"])
         drained = done(cluster, "drain", busy, "-y", "--deadline", "60", "-m", "maintenance")
         assert f"{busy}: safe to delete" in drained.stderr
@@ -233,7 +239,6 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
     assert story.events("failed") == []
     kinds = {event.instance_id: event.kind for event in story.events("drain_started", "drained")}
     assert kinds[busy] == "drained"
-    done(cluster, "set", "migration.source_below_steps=48", "migration.destination_above_steps=48")
 
 
 # -- examples -----------------------------------------------------------------------------
@@ -267,26 +272,31 @@ def test_the_example_of_maintenance(cluster: Cluster, client: ControlClient) -> 
     assert failed.returncode == 3, failed.stderr
     assert client.drains().drains == (), "it serves again, whatever became of the work"
     assert example(cluster, "drain-for-maintenance.sh", "i-99", "true").returncode == 4
+    drain(client, first)
+    refused = example(cluster, "drain-for-maintenance.sh", first, "true")
+    assert refused.returncode == 5, refused.stderr
+    assert [each.instance_id for each in client.drains().drains] == [first], "another's stays"
     check(neighbours)
 
 
 def test_the_example_of_the_night(cluster: Cluster, client: ControlClient) -> None:
-    some = ids_of(client)[1]
+    ids = ids_of(client)
+    some, count = ids[1], len(ids)
     before = client.status().revision
-    unchanged = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES))
+    unchanged = example(cluster, "nightly-scale.sh", str(count))
     assert (unchanged.returncode, client.status().revision) == (0, before), unchanged.stderr
     done(cluster, "drain", some, "-y")
-    left_alone = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 2))
+    left_alone = example(cluster, "nightly-scale.sh", str(count - 2))
     assert left_alone.returncode == 0
     assert f"an operator has drained {some}" in left_alone.stderr
     done(cluster, "undrain", some)
-    fewer = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 2))
+    fewer = example(cluster, "nightly-scale.sh", str(count - 2))
     assert fewer.returncode == 0, fewer.stderr
-    assert len(ids_of(client)) == NUM_INSTANCES - 2
-    more = example(cluster, "nightly-scale.sh", str(NUM_INSTANCES - 1))
+    assert len(ids_of(client)) == count - 2
+    more = example(cluster, "nightly-scale.sh", str(count - 1))
     assert more.returncode == 0, more.stderr
     states = [item.state for item in client.status().instances]
-    assert states == ["active"] * (NUM_INSTANCES - 1)
+    assert states == ["active"] * (count - 1)
 
 
 def test_the_example_of_priorities(cluster: Cluster, client: ControlClient) -> None:

@@ -72,12 +72,12 @@ PLACES = (
         ("P", "K", None, "X"),
         (("K", "freed"), ("K", "failed"), None, None),
     ),
-    Place(
+    Place(  # of the first stage, or of the last: bytes and messages take different ways
         "copying",
         "destination",
         "holding",
-        ("P", "K", None, None),
-        (("K", "freed"), ("K", "failed"), None, None),
+        ("P", "KR", None, None),
+        (("KR", "freed"), ("KR", "failed"), None, None),
     ),
     Place(
         "suspended",

@@ -1,15 +1,19 @@
 """The control client: what it sends, and which error each answer becomes."""
 
+import ast
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+import controller
 from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.models import ClusterState, PingFrame, StopRequest
+from controller.api.steer_models import ScaleRequest
 
 STATUS = {
     "schema_version": 1,
@@ -116,6 +120,42 @@ def test_timeout_says_how_long() -> None:
         control.status()
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key(dry_run: bool) -> None:
+    keys: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers.get("Idempotency-Key"))
+        if len(keys) == 1:
+            raise httpx.ReadError("gone")
+        return httpx.Response(200, json={"previous": 1, "target": 2, "revision": 1})
+
+    with client(handler) as control:
+        wanted = ScaleRequest(change=1, dry_run=dry_run)
+        if dry_run:
+            with pytest.raises(LlumctlError):
+                control.scale(wanted)
+            assert keys == [None]
+            return
+        assert control.scale(wanted).target == 2
+        control.scale(wanted)
+    assert keys[0] == keys[1] != keys[2], "another order has another key"
+
+
+def test_what_never_arrived_or_is_lost_twice_is_not_sent_for_ever() -> None:
+    sent: list[httpx.Request] = []
+    for error, times in ((httpx.ConnectError("refused"), 1), (httpx.ReadTimeout("slow"), 2)):
+        sent.clear()
+
+        def handler(request: httpx.Request, error: Exception = error) -> httpx.Response:
+            sent.append(request)
+            raise error
+
+        with client(handler) as control, pytest.raises(LlumctlError):
+            control.scale(ScaleRequest(change=1))
+        assert len(sent) == times
+
+
 @pytest.mark.parametrize("body", [b"hello", b"{}", b"[]"])
 def test_somebody_elses_server(body: bytes) -> None:
     with client(answering(200, body)) as control, pytest.raises(LlumctlError) as caught:
@@ -196,3 +236,24 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch)
     control = ControlClient("http://127.0.0.1:2", "t", 0.5)
     assert not control._http._mounts
     control.close()
+
+
+def refusal_codes() -> Iterator[str]:
+    """Of all answers with 409 that the controller's sources spell out."""
+    for path in Path(next(iter(controller.__path__))).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                values = [a.value if isinstance(a, ast.Constant) else None for a in node.args]
+                if node.func.id == "SteerRefusedError":
+                    values = [409, *values]
+                elif node.func.id not in ("ApiError", "error_response"):
+                    continue
+                if values[0] == 409 and isinstance(values[1], str):
+                    yield values[1]
+
+
+def test_every_refusal_is_a_kind_of_its_own() -> None:
+    """Otherwise it is told as a conflict: look again, though looking again would not help."""
+    found = set(refusal_codes())
+    assert {"stopping", "max_instances", "ended", "revision_conflict", "ambiguous"} <= found
+    assert found <= set(client_module._BY_CODE)

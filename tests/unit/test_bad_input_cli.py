@@ -104,6 +104,8 @@ COMMAND_LINES = {
     "an instance without glyphs": ("drain i-1 ''", "ID: '' is no id"),
     "a deadline of no time": ("drain i-1 --deadline 0", "--deadline: must be more than no time"),
     "a deadline in the past": ("drain i-1 --deadline -5", "--deadline: '-5' is no duration"),
+    "a deadline that is too far": ("drain i-1 --deadline 8d", "--deadline: must be at most 7d"),
+    "a scale-in that may take weeks": ("scale 1 --deadline 8d", "--deadline: must be at most 7d"),
     "a deadline in words": ("scale 3 --deadline soon", "--deadline: 'soon' is no duration"),
     "an end that there is not": (
         "drain i-1 --deadline 5 --on-deadline kepe",

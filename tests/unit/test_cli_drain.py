@@ -19,6 +19,7 @@ from cli_support import cluster, instance, remember
 from fake_controller import Answer, FakeController, meanwhile, until
 
 from controller.api import run_state
+from controller.api.errors import LlumctlError
 from controller.api.models import ErrorBody
 from controller.api.steer_models import (
     CannotMove,
@@ -26,6 +27,7 @@ from controller.api.steer_models import (
     DrainReport,
     PlannedDeparture,
 )
+from llumctl import drain_watch
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
@@ -61,7 +63,7 @@ class Bed:
         self.fake = fake
         fake.status = cluster(instance("i-0"), instance("i-1"))
         self.drains: list[DrainReport] = []
-        self.plan = report(state="active", plan=PLAN, dry_run=True)
+        self.plan = report(state="active", plan=PLAN, dry_run=True, changes=True)
         self.refusal: Answer | None = None
         fake.orders = {
             "GET /v1/drains": lambda _: (200, DrainList(drains=tuple(self.drains))),
@@ -79,9 +81,13 @@ class Bed:
         return 200, self.drains[-1]
 
     def undrain(self, body: dict[str, Any]) -> Answer:
-        if not body["dry_run"]:
+        if not self.drains:
+            return refused("not_draining", 409, "i-1 is not being drained")
+        dry_run = body["dry_run"]
+        if not dry_run:
             self.drains = []
-        return 200, report(state="active", revision=5, dry_run=body["dry_run"])
+        state = "draining" if dry_run else "active"
+        return 200, report(state=state, revision=5, dry_run=dry_run, changes=True)
 
     def bodies(self, name: str = "drain") -> list[dict[str, Any]]:
         return [body for path, body in self.fake.ordered if path.endswith(name)]
@@ -98,6 +104,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr("llumctl.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.waiting.DRAINS_POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)
@@ -128,6 +135,7 @@ def test_it_is_followed_until_it_is_safe_to_delete(bed: Bed, capsys: Captured) -
         "on_deadline": "keep",
         "dry_run": False,
         "force": False,
+        "with_ids": [],
         "reason": "new GPU",
         "if_revision": None,
     }
@@ -179,6 +187,19 @@ def test_a_deadline_that_ends_the_drain(bed: Bed, capsys: Captured) -> None:
     assert bed.bodies()[0]["on_deadline"] == "abort"
 
 
+@pytest.mark.parametrize(
+    ("on_deadline", "code", "words"), [("keep", 1, "was taken back"), ("abort", 124, "given up")]
+)
+def test_a_drain_that_is_none_any_more_after_its_deadline(
+    on_deadline: str, code: int, words: str
+) -> None:
+    """By its deadline only one that was to be given up ends; else somebody took it back."""
+    passed = report(state="active", deadline_s=time.time() - 1, on_deadline=on_deadline)
+    with pytest.raises(LlumctlError, match=words) as error:
+        drain_watch.check((passed,), 60.0)
+    assert error.value.exit_code == code
+
+
 def test_a_drain_that_somebody_takes_back(bed: Bed, capsys: Captured) -> None:
     def happen() -> None:
         bed.until_watched()
@@ -214,6 +235,8 @@ def test_a_dry_run_shows_the_plan(bed: Bed, capsys: Captured) -> None:
     assert [body["dry_run"] for body in bed.bodies()] == [True]
     bed.plan = report(dry_run=True)
     assert run(["drain", "i-1", "--dry-run"]) == 0, "it is draining already"
+    bed.plan = report(dry_run=True, changes=True)
+    assert run(["drain", "i-1", "--dry-run"]) == 10, "but with another deadline"
 
 
 def test_the_machine_formats(bed: Bed, capsys: Captured) -> None:
@@ -236,7 +259,7 @@ def test_the_machine_formats(bed: Bed, capsys: Captured) -> None:
 
 def test_a_table_lists_twenty_requests_and_wide_all(bed: Bed, capsys: Captured) -> None:
     plan = tuple(PLAN[0].model_copy(update={"request_id": f"r-{k}"}) for k in range(25))
-    bed.plan = report(state="active", plan=plan, dry_run=True)
+    bed.plan = report(state="active", plan=plan, dry_run=True, changes=True)
     assert run(["drain", "i-1", "--dry-run"]) == 10
     lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert (len(lines), lines[-1]) == (23, "... and 5 more (-o wide)")
@@ -281,6 +304,7 @@ def test_several_one_after_the_other(bed: Bed, capsys: Captured) -> None:
     bed.drains = [report(state="drained", revision=8)]
     assert run(["drain", "i-1", "i-2", "i-1", "-y", "--detach", "--if-revision", "7"]) == 0
     assert [body["if_revision"] for body in bed.bodies()] == [7, 8]
+    assert [body["with_ids"] for body in bed.bodies()] == [["i-2"], ["i-1"]]
     assert len(capsys.readouterr().out.splitlines()) == 3
     bed.fake.orders["POST /v1/instances/i-2/drain"] = lambda _: refused(
         "last_instance", 409, "i-2 is the last one"
@@ -395,6 +419,21 @@ def test_on_a_terminal_it_asks_with_what_it_would_do(bed: Bed) -> None:
     ], "the answer is about what was shown"
 
 
+def test_the_answer_is_about_the_oldest_of_the_plans(bed: Bed) -> None:
+    """Something changed between the first plan and the second."""
+
+    def second(body: dict[str, Any]) -> Answer:
+        return 200, report("i-2", revision=9, dry_run=body["dry_run"], changes=True)
+
+    bed.fake.orders["POST /v1/instances/i-2/drain"] = second
+    with Terminal("drain", "i-1", "i-2", "--detach") as terminal:
+        terminal.until_seen("Drain i-1, i-2? [y/N] ")
+        terminal.type("y\n")
+        assert terminal.ended()[0] == 0
+    orders = [body for body in bed.bodies() if not body["dry_run"]]
+    assert orders[0]["if_revision"] == 4
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
@@ -443,9 +482,22 @@ def test_undrain(bed: Bed, capsys: Captured) -> None:
     ]
     assert run(["undrain", "i-1", "-o", "name"]) == 0
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("i-1\n", "nothing to change\n")
+    assert (captured.out, captured.err) == ("", "nothing to change\n")
     assert run(["undrain", "i-1", "--dry-run", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["drains"][0]["state"] == "active"
+    assert json.loads(capsys.readouterr().out)["drains"] == []
+
+
+def test_undrain_of_several_says_what_was_done_before_one_failed(
+    bed: Bed, capsys: Captured
+) -> None:
+    bed.drains = [report()]
+    bed.fake.orders["POST /v1/instances/i-2/undrain"] = lambda _: refused(
+        "no_such_instance", 404, "there is no instance 'i-2'"
+    )
+    assert run(["undrain", "i-1", "i-2"]) == 4
+    assert capsys.readouterr().err.startswith(
+        "taken back: i-1 (llumctl drain i-1)\nerror: there is no instance 'i-2'\n"
+    )
 
 
 # -- wait ---------------------------------------------------------------------------------
@@ -483,3 +535,10 @@ def test_waiting_for_a_drain_that_removes_the_instance(bed: Bed, capsys: Capture
         assert waited() == 0
     assert capsys.readouterr().err == "instance i-1 is gone\n"
     assert waited() == 4, "from the beginning, it is a mistake"
+
+
+def test_a_frontend_that_does_not_answer_is_named() -> None:
+    from llumctl import drain_text
+
+    line = drain_text.progress(report(num_requests_left=2, silent=("f-1",)))
+    assert line == "i-1: 2 left, 0 moving, 0 moved, no answer from f-1"

@@ -117,6 +117,7 @@ def test_more_instances_need_no_question(bed: Bed, capsys: Captured) -> None:
     planned, done = bed.bodies
     assert planned["dry_run"]
     assert (done["dry_run"], done["if_revision"], done["reason"]) == (False, 6, "morning")
+    assert done["draining"] == [], "and none to go"
 
 
 def test_fewer_instances_are_asked_about(bed: Bed, capsys: Captured) -> None:
@@ -212,11 +213,36 @@ def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:
 
 def test_a_scale_in_that_takes_too_long(bed: Bed, capsys: Captured) -> None:
     assert run(["scale", "-1", "-y", "--wait", "--timeout", "0.05"]) == 124
-    assert "error: drain i-1 timed out: 2 requests left; it goes on" in capsys.readouterr().err
+    over = "error: drain i-1 is not over after 50ms: 2 requests left; it goes on"
+    assert over in capsys.readouterr().err
     late = leaving(deadline_s=time.time() - 1)
     bed.fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(late,)))
     assert run(["scale", "-1", "-y", "--wait", "--deadline", "30"]) == 124
     assert "drain i-1 timed out after 30s: 2 requests left" in capsys.readouterr().err
+
+
+def test_its_own_time_is_not_told_as_the_deadline(bed: Bed, capsys: Captured) -> None:
+    going = leaving(deadline_s=time.time() + 3600)
+    bed.fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(going,)))
+    command = ["scale", "-1", "-y", "--wait", "--deadline", "1h", "--timeout", "0.05"]
+    assert run(command) == 124
+    assert "drain i-1 is not over after 50ms: 2 requests left" in capsys.readouterr().err
+
+
+def test_without_a_time_of_its_own_it_waits_for_the_deadline(
+    bed: Bed, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llumctl.commands.scale.DEFAULT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("llumctl.commands.scale.DEADLINE_MARGIN_S", 60.0)
+
+    def happen() -> None:
+        bed.fake.until_asked("/v1/drains", times=3)
+        bed.fake.status = cluster(instance("i-0"))
+        bed.drains = ()
+
+    with meanwhile(happen):
+        assert run(["scale", "-1", "-y", "--wait", "--deadline", "0.01"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "i-1: removed"
 
 
 def test_ctrl_c_leaves_it_going(bed: Bed) -> None:

@@ -241,6 +241,28 @@ async def test_several_choices_of_one_request_are_named(bed: Bed) -> None:
     assert message == "'cmpl-1' names 3 sequences: r-1, r-2, r-3"
 
 
+@pytest.mark.parametrize(
+    ("removed", "refusal"), [("i-1", (404, "no_such_instance")), ("i-0", (409, "not_serving"))]
+)
+async def test_an_instance_that_is_removed_while_this_goes_on_the_record(
+    bed: Bed, removed: str, refusal: tuple[int, str]
+) -> None:
+    write, loop = bed.listener.audit.write_all, asyncio.get_running_loop()
+
+    async def remove() -> None:
+        bed.cluster.controller.terminate(removed)
+
+    def slow(*args: Any, outcome: str, **what: Any) -> None:
+        write(*args, outcome=outcome, **what)
+        if outcome == "begun":
+            asyncio.run_coroutine_threadsafe(remove(), loop).result(10)
+
+    bed.listener.audit.write_all = slow  # type: ignore[method-assign]
+    assert (await bed.refused(to="i-1"))[:2] == refusal
+    assert bed.source.moved == []
+    assert audited(bed)[-1]["outcome"] == f"failed: {refusal[1]}"
+
+
 # -- recorded and shown -------------------------------------------------------------------
 
 

@@ -166,6 +166,24 @@ async def test_a_frontend_that_dies_is_not_waited_for(bed: Bed) -> None:
     assert message.endswith("its frontend f-0 died")
 
 
+async def test_a_frontend_that_dies_while_this_goes_on_the_record_is_not_asked(bed: Bed) -> None:
+    write, loop = bed.listener.audit.write_all, asyncio.get_running_loop()
+
+    async def die() -> None:
+        bed.cluster.mailbox.lose("mem://f-0")
+
+    def slow(*args: Any, outcome: str, **what: Any) -> None:
+        write(*args, outcome=outcome, **what)
+        if outcome == "begun":
+            asyncio.run_coroutine_threadsafe(die(), loop).result(10)
+
+    bed.listener.audit.write_all = slow  # type: ignore[method-assign]
+    status, code, message = await bed.refused()
+    assert (status, code) == (409, "ended")
+    assert message.endswith("its frontend f-0 died")
+    assert not bed.asked()
+
+
 async def test_choices_of_one_request_are_named_one_by_one() -> None:
     async with listening() as (listener, client):
         bed = Bed(listener, client, num_choices=2)

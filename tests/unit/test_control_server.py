@@ -87,6 +87,9 @@ async def test_a_draining_instance_has_no_freeness() -> None:
     cluster.up()
     cluster.report(draining=True, num_free_blocks=60)
     assert cluster.states() == ["ready", "draining", "active"]
+    cluster.now_s += 10.5
+    assert cluster.states() == ["degraded", "stalled", "active"], "it does not drain"
+    cluster.report(draining=True, num_free_blocks=60)
     draining = cluster.view().instances[0]
     assert (draining.freeness_steps, draining.virtual_usage_blocks) == (None, None)
     assert draining.num_free_blocks == 60

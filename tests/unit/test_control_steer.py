@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -67,6 +67,21 @@ class Bed:
         answer = await self.client.get("/v1/status", headers=AUTHORIZED)
         return ClusterStatus.model_validate_json(answer.content)
 
+    def while_recording(self, action: str, happen: Callable[[], None]) -> None:
+        """What happens in the controller while an action is written to the audit log."""
+        write, loop = self.listener.audit.write_all, asyncio.get_running_loop()
+
+        def slow(deeds: tuple[tuple[str, str], ...], *, outcome: str, **what: Any) -> None:
+            write(deeds, outcome=outcome, **what)
+            if outcome == "begun" and deeds[0][0] == action:
+                asyncio.run_coroutine_threadsafe(_run(happen), loop).result(10)
+
+        self.listener.audit.write_all = slow  # type: ignore[method-assign]
+
+    def ends_by_itself(self, instance_id: str) -> None:
+        """A drain, as its deadline does it."""
+        self.controller.drains.end(instance_id, "its deadline passed")
+
     @property
     def revision(self) -> int:
         return self.controller.keeper.revision
@@ -75,6 +90,10 @@ class Bed:
         if not self.listener.audit.path.exists():
             return []
         return [json.loads(line) for line in self.listener.audit.path.read_text().splitlines()]
+
+
+async def _run(happen: Callable[[], None]) -> None:
+    happen()
 
 
 @pytest.fixture
@@ -101,8 +120,9 @@ async def test_a_drain_begins_and_says_how_far_it_is(bed: Bed) -> None:
     assert (found.revision, bed.revision) == (1, 1)
     assert not found.removes_instance
     (told,) = bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1:]
-    assert told == DrainSet(True, found.drain_id)
-    assert await bed.drains() == (found,)
+    assert told == DrainSet(True)
+    assert found.changes
+    assert await bed.drains() == (found.model_copy(update={"changes": False}),)
 
 
 async def test_a_drain_is_on_the_record_and_its_events_have_its_cause(bed: Bed) -> None:
@@ -192,21 +212,96 @@ async def test_drained_twice_is_drained_once_and_the_new_deadline_counts(bed: Be
     assert (second.reason, second.revision) == ("later", 2)
 
 
+async def test_whether_an_order_would_change_a_drain_that_goes_on(bed: Bed) -> None:
+    assert (await bed.drain(dry_run=True)).changes
+    await bed.drain(reason="a fan")
+    assert not (await bed.drain(dry_run=True, reason="a fan")).changes
+    assert (await bed.drain(dry_run=True, reason="two fans")).changes
+    assert (await bed.drain(dry_run=True, reason="a fan", deadline_s=60)).changes
+    await bed.drain(deadline_s=60, reason="a fan")
+    assert (await bed.drain(dry_run=True, reason="a fan")).changes, "without a deadline from now on"
+
+
+async def test_several_of_one_command_are_checked_and_planned_together(bed: Bed) -> None:
+    (planned,) = (await bed.drain(dry_run=True, with_ids=["i-1"])).plan
+    assert planned.to_instance_id == "i-2", "the other one is no destination"
+    assert await bed.refused("instances/i-0/drain", with_ids=["i-1", "i-2"]) == (
+        409,
+        "last_instance",
+    )
+    assert await bed.refused("instances/i-0/drain", with_ids=["i-9"]) == (404, "no_such_instance")
+    assert await bed.drains() == ()
+    assert (await bed.drain(with_ids=["i-1"])).state == "draining"
+    assert (await bed.drain("i-1", with_ids=["i-0"])).state == "draining"
+
+
+async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> None:
+    """What others change while the frontends are asked is told to who goes on from there."""
+    ask = bed.controller.departures.of
+
+    async def meanwhile(*args: Any) -> Any:
+        bed.controller.keeper.change(bed.controller.keeper.spec.with_settings({}))
+        return await ask(*args)
+
+    bed.controller.departures.of = meanwhile  # type: ignore[method-assign]
+    assert ((await bed.drain(dry_run=True)).revision, bed.revision) == (0, 1)
+    assert ((await bed.drain()).revision, bed.revision) == (2, 3)
+    assert (await bed.scale(change=-1, dry_run=True)).revision == 3
+    assert (await bed.scale(change=-1)).revision == bed.revision - 1
+
+
+async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
+    """Else steering many instances takes longer than a client waits."""
+    at_once, most = 0, 0
+    ask = bed.controller.departures.of
+
+    async def counted(*args: Any) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            return await ask(*args)
+        finally:
+            at_once -= 1
+
+    del bed.cluster.mailbox.books["mem://f-0"]
+    bed.controller.departures.of = counted  # type: ignore[method-assign]
+    assert len((await bed.scale(change=-2, dry_run=True)).draining) == 2
+    assert most == 2
+    most = 0
+    assert len((await bed.scale(change=-2)).draining) == 2
+    assert most == 2
+    most = 0
+    assert len(await bed.drains()) == 2
+    assert most == 2
+
+
 # -- undrain ------------------------------------------------------------------------------
 
 
 async def test_undrain_takes_it_back(bed: Bed) -> None:
     await bed.drain()
-    assert (await bed.undrain(dry_run=True)).state == "draining"
+    planned = await bed.undrain(dry_run=True)
+    assert (planned.state, planned.changes) == ("draining", True)
     assert bed.revision == 1
     found = await bed.undrain(reason="fixed")
     assert (found.state, found.drain_id, found.revision) == ("active", "", 2)
+    assert found.changes
     assert found.num_requests_left == 1
-    assert bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False, "")
+    assert bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(False)
     last = bed.audited()[-1]
     assert (last["action"], last["reason"]) == ("undrain i-0", "fixed")
-    again = await bed.undrain()
-    assert (again.state, again.revision, len(bed.audited())) == ("active", 2, 4)
+    for dry_run in (False, True):
+        again = await bed.refused("instances/i-0/undrain", dry_run=dry_run)
+        assert again == (409, "not_draining")
+    assert (bed.revision, len(bed.audited())) == (2, 4)
+
+
+async def test_undrain_looks_at_the_revision_again_once_it_is_on_the_record(bed: Bed) -> None:
+    await bed.drain()
+    bed.while_recording("undrain i-0", lambda: bed.ends_by_itself("i-0"))
+    assert await bed.refused("instances/i-0/undrain", if_revision=1) == (409, "revision_conflict")
+    assert bed.audited()[-1]["outcome"] == "failed: revision_conflict"
 
 
 # -- scale --------------------------------------------------------------------------------
@@ -256,11 +351,41 @@ async def test_a_scale_to_what_is_planned_changes_nothing(bed: Bed) -> None:
     assert bed.audited() == []
 
 
+async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
+    (shown,) = (await bed.scale(change=-1, dry_run=True)).draining
+    assert shown.instance_id == "i-1"
+    bed.cluster.report("i-1", num_running=9, num_free_blocks=30)  # by now it is the busiest
+    (going,) = (await bed.scale(change=-1, draining=["i-1"])).draining
+    assert going.instance_id == "i-1"
+    for agreed in ([], ["i-1"], ["i-0", "i-2"], ["i-77"]):
+        assert await bed.refused("scale", change=-1, draining=agreed) == (409, "plan_changed")
+    assert await bed.refused("scale", change=1, draining=["i-0"]) == (409, "plan_changed")
+
+
+async def test_what_is_on_the_record_is_what_is_done(bed: Bed) -> None:
+    """Though another instance has the fewest requests by then."""
+    bed.while_recording(
+        "scale 3 to 2", lambda: bed.cluster.report("i-1", num_running=9, num_free_blocks=30)
+    )
+    (going,) = (await bed.scale(change=-1)).draining
+    targets = [entry["target"] for entry in bed.audited() if entry["outcome"] == "done"]
+    assert targets == ["the cluster", going.instance_id]
+
+
+async def test_a_plan_that_cannot_be_carried_out_any_more_is_none(bed: Bed) -> None:
+    await bed.scale(change=-1)
+    revision = bed.revision
+    bed.while_recording("scale 2 to 3", lambda: bed.ends_by_itself("i-1"))
+    assert await bed.refused("scale", change=1) == (409, "plan_changed")
+    assert bed.revision == revision + 1
+    assert bed.audited()[-1]["outcome"] == "failed: plan_changed"
+
+
 async def test_scale_is_refused_with_the_reason(bed: Bed) -> None:
     assert await bed.refused("scale", target=0) == (409, "min_instances")
     assert await bed.refused("scale", change=-3) == (409, "min_instances")
     assert await bed.refused("scale", target=0, dry_run=True) == (409, "min_instances")
-    assert await bed.refused("scale", change=1022) == (409, "max_instances")
+    assert await bed.refused("scale", change=1022) == (400, "max_instances")
     bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
     assert await bed.refused("scale", change=1) == (409, "no_room")
     assert (await bed.scale(change=1, force=True)).added == ("i-3",)
@@ -278,8 +403,9 @@ async def test_of_two_who_act_on_one_revision_one_is_told(bed: Bed) -> None:
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
     codes = {a.json()["code"] for a in answers if a.status_code == 409}
     assert codes == {"revision_conflict"}
-    message = next(a.json()["message"] for a in answers if a.status_code == 409)
-    assert "revision 0 was looked at, and 1 is the present one" in message
+    told = next(answer.json() for answer in answers if answer.status_code == 409)
+    assert "revision 0 was looked at, and 1 is the present one" in told["message"]
+    assert told["hint"] == "llumctl status"
     assert bed.revision == 1
     assert await bed.refused("instances/i-0/undrain", if_revision=7) == (409, "revision_conflict")
     assert await bed.refused("scale", change=1, if_revision=7, dry_run=True) == (
@@ -305,6 +431,57 @@ async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:
     assert await bed.refused("instances/i-0/drain") == (500, "not_audited")
     assert await bed.refused("scale", change=1) == (500, "not_audited")
     assert bed.revision == 0
+
+
+# -- once ---------------------------------------------------------------------------------
+
+
+async def with_key(bed: Bed, key: str, path: str = "scale", **body: Any) -> httpx.Response:
+    headers = AUTHORIZED | {"Idempotency-Key": key}
+    return await bed.client.post(f"/v1/{path}", headers=headers, json=body)
+
+
+async def test_an_order_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
+    first, meanwhile = await asyncio.gather(*(with_key(bed, "k", change=1) for _ in range(2)))
+    again = await with_key(bed, "k", change=1)
+    assert first.status_code == 200, first.text
+    assert first.content == meanwhile.content == again.content
+    assert bed.revision == 1
+    assert (await with_key(bed, "l", change=1)).json()["target"] == 5
+
+
+async def test_a_refusal_comes_twice_too(bed: Bed) -> None:
+    answers = [await with_key(bed, "k", target=0) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [409, 409]
+    assert answers[0].content == answers[1].content
+
+
+async def test_a_key_is_one_order_s(bed: Bed) -> None:
+    await with_key(bed, "k", change=1)
+    other = await with_key(bed, "k", change=2)
+    assert (other.status_code, other.json()["code"]) == (409, "key_reused")
+    elsewhere = await with_key(bed, "k", "instances/i-0/drain", change=1)
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (409, "key_reused")
+    for key in ("", "k" * 65):
+        answer = await with_key(bed, key, change=1)
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_key")
+    assert bed.revision == 1
+
+
+async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.adapters.http.idempotency.MAX_KEPT", 2)
+    for key in "abc":
+        await with_key(bed, key, target=3)
+    assert (await with_key(bed, "c", target=9)).status_code == 409
+    assert (await with_key(bed, "a", target=4)).status_code == 200
+
+
+async def test_a_frontend_that_does_not_answer_is_named_and_nothing_is_estimated(
+    bed: Bed,
+) -> None:
+    bed.cluster.mailbox.books.clear()
+    found = await bed.drain()
+    assert (found.silent, found.estimate_s, found.num_requests_left) == (("f-0",), None, 1)
 
 
 async def test_the_typed_client(bed: Bed) -> None:

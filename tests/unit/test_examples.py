@@ -1,6 +1,9 @@
 """The examples work as they are shipped."""
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -110,6 +113,90 @@ def test_a_script_says_what_it_wants(name: str) -> None:
     done = subprocess.run([str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"usage: {script} {SCRIPTS[name]}\n"
+
+
+FAKE_LLUMCTL = """#!/bin/sh
+echo "$1" >>"$CALLS"
+case $1 in
+    status) echo "$STATUS"; exit "${STATUS_CODE:-0}" ;;
+    drain) exit "${DRAIN_CODE:-0}" ;;
+    scale) exit "${SCALE_CODE:-0}" ;;
+esac
+"""
+
+
+class Called:
+    """A script that ran with a llumctl that does nothing but note what it is asked for."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str, **extra: str) -> None:
+        command, calls = folder / "llumctl", folder / "calls"
+        command.write_text(FAKE_LLUMCTL)
+        command.chmod(0o755)
+        instances = [{"id": "i-0", "drain": None}, {"id": "i-1", "drain": {"removes": True}}]
+        done = subprocess.run(
+            [str(EXAMPLES / name), *arguments],
+            env=os.environ
+            | {
+                "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+                "CALLS": str(calls),
+                "STATUS": json.dumps({"revision": 7, "instances": instances}),
+                **extra,
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            preexec_fn=_hear_hangups,
+        )
+        self.code, self.stderr = done.returncode, done.stderr
+        self.calls = calls.read_text().split()
+
+
+def _hear_hangups() -> None:
+    """A shell cannot trap what was ignored when it began, as under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+DRAIN = "drain-for-maintenance.sh"
+SCALE = "nightly-scale.sh"
+
+
+def test_maintenance_puts_the_instance_back(tmp_path: Path) -> None:
+    found = Called(tmp_path, DRAIN, "i-0", "sh", "-c", "exit 3")
+    assert (found.code, found.calls) == (3, ["status", "drain", "undrain"])
+
+
+def test_maintenance_after_a_hangup_too(tmp_path: Path) -> None:
+    found = Called(tmp_path, DRAIN, "i-0", "sh", "-c", "kill -HUP $PPID")
+    assert (found.code, found.calls) == (129, ["status", "drain", "undrain"])
+
+
+def test_maintenance_leaves_the_drain_of_another_alone(tmp_path: Path) -> None:
+    found = Called(tmp_path, DRAIN, "i-1", "true")
+    assert (found.code, found.calls) == (5, ["status"])
+    assert "i-1 is being drained already" in found.stderr
+
+
+@pytest.mark.parametrize("code", [4, 5, 6])
+def test_maintenance_undoes_no_drain_that_was_refused(tmp_path: Path, code: int) -> None:
+    found = Called(tmp_path, DRAIN, "i-0", "true", DRAIN_CODE=str(code))
+    assert (found.code, found.calls) == (code, ["status", "drain"])
+
+
+def test_maintenance_undoes_a_drain_that_took_too_long(tmp_path: Path) -> None:
+    found = Called(tmp_path, DRAIN, "i-0", "true", DRAIN_CODE="124")
+    assert (found.code, found.calls) == (124, ["status", "drain", "undrain"])
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(DRAIN, ("i-0", "true")), (SCALE, ("2",))])
+def test_a_script_ends_as_status_did(tmp_path: Path, name: str, arguments: tuple[str, ...]) -> None:
+    found = Called(tmp_path, name, *arguments, STATUS_CODE="3")
+    assert (found.code, found.calls) == (3, ["status"])
+
+
+def test_the_night_looks_again_if_the_cluster_changed(tmp_path: Path) -> None:
+    found = Called(tmp_path, SCALE, "2", SCALE_CODE="6")
+    assert (found.code, found.calls) == (6, ["status", "scale"] * 3)
 
 
 def test_configurations_in_the_texts_are_valid() -> None:

@@ -42,3 +42,23 @@ def test_memory_that_the_machine_has_not(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_not_known_speaks_against_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert no_room(monkeypatch, 1000) == ""
+
+
+def test_a_process_that_could_not_be_ended_is_ended_when_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = ActorPlan("m:f", {})
+    launcher = RayLauncher("n", "/logs", plan, plan)
+    launcher._handles["i-0"] = "handle"
+    killed: list[str] = []
+
+    def fails(_handle: str, **_: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(launcher_module.ray, "kill", fails)
+    with pytest.raises(ConnectionError):
+        launcher.terminate("i-0")
+    monkeypatch.setattr(launcher_module.ray, "kill", lambda handle, **_: killed.append(handle))
+    launcher.terminate("i-0")
+    launcher.terminate("i-0")
+    assert killed == ["handle"]

@@ -24,7 +24,15 @@ SPEC = (
         }
     )
     .with_drains(
-        DrainOrder("d-1", "i-2", 7.5, deadline_s=9.5, on_deadline="abort", removes=True),
+        DrainOrder(
+            "d-1",
+            "i-2",
+            7.5,
+            deadline_s=9.5,
+            on_deadline="abort",
+            removes=True,
+            plain=DrainOrder("d-1", "i-2", 7.5, reason="a fan"),
+        ),
         DrainOrder("d-2", "i-0", 8.0, actor="ana", reason="a new disk, größer"),
     )
 )

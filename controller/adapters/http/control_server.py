@@ -29,6 +29,7 @@ from controller.adapters.http.errors import (
 )
 from controller.adapters.http.explain import explain_request
 from controller.adapters.http.guard import BodyTooLargeError, Guard
+from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.migrate import find_migration
 from controller.adapters.http.operator_log import OperatorLog
@@ -98,7 +99,8 @@ class ControlServer:
         self._started_s = time.monotonic()
         self._changing = asyncio.Lock()
         """Of the spec: from the look at its revision until the change is made."""
-        steer = SteerApi(controller, self._log, self._changing)
+        once = AnswersByKey().once
+        steer = SteerApi(controller, self._log, self._changing, once)
         self._num_watchers = 0
         self._socket = socket.create_server((access.host, access.port), backlog=128)
         app = Starlette(
@@ -109,8 +111,8 @@ class ControlServer:
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
-                Route("/v1/requests/{reference}/migrate", self._migrate, methods=["POST"]),
-                Route("/v1/requests/{reference}/priority", self._priority, methods=["POST"]),
+                Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
+                Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", self._change_settings, methods=["PATCH"]),
                 *steer.routes,

@@ -37,9 +37,10 @@ async def on_api_error(_request: Request, error: Exception) -> Response:
     return JSONResponse(error.body.model_dump(), error.status)
 
 
-async def on_revision_conflict(_request: Request, error: Exception) -> Response:
+async def on_revision_conflict(request: Request, error: Exception) -> Response:
+    shown_by = "llumctl get" if request.url.path == "/v1/settings" else "llumctl status"
     return error_response(
-        409, "revision_conflict", f"the cluster was changed meanwhile: {error}", "llumctl get"
+        409, "revision_conflict", f"the cluster was changed meanwhile: {error}", shown_by
     )
 
 

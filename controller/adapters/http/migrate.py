@@ -7,7 +7,7 @@ from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
 from controller.api.models import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.words import duration
-from controller.core.choose_destination import lacks
+from controller.core.choose_destination import NO_DESTINATION, lacks
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.migration.words import why
 from controller.core.request_record import ENDED, RequestRecord, RequestState
@@ -18,7 +18,6 @@ from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.mover import Order
 
 BY_HAND = "by hand"
-NO_DESTINATION = "no_destination"
 
 _UNSCHEDULABLE = {
     "dead": "its process is gone",
@@ -45,8 +44,9 @@ class Migration:
         return f"migrate {self.record.request_id} to {target} ({self.migration_id})"
 
     async def run(self) -> MigrationReport:
-        """Raises ApiError if it is not over in time."""
+        """Raises ApiError if it is not over in time, or one of both was removed meanwhile."""
         wanted, mover = self.wanted, self.controller.mover
+        self._check_still_there(wanted.to)
         note = self._note(wanted.to)
         attempts = await mover.move(self._order(), wanted.to, self.migration_id, wanted.timeout_s)
         if not attempts:
@@ -76,6 +76,7 @@ class Migration:
 
     async def plan(self) -> MigrationReport:
         """What the source says that it takes, and whether the destination has room."""
+        self._check_still_there(self.wanted.to)
         order = self._order()
         target = self.wanted.to or self.controller.mover.choose(order)
         if target is None:
@@ -84,6 +85,7 @@ class Migration:
         if answer.plan is None:
             return self._report(target, outcome="refused", code=answer.code)
         plan = answer.plan
+        self._check_still_there(target)
         snapshot = self.controller.statuses[target].snapshot
         refusal = lacks(snapshot, plan.num_blocks)
         found = MovePlanned(
@@ -122,6 +124,19 @@ class Migration:
                 f"llumctl requests {order.request_id}",
             ) from error
 
+    def _check_still_there(self, target: str | None) -> None:
+        """A scale-in removes instances; since this was asked for, time went by."""
+        statuses = self.controller.statuses
+        if self.source_id not in statuses:
+            raise ApiError(
+                409,
+                "not_serving",
+                f"instance {self.source_id}, which the request was on, was removed",
+                f"llumctl requests {self.record.request_id}",
+            )
+        if target is not None and target not in statuses:
+            raise _no_such_instance(target)
+
     def _order(self) -> Order:
         """A request that waits holds no blocks."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
@@ -147,7 +162,7 @@ class Migration:
         controller = self.controller
         if target is None:
             return ""
-        left_s = controller.mover.cooling.remaining_s(target, controller.now_s())
+        left_s = controller.mover.cooling.remaining_s(target, controller.now_s(), self.source_id)
         return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
 
     def _nobody(self) -> str:
@@ -194,9 +209,7 @@ async def find_migration(
     if wanted.to is not None and (
         wanted.to not in members or members[wanted.to].kind != "instance"
     ):
-        raise ApiError(
-            404, "no_such_instance", f"there is no instance {wanted.to!r}", "llumctl status"
-        )
+        raise _no_such_instance(wanted.to)
     record = await find_record(controller, reference)
     request_id, source_id = record.request_id, record.instance_id
     if record.state in ENDED:
@@ -223,6 +236,12 @@ async def find_migration(
             where = f"instance {instance_id}, which {role}," if role else f"instance {instance_id}"
             raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
     return Migration(controller, record, source_id, wanted, controller.mover.next_migration_id())
+
+
+def _no_such_instance(instance_id: str) -> ApiError:
+    return ApiError(
+        404, "no_such_instance", f"there is no instance {instance_id!r}", "llumctl status"
+    )
 
 
 def unschedulable(controller: Controller, instance_id: str) -> str | None:

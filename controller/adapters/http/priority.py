@@ -30,6 +30,9 @@ class PriorityChange:
         """Done when the request's frontend has noted it: from then on it counts, wherever the
         request is. Raises ApiError."""
         record, wanted = self.record, self.wanted
+        frontend = self.controller.roster.members.get(record.frontend_id)
+        if frontend is None or not frontend.alive:  # while this went on the record
+            raise ended(record, f"its frontend {record.frontend_id} died")
         try:
             answer = await self.controller.ranks.change(
                 record.frontend_id,

@@ -109,6 +109,8 @@ def _state(member: Member, record: InstanceRecord | None, now_s: float) -> Insta
         return InstanceState.FAILED
     if record is None or record.snapshot is None:
         return InstanceState.ACTIVE if member.kind == "frontend" else InstanceState.STARTING
+    if record.refusal(now_s) == "stalled":
+        return InstanceState.STALLED
     if record.snapshot.draining:
         return InstanceState.DRAINING
     return InstanceState.ACTIVE if record.schedulable(now_s) else InstanceState.STALLED

@@ -55,8 +55,9 @@ class RayLauncher:
         return ""
 
     def terminate(self, member_id: str) -> None:
-        if handle := self._handles.pop(member_id, None):
+        if handle := self._handles.get(member_id):
             ray.kill(handle, no_restart=True)
+            del self._handles[member_id]  # now that it cannot have to be tried again
 
     def _launch(self, member_id: str, plan: ActorPlan) -> None:
         arguments = {"member_id": member_id, **plan.arguments}

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from controller.core.event_log import Number
 from controller.core.migration.words import why
 
+DESTINATION_DIED = "destination_died"
 DESTINATION_FAILED = frozenset(
-    {"no_answer", "destination_died", "transfer", "lease_expired", "kv_mismatch"}
+    {"no_answer", DESTINATION_DIED, "transfer", "lease_expired", "kv_mismatch"}
 )
-"""Codes for which a destination is avoided for a while. A full one is not at fault, nor one that
-takes all that comes while the limit lets little through (`too_slow`)."""
+"""Codes for which a destination is avoided for a while (`cooling`). A full one is not at fault, nor
+one that takes all that comes while the limit lets little through (`too_slow`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ _FAILURES = {
     "admitted": "it entered the batch meanwhile",
     "finished": "it finished meanwhile",
     "client_left": "its client left",
+    "drain_cancelled": "the drain was cancelled",
     "source_died": "the source died",
     "timed_out": "it is not over yet",
     "no_destination": "no instance can take it",

@@ -5,17 +5,19 @@
     balanced    no thresholds: the lowest goes with the highest while it would still be the lower
                 of the two after a request of average size has moved
 
-A draining instance is below all others. Each instance is in one pair at most. All of it is done
-in n log n of the instances, however many requests they run.
+A draining instance is below all others. Each instance is in one pair at most. Pairs may be left
+out: the source then takes the freest destination that remains for it, and whoever comes after it
+may have the other one. All of it is done in n log n of the instances and the pairs left out,
+however many requests they run.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
-from controller.core.freeness import freeness
+from controller.core.freeness import freeness, num_in_batch
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.snapshot import InstanceSnapshot, Level
 
@@ -55,7 +57,7 @@ class InstanceLoad:
             snapshot.num_evicted_queued,
             may_send and snapshot.num_running + snapshot.num_queued > 0,
             may_receive,
-            snapshot.num_running + (snapshot.num_queued > 0),
+            num_in_batch(snapshot),
             used_tokens / max(1, snapshot.num_running),
         )
 
@@ -76,7 +78,9 @@ class Pair:
 
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
-Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig], LoadPairs]
+LeftOut = Collection[tuple[str, str]]
+"""(source id, destination id) of pairs that are not to be."""
+Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig, LeftOut], LoadPairs]
 
 
 def is_source(load: InstanceLoad, config: ReschedulingConfig) -> bool:
@@ -89,34 +93,74 @@ def is_destination(load: InstanceLoad, config: ReschedulingConfig) -> bool:
     return load.is_open and load.freeness > config.destination_above_steps
 
 
-def defrag(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> LoadPairs:
-    sources = sorted((load for load in loads if is_source(load, config)), key=_lowest_first)
-    destinations = sorted(
-        (load for load in loads if is_destination(load, config)), key=_highest_first
+def defrag(
+    loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut
+) -> LoadPairs:
+    return _matched(
+        (load for load in loads if is_source(load, config)),
+        (load for load in loads if is_destination(load, config)),
+        left_out,
+        lambda _source, _destination: True,
     )
-    return list(zip(sources, destinations, strict=False))
 
 
-def balanced(loads: Sequence[InstanceLoad], _config: ReschedulingConfig) -> LoadPairs:
-    lowest = sorted((load for load in loads if load.may_send), key=_lowest_first)
-    highest = sorted((load for load in loads if load.is_open), key=_highest_first)
-    pairs = []
-    for source, destination in zip(lowest, highest, strict=False):
-        if not _stays_lower(source, destination):
-            break
-        pairs.append((source, destination))
-    return pairs
+def balanced(
+    loads: Sequence[InstanceLoad], _config: ReschedulingConfig, left_out: LeftOut
+) -> LoadPairs:
+    return _matched(
+        (load for load in loads if load.may_send),
+        (load for load in loads if load.is_open),
+        left_out,
+        _stays_lower,
+    )
 
 
 PAIRINGS: Mapping[str, Pairing] = MappingProxyType({"defrag": defrag, "balanced": balanced})
 
 
-def pair(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> tuple[Pair, ...]:
+def pair(
+    loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut = frozenset()
+) -> tuple[Pair, ...]:
     """The lowest source first. Raises KeyError for a pairing that is not in `PAIRINGS`."""
     return tuple(
         Pair(source.instance_id, to.instance_id, source.freeness, to.freeness)
-        for source, to in PAIRINGS[config.pairing](loads, config)
+        for source, to in PAIRINGS[config.pairing](loads, config, left_out)
     )
+
+
+def _matched(
+    sources: Iterable[InstanceLoad],
+    destinations: Iterable[InstanceLoad],
+    left_out: LeftOut,
+    suits: Callable[[InstanceLoad, InstanceLoad], bool],
+) -> LoadPairs:
+    """The lowest source takes the freest destination that is not left out for it, then the next
+    one does of those that remain. Who is not suited to the freest of all ends it: nobody after it
+    would be. With nothing left out these are the i-th source and the i-th destination."""
+    free, used = sorted(destinations, key=_highest_first), set[str]()
+    pairs = []
+    for source in sorted(sources, key=_lowest_first):
+        if source.instance_id in used:
+            continue
+        place = _first_for(source, free, left_out)
+        if place is None:
+            continue
+        if not suits(source, free[place]):
+            if place == 0:
+                break
+            continue
+        destination = free.pop(place)
+        used.add(destination.instance_id)
+        pairs.append((source, destination))
+    return pairs
+
+
+def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: LeftOut) -> int | None:
+    """Its place in `free`."""
+    for place, destination in enumerate(free):
+        if (source.instance_id, destination.instance_id) not in left_out:
+            return place
+    return None
 
 
 def _stays_lower(source: InstanceLoad, destination: InstanceLoad) -> bool:

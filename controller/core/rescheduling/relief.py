@@ -11,19 +11,18 @@ there at the destination, and so a source stops by itself as soon as it will be 
 The order is that of `victims`; a request that is refused leaves its turn to the next one.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.core.choose_destination import lacks
 from controller.core.event_log import Number
-from controller.core.freeness import freeness
+from controller.core.freeness import finite, freeness
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
-from controller.core.rescheduling.victims import VICTIMS
+from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
 from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
 from controller.core.snapshot import InstanceSnapshot, Level
 from controller.core.virtual_usage import headroom_blocks
@@ -69,8 +68,8 @@ class NotMoved:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`numbers` are about the chosen one. `refused` were tried before it: all that there are if
-    none was chosen, and nobody if the source is none any more."""
+    """`reason`: why requests are to leave; empty if the source is none any more. `numbers` are
+    about the chosen one. `refused` were tried before it: all that there are if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""
@@ -91,7 +90,7 @@ def next_move(view: ReliefView) -> Decision:
         if refusal is None:
             return Decision(candidate, reason, relief.figures(candidate), tuple(refused))
         refused.append(refusal)
-    return Decision(refused=tuple(refused))
+    return Decision(reason=reason, refused=tuple(refused))
 
 
 class _Relief:
@@ -138,12 +137,9 @@ class _Relief:
         return MoveReason.BALANCE if head_fits else MoveReason.QUEUE_HEAD
 
     def in_turn(self) -> list[Candidate]:
-        victims = VICTIMS[self._config.victim]
         if self._draining:
-            queued = [c for c in self._staying if c.queued]
-            running = [c for c in self._staying if not c.queued]
-            queued.sort(key=lambda c: c.queue_order)
-            return queued + sorted(running, key=victims.turn)
+            return departing_in_turn(self._staying, self._config.victim)
+        victims = VICTIMS[self._config.victim]
         head = self._source.queue_head
         head_id = head.request_id if head is not None and victims.takes_head else None
         tried = [
@@ -185,7 +181,7 @@ class _Relief:
             candidate.request_id,
             ReliefRefusal.HEADROOM,
             {
-                "source_freeness_steps": _finite(self._source_steps),
+                "source_freeness_steps": finite(self._source_steps),
                 "without_headroom_steps": self._steps_without_headroom,
             },
         )
@@ -221,7 +217,7 @@ class _Relief:
             ReliefRefusal.ENDS_FIRST,
             {
                 "left_s": left_s,
-                "copy_time_s": copy_time_s,
+                "expected_copy_time_s": copy_time_s,
                 "step_time_s": self._step_time_s,
             },
         )
@@ -270,12 +266,12 @@ class _Relief:
     def figures(self, candidate: Candidate) -> Mapping[str, Number]:
         """Freeness of both before and after, and what the move is worth."""
         return {
-            "source_freeness_steps": _finite(self._source_steps),
-            "source_freeness_after_steps": _finite(self._source_after(candidate)),
+            "source_freeness_steps": finite(self._source_steps),
+            "source_freeness_after_steps": finite(self._source_after(candidate)),
             "destination_freeness_steps": freeness(self._destination, self._view.levels),
             "destination_freeness_after_steps": self._destination_after(candidate),
-            "num_blocks": candidate.num_blocks,
-            "num_tokens": candidate.num_tokens,
+            "request_blocks": candidate.num_blocks,
+            "request_tokens": candidate.num_tokens,
             **self._worth(candidate).numbers(),
         }
 
@@ -305,7 +301,3 @@ class _Relief:
             level.rank == rank and headroom_blocks(level, self._source) > 0
             for level in self._view.levels
         )
-
-
-def _finite(steps: float) -> float | None:
-    return steps if math.isfinite(steps) else None

@@ -13,13 +13,30 @@ Of the queue only the head is ever of use: those behind it weigh nothing (virtua
 has left, the next one is the head.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-
-from controller.core.rescheduling.candidate import Candidate
+from typing import Protocol, TypeVar
 
 Turn = tuple[float, float, float, str]
+
+
+class Victim(Protocol):
+    """What an order looks at: a Candidate, or a request of a drain's plan."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def queued(self) -> bool: ...
+    @property
+    def arrival_time_s(self) -> float: ...
+
+
+AnyVictim = TypeVar("AnyVictim", bound=Victim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +44,24 @@ class VictimPolicy:
     """`turn` sorts the candidates: the first comes first. An instance that drains asks it for all
     of them, whichever kinds it would take."""
 
-    turn: Callable[[Candidate], Turn]
+    turn: Callable[[Victim], Turn]
     takes_running: bool = True
     takes_head: bool = False
 
 
-def _shortest(candidate: Candidate) -> Turn:
+def _shortest(candidate: Victim) -> Turn:
     return (0, candidate.rank, candidate.num_tokens, candidate.request_id)
 
 
-def _longest(candidate: Candidate) -> Turn:
+def _longest(candidate: Victim) -> Turn:
     return (0, candidate.rank, -candidate.num_tokens, candidate.request_id)
 
 
-def _last_come(candidate: Candidate) -> Turn:
+def _last_come(candidate: Victim) -> Turn:
     return (0, candidate.rank, -candidate.arrival_time_s, candidate.request_id)
 
 
-def _queue_first(candidate: Candidate) -> Turn:
+def _queue_first(candidate: Victim) -> Turn:
     return (0 if candidate.queued else 1, *_shortest(candidate)[1:])
 
 
@@ -58,3 +75,13 @@ VICTIMS: Mapping[str, VictimPolicy] = MappingProxyType(
         "FCWSR": VictimPolicy(_queue_first, takes_head=True),
     }
 )
+
+
+def departing_in_turn(departing: Iterable[AnyVictim], victim: str) -> list[AnyVictim]:
+    """All that leave an instance that drains: the queue in its own order, which moves without a
+    copy, then the running ones in that policy's."""
+    turn = VICTIMS[victim].turn
+    everybody = list(departing)
+    queued = [each for each in everybody if each.queued]
+    queued.sort(key=lambda each: (-each.rank, each.arrival_time_s, each.request_id))
+    return queued + sorted((each for each in everybody if not each.queued), key=turn)

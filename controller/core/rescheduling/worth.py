@@ -61,7 +61,7 @@ class Worth:
 
     def numbers(self) -> Mapping[str, Number]:
         return {
-            "copy_time_s": self.copy_time_s,
+            "expected_copy_time_s": self.copy_time_s,
             "gain_s": self.gain_s,
             "relief_s": self.relief_s,
             "head_wait_s": self.head_wait_s,

@@ -2,11 +2,11 @@
 
 While it has an order it looks at its requests between two steps and begins moves for as long as
 `next_move` says so and the limits allow; again with each new order and whenever a move has ended
-well. Nothing is asked of the engine without an order.
+well. Nothing is asked of the engine without an order. When there is nobody to send, it says so: the
+controller, which knows of no request, pairs it with another destination then.
 """
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,15 +14,22 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from controller.core.event_log import EventKind, LoggedEvent, Number
+from controller.core.freeness import finite
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source import SourceState
+from controller.core.migration.source import MoveCancelled, SourceState
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.migration.words import why
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
-from controller.core.rescheduling.relief import Decision, NotMoved, ReliefView, next_move
+from controller.core.rescheduling.relief import (
+    Decision,
+    MoveReason,
+    NotMoved,
+    ReliefView,
+    next_move,
+)
 from controller.core.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine
 from controller.runtime.move_messages import MoveAnswered
@@ -30,14 +37,15 @@ from controller.runtime.moves.desk import MoveDesk
 from controller.runtime.moves.host import MoveHost
 from controller.runtime.moves.links import Links
 from controller.runtime.moves.outgoing import MoveOrder, OutgoingMove
-from controller.runtime.steer_messages import Relief, ReliefOrdered
+from controller.runtime.steer_messages import Relief, ReliefFruitless, ReliefOrdered
 
 # An order ends after so many intervals without another one: the controller is gone.
 ORDER_INTERVALS = 2
 # A request whose move failed is not tried again for so long, unless it failed because of what the
 # request itself did. Destinations that fail are the controller's to avoid.
 FAILED_AGAIN_S = 1.0
-_TRY_AT_ONCE = frozenset({"evicted", "admitted"})
+DRAIN_CANCELLED = "drain_cancelled"
+_TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED})
 # From a destination's count to the controller's note of when it came in: one way on the network and
 # the two loops' turns. Counted too early, what was just sent there would count for nothing.
 STATUS_LAG_S = 0.02
@@ -49,13 +57,22 @@ NUM_STEPS_MEASURED = 15
 @dataclass(slots=True)
 class _Sent:
     candidate: Candidate
-    move: OutgoingMove
+    destination: InstanceRef
+    move: OutgoingMove | None
+    """None once it is over: it holds the request's prompt."""
+    reserved_s: float | None = None
     closed_s: float | None = None
 
     def counted_s(self) -> float | None:
         """When its destination began to count it: with its blocks, or with its place in the
         queue."""
-        return self.closed_s if self.candidate.queued else self.move.reserved_s
+        if self.candidate.queued:
+            return self.closed_s
+        return self.reserved_s if self.move is None else self.move.reserved_s
+
+    def close(self, now_s: float) -> None:
+        if self.move is not None:
+            self.reserved_s, self.move, self.closed_s = self.move.reserved_s, None, now_s
 
 
 class Reliever:
@@ -70,6 +87,8 @@ class Reliever:
         self._controller_address = controller_address
         self._order: Relief | None = None
         self._round_id = ""
+        self._nothing_came_of_it = False
+        """Of this order, so far, and it was not told."""
         self._expires_s = 0.0
         self._looking = False
         self._numbers = itertools.count(1)
@@ -84,7 +103,10 @@ class Reliever:
 
     def ordered(self, ordered: ReliefOrdered) -> None:
         self._order, self._round_id = ordered.relief, ordered.round_id
+        self._nothing_came_of_it = self._order is not None
         if self._order is None:
+            # Whatever comes next, an interval from now, counts those that are over.
+            self._sent = {id_: sent for id_, sent in self._sent.items() if sent.move is not None}
             return
         now_s = self._host.now_s()
         self._expires_s = now_s + ORDER_INTERVALS * self._order.config.interval_s
@@ -97,6 +119,12 @@ class Reliever:
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         if self._order is not None and is_lost(self._order.destination):
             self._order = None
+
+    def drain_ended(self) -> None:
+        """Whoever was about to leave because of it stays; who is handed over already leaves."""
+        for sent in list(self._sent.values()):
+            if sent.move is not None and sent.move.order.reason == MoveReason.DRAIN:
+                sent.move.handle(MoveCancelled(DRAIN_CANCELLED))
 
     def fenced(self) -> None:
         """Moves in doubt are forgotten without an end."""
@@ -135,6 +163,7 @@ class Reliever:
                 self._tell(refused, self._order)
             chosen = decision.chosen
             if chosen is None:
+                self._tell_fruitless(decision, self._order, snapshot)
                 return
             refusal = self._desk.refusal(chosen.request_id)
             if refusal is None:
@@ -150,11 +179,7 @@ class Reliever:
             source=snapshot,
             candidates=candidates,
             destination=order.snapshot,
-            sent=[
-                sent.candidate
-                for sent in self._sent.values()
-                if sent.move.order.destination.key == to.key
-            ],
+            sent=[sent.candidate for sent in self._sent.values() if sent.destination.key == to.key],
             levels=order.levels,
             config=order.config,
             block_bytes=self._host.blocks.block_bytes,
@@ -206,7 +231,8 @@ class Reliever:
                 decision={**decision.numbers, **_considered(order)},
             )
         )
-        self._sent[migration_id] = _Sent(chosen, move)
+        self._nothing_came_of_it = False
+        self._sent[migration_id] = _Sent(chosen, order.destination, move)
 
     def _on_closed(self, record: MoveRecord) -> None:
         now_s = self._host.now_s()
@@ -214,7 +240,7 @@ class Reliever:
         if record.outcome == SourceState.MIGRATED:
             self._links.measured(record)
             if sent := self._sent.get(record.migration_id):
-                sent.closed_s = now_s
+                sent.close(now_s)
             self._look()
             return
         self._sent.pop(record.migration_id, None)
@@ -227,13 +253,30 @@ class Reliever:
         to = order.destination.key
         for migration_id, sent in list(self._sent.items()):
             counted_s, closed_s = sent.counted_s(), sent.closed_s
-            here = sent.move.order.destination.key == to
+            here = sent.destination.key == to
             counted = here and counted_s is not None and counted_s <= taken_s
             old = closed_s is not None and closed_s <= now_s - FAILED_AGAIN_S
             if counted or old:
                 del self._sent[migration_id]
 
     # -- words ---------------------------------------------------------------------------
+
+    def _tell_fruitless(
+        self, decision: Decision, order: Relief, snapshot: InstanceSnapshot
+    ) -> None:
+        """Once of an order. Who is a source still but for what leaves it for other places, refusing
+        nobody, waits for that. An evicted request that waits makes a source at any freeness."""
+        leaving_for = {move.destination_id for move in self._desk.in_flight()}
+        is_source = decision.reason or snapshot.num_evicted_queued
+        fruitless = decision.refused or (is_source and not leaving_for)
+        to, me = order.destination, self._host.me
+        if not self._nothing_came_of_it or not fruitless or to.instance_id in leaving_for:
+            return
+        self._nothing_came_of_it = False
+        said = ReliefFruitless(
+            self._round_id, me.instance_id, me.incarnation, to.instance_id, to.incarnation
+        )
+        self._host.send(self._controller_address, said)
 
     def _tell(self, refused: NotMoved, order: Relief) -> None:
         """Once of a request and code. A prefill is over soon, and nothing to tell of."""
@@ -254,7 +297,7 @@ class Reliever:
             incarnation=me.incarnation,
             request_id=refused.request_id,
             numbers={
-                "source_freeness_steps": _finite(order.source_freeness),
+                "source_freeness_steps": finite(order.source_freeness),
                 "destination_freeness_steps": order.destination_freeness,
                 **refused.numbers,
                 **_considered(order),
@@ -272,11 +315,6 @@ class Reliever:
 def _considered(order: Relief) -> dict[str, Number]:
     """At the beginning of the round."""
     return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}
-
-
-def _finite(steps: float) -> float | None:
-    """A draining source has no freeness."""
-    return steps if math.isfinite(steps) else None
 
 
 def _sentence(code: str) -> str:

@@ -35,6 +35,32 @@ def test_the_drain_of_an_instance_ends_with_it() -> None:
     assert FIRST.drains == {}
 
 
+def test_a_drain_that_goes_on_keeps_its_name_and_goes_on_to_remove() -> None:
+    removing = replace(order("i-0"), removes=True)
+    later = DrainOrder("e", "i-0", began_s=9.0, deadline_s=20.0)
+    assert later.following(None) is later
+    same = replace(later, drain_id="d", began_s=1.0)
+    assert later.following(order("i-0")) == same
+    assert replace(later, removes=True).following(order("i-0")) == replace(
+        same, removes=True, plain=order("i-0")
+    )
+    both = later.following(removing)
+    assert both == replace(same, removes=True, plain=same)
+    again = replace(later, removes=True).following(both)
+    assert again == replace(same, removes=True, plain=same)
+
+
+def test_a_scale_is_one_step() -> None:
+    plain, gone = order("i-0"), replace(order("i-1"), removes=True)
+    both = replace(plain, removes=True, plain=plain)
+    before = ClusterSpec.first(3).with_drains(both, gone)
+    after = before.scaled(1, ("i-0", "i-1"), [order("i-2")])
+    assert after.instance_ids == ("i-0", "i-1", "i-2", "i-3")
+    assert after.drains == {"i-0": plain, "i-2": order("i-2")}
+    assert after.revision == before.revision + 1
+    after.check()
+
+
 def test_settings_add_up() -> None:
     both = FIRST.with_settings({"a.x": 1, "a.y": 2.5}).with_settings({"a.x": None})
     assert (both.settings, both.revision) == ({"a.x": None, "a.y": 2.5}, 2)

@@ -3,27 +3,62 @@
 from controller.core.cooling import Cooling
 
 
-def test_one_that_failed_cools_and_the_others_do_not() -> None:
+def test_one_that_failed_cools_for_its_source_only() -> None:
     cooling = Cooling(30.0)
-    cooling.failed("i-1", 100.0)
-    assert cooling.remaining_s("i-1", 100.0) == 30.0
-    assert cooling.remaining_s("i-1", 129.5) == 0.5
-    assert cooling.remaining_s("i-2", 100.0) == 0.0
+    cooling.failed("i-0", "i-1", 100.0)
+    assert cooling.remaining_s("i-1", 100.0, "i-0") == 30.0
+    assert cooling.remaining_s("i-1", 129.5, "i-0") == 0.5
+    assert cooling.remaining_s("i-1", 130.0, "i-0") == 0.0
+    for destination_id, source_id in (("i-1", "i-2"), ("i-1", None), ("i-2", "i-0")):
+        assert cooling.remaining_s(destination_id, 100.0, source_id) == 0.0
+    assert list(cooling.pairs(129.5)) == [("i-0", "i-1")]
+    assert list(cooling.pairs(130.0)) == []
+
+
+def test_a_source_whose_link_is_broken_closes_nobody_for_the_others() -> None:
+    cooling = Cooling(30.0)
+    for number in range(1, 9):
+        cooling.failed("i-0", f"i-{number}", 100.0)
+        cooling.failed("i-0", f"i-{number}", 101.0)
+    assert not any(cooling.remaining_s(f"i-{number}", 101.0) for number in range(1, 9))
+
+
+def test_one_that_failed_with_two_sources_cools_for_all() -> None:
+    cooling = Cooling(30.0)
+    cooling.failed("i-0", "i-1", 100.0)
+    cooling.failed("i-2", "i-1", 120.0)
+    assert cooling.remaining_s("i-1", 125.0) == 25.0
+    assert cooling.remaining_s("i-1", 125.0, "i-3") == 25.0
+    assert cooling.remaining_s("i-1", 150.0) == 0.0
+
+
+def test_two_failures_that_lie_far_apart_are_two_single_ones() -> None:
+    cooling = Cooling(30.0)
+    cooling.failed("i-0", "i-1", 100.0)
+    cooling.failed("i-2", "i-1", 130.0)
     assert cooling.remaining_s("i-1", 130.0) == 0.0
-    assert cooling.remaining_s("i-1", 101.0) == 0.0, "it is over"
+
+
+def test_one_that_died_cools_for_all() -> None:
+    cooling = Cooling(30.0)
+    cooling.died("i-1", 100.0)
+    assert cooling.remaining_s("i-1", 110.0) == 20.0
+    assert cooling.remaining_s("i-2", 110.0) == 0.0
 
 
 def test_another_failure_begins_anew() -> None:
     cooling = Cooling(30.0)
-    cooling.failed("i-1", 100.0)
-    cooling.failed("i-1", 120.0)
-    assert cooling.remaining_s("i-1", 140.0) == 10.0
+    cooling.failed("i-0", "i-1", 100.0)
+    cooling.failed("i-0", "i-1", 120.0)
+    assert cooling.remaining_s("i-1", 140.0, "i-0") == 10.0
 
 
 def test_a_time_that_is_changed_counts_for_those_that_cool() -> None:
     cooling = Cooling(30.0)
-    cooling.failed("i-1", 100.0)
+    cooling.died("i-1", 100.0)
+    cooling.failed("i-0", "i-2", 100.0)
     cooling.cooling_s = 5.0
     assert cooling.remaining_s("i-1", 104.0) == 1.0
+    assert cooling.remaining_s("i-2", 104.0, "i-0") == 1.0
     cooling.cooling_s = 0.0
     assert cooling.remaining_s("i-1", 104.0) == 0.0

@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 from core_builders import THREE_LEVELS, queued, running, snapshot_of, snapshots
+from dispatch_oracle import Candidate, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.dispatch import POLICIES, Candidate, choose, find_policy
+from controller.core.dispatch import POLICIES, find_policy
 from controller.core.loads import LOADS
 from controller.core.snapshot import (
     DEFAULT_LEVELS,

@@ -7,20 +7,16 @@ from core_builders import BLOCK_SIZE, THREE_LEVELS, queued, running, snapshot_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.core.choose_destination import NO_DESTINATION
 from controller.core.cluster_spec import DrainOrder
-from controller.core.drain import (
-    NO_DESTINATION,
-    TOO_BUSY,
-    Departing,
-    Departure,
-    MovePace,
-    Remainder,
-    estimate_s,
-    is_overdue,
-    measured_pace,
-    plan_departures,
-)
+from controller.core.departure_plan import TOO_BUSY, Departing, Departure, plan_departures
+from controller.core.drain import Remainder, is_overdue
+from controller.core.drain_pace import MovePace, estimate_s, measured_pace
 from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.relief import ReliefView, _Relief
+from controller.core.rescheduling.victims import VICTIMS
 from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
 
 
@@ -115,6 +111,53 @@ def test_queued_requests_spread_by_what_each_adds_to_the_queue() -> None:
 
 def test_what_its_instance_cannot_move_stays_for_that_reason() -> None:
     assert plan([leaving(refusal="multimodal")], other("b", 50)) == [("r", None, "multimodal")]
+
+
+def test_a_placement_looks_anew_at_one_destination_only() -> None:
+    looked: list[str] = []
+
+    def is_open(snapshot: InstanceSnapshot) -> bool:
+        looked.append(snapshot.instance_id)
+        return True
+
+    others = [other(f"d{n}", 100, total_blocks=10_000) for n in range(64)]
+    planned = plan_departures(
+        [leaving(f"r{n}", 3) for n in range(200)], others, DEFAULT_LEVELS, BLOCK_SIZE, is_open
+    )
+    assert all(each.destination_id for each in planned)
+    assert len(looked) == 64 + 200
+
+
+@given(requests=st.data(), victim=st.sampled_from(sorted(VICTIMS)))
+def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(
+    requests: st.DataObject, victim: str
+) -> None:
+    wanted = [replace(each, refusal="") for each in requests.draw(departing())]
+    candidates = [
+        Candidate(
+            r.request_id,
+            r.rank,
+            r.num_tokens,
+            0 if r.queued else 1,
+            0 if r.queued else 1,
+            r.queued,
+            arrival_time_s=r.arrival_time_s,
+        )
+        for r in wanted
+    ]
+    source = snapshot_of([running("x", 1)], draining=True)
+    view = ReliefView(
+        source,
+        candidates,
+        other("b", 50),
+        (),
+        DEFAULT_LEVELS,
+        ReschedulingConfig(victim=victim),
+        block_bytes=1,
+    )
+    tried = [candidate.request_id for candidate in _Relief(view).in_turn()]
+    planned = plan_departures(wanted, [], DEFAULT_LEVELS, BLOCK_SIZE, victim=victim)
+    assert [each.request.request_id for each in planned] == tried
 
 
 @st.composite
@@ -218,6 +261,12 @@ def test_an_estimate_is_the_copies_and_what_surrounds_them() -> None:
     assert estimate_s([goes(10, None, "in_prefill")], pace, 1) == pytest.approx(0.3)
 
 
+def test_nobody_knows_how_long_what_nobody_named_takes() -> None:
+    assert estimate_s([], None, 4, num_left=1) is None
+    assert estimate_s([goes(10)], MovePace(100, 0.2), 4, num_left=2) is None
+    assert estimate_s([goes(10)], MovePace(100, 0.2), 4, num_left=1) == pytest.approx(0.15)
+
+
 def test_nobody_knows_how_long_what_cannot_move_takes() -> None:
     pace = MovePace(blocks_per_s=100, overhead_s=0.2)
     assert estimate_s([goes(10)], None, 4) is None
@@ -231,7 +280,7 @@ def test_nobody_knows_how_long_what_cannot_move_takes() -> None:
 
 def test_nothing_is_left_only_without_requests_and_moves() -> None:
     assert Remainder().nothing
-    for name in ("num_running", "num_queued", "num_unreported", "num_moves_in", "num_moves_out"):
+    for name in ("num_running", "num_queued", "num_awaited", "num_moves_in", "num_moves_out"):
         assert not Remainder(**{name: 1}).nothing, name
     assert Remainder(1, 2, 3, 9, 9).num_requests == 6
 

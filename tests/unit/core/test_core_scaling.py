@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.cluster_spec import ClusterSpec, DrainOrder
-from controller.core.scaling import ScalePlan, plan_scale, planned_instances
+from controller.core.scaling import OtherPlanError, ScalePlan, plan_scale, planned_instances
 
 
 def spec(num: int, *removing: str) -> ClusterSpec:
@@ -40,6 +40,24 @@ def test_those_that_go_are_not_counted_and_come_back_first() -> None:
     assert plan_scale(leaving, 3, RUNNING) == ScalePlan(2, 3, undrained=("i-3",))
     assert plan_scale(leaving, 5, RUNNING) == ScalePlan(2, 5, 1, undrained=("i-3", "i-1"))
     assert plan_scale(leaving, 1, RUNNING) == ScalePlan(2, 1, drained=("i-2",))
+
+
+def test_those_that_were_agreed_to_go_however_busy_they_are_by_now() -> None:
+    assert plan_scale(spec(4), 2, RUNNING, ("i-3", "i-0")).drained == ("i-0", "i-3")
+    assert plan_scale(spec(2), 3, RUNNING, ()) == ScalePlan(2, 3, num_added=1)
+    assert not plan_scale(spec(2), 2, RUNNING, ()).changes
+
+
+@pytest.mark.parametrize("agreed", [(), ("i-0",), ("i-0", "i-9"), ("i-0", "i-0"), ("i-0", "i-1")])
+def test_if_others_would_go_than_agreed_none_does(agreed: tuple[str, ...]) -> None:
+    """i-1 is on its way already."""
+    with pytest.raises(OtherPlanError):
+        plan_scale(spec(4, "i-1"), 1, RUNNING, agreed)
+
+
+def test_agreed_to_go_but_more_are_wanted() -> None:
+    with pytest.raises(OtherPlanError):
+        plan_scale(spec(2), 3, RUNNING, ("i-1",))
 
 
 def test_one_that_is_merely_drained_counts() -> None:

@@ -181,6 +181,13 @@ def test_a_stalled_instance_comes_back_by_itself() -> None:
     assert record.last_report_s == 11.0
 
 
+def test_one_that_drains_and_hangs_is_stalled() -> None:
+    record = _scheduler("a").instances["a"]
+    record.drain()
+    assert record.refusal(10.0) == "draining"
+    assert record.refusal(10.5) == "stalled", "it drains no more than it serves"
+
+
 def test_an_unknown_instance_is_nobody() -> None:
     scheduler = GlobalScheduler(CONFIG)
     assert _feed(scheduler, 0.0, status("a"), InstanceDied("a", 1), InstanceRemoved("a")) == []

@@ -4,11 +4,12 @@ from unittest import mock
 
 import pytest
 from core_builders import THREE_LEVELS, queued, request, running, status
+from dispatch_oracle import Candidate, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core import dispatch as dispatch_module
-from controller.core.dispatch import POLICIES, Candidate, choose, find_policy
+from controller.core.dispatch import POLICIES, find_policy
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -35,7 +36,7 @@ RANKS = range(-MAX_RANKS, MAX_RANKS)
 
 
 class SimpleBoard:
-    """Asks everybody each time, through `dispatch.choose`."""
+    """Asks everybody each time, as in `dispatch_oracle`."""
 
     def __init__(self, records: dict[str, InstanceRecord], config: SchedulerConfig) -> None:
         self._records = records

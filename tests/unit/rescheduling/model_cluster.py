@@ -3,7 +3,7 @@ that take as long as their copy, and what each request went through."""
 
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -11,8 +11,9 @@ from controller.core.freeness import dispatch_freeness, freeness
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, pair
-from controller.core.rescheduling.relief import ReliefView, next_move
+from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
@@ -64,6 +65,11 @@ class ModelCluster:
         self.finished: set[str] = set()
         self.moved: list[Moved] = []
         self.refusals: defaultdict[str, int] = defaultdict(int)
+        self.orders: list[tuple[float, str, str]] = []
+        """(time, source, destination) of each."""
+        self._fruitless = FruitlessPairs()
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        """Moves, by source and destination."""
         self._moving: set[str] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._turns = itertools.count()
@@ -173,7 +179,9 @@ class ModelCluster:
             for snapshot in snapshots.values()
         ]
         if self.config.enabled:
-            for each in pair(loads, self.config):
+            left_out = set(self._fruitless.at(self.now_s))
+            for each in pair(loads, self.config, left_out):
+                self.orders.append((self.now_s, each.source_id, each.destination_id))
                 self._relieve(each.source_id, snapshots[each.destination_id])
         self._later(self.config.interval_s, self._round)
 
@@ -197,9 +205,21 @@ class ModelCluster:
             for refused in decision.refused:
                 self.refusals[refused.code] += 1
             chosen = decision.chosen
+            if chosen is None and not sent:
+                self._note_fruitless(node, destination, decision)
             if chosen is None or not self._begin(node, chosen, destination, decision.reason):
                 return
             sent.append(chosen)
+
+    def _note_fruitless(
+        self, node: Node, destination: InstanceSnapshot, decision: Decision
+    ) -> None:
+        """As in `runtime.moves.reliever`."""
+        pair_ids = node.instance_id, destination.instance_id
+        is_source = decision.reason or self.snapshot(node.instance_id).num_evicted_queued
+        fruitless = decision.refused or (is_source and not node.num_moves)
+        if fruitless and not self._under_way[pair_ids]:
+            self._fruitless.note(*pair_ids, self.now_s, self.config)
 
     def _known(self, candidate: Candidate) -> Candidate:
         moves = self.moves_of(candidate.request_id)
@@ -227,6 +247,7 @@ class ModelCluster:
         if isinstance(found, MoveRefusal):
             return False
         self._moving.add(request_id)
+        self._under_way[node.instance_id, to.instance_id] += 1
         node.num_moves += 1
         copy_time_s = num_blocks * A10.block_size * A10.kv_bytes_per_token / A10.copy_bytes_per_s
         moved = Moved(self.now_s, request_id, node.instance_id, to.instance_id, reason)
@@ -236,6 +257,7 @@ class ModelCluster:
     def _finish(self, node: Node, to: Node, moved: Moved, num_blocks: int) -> None:
         """At the end of the copy the request changes over, unless it ended or lost its blocks."""
         self._moving.discard(moved.request_id)
+        self._under_way[node.instance_id, to.instance_id] -= 1
         node.num_moves -= 1
         if not self._change_over(node, to, moved.request_id, num_blocks):
             to.engine.moves.cancel(moved.request_id)

@@ -1,12 +1,15 @@
 """Pairs of a round, from one number per instance."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from relief_builders import instance, queued, running
 
+from controller.core.rescheduling import pairing
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import (
     PAIRINGS,
@@ -136,6 +139,38 @@ def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
     assert ids(loads, BALANCED) == [("a", "b")]
 
 
+# -- pairs that are left out ------------------------------------------------------------------
+
+
+def without(loads: list[InstanceLoad], *left_out: tuple[str, str]) -> list[tuple[str, str]]:
+    return [(p.source_id, p.destination_id) for p in pair(loads, CONFIG, left_out)]
+
+
+def test_whoever_may_not_have_the_freest_takes_the_next_and_leaves_it_to_another() -> None:
+    loads = [
+        InstanceLoad("a", 1),
+        InstanceLoad("b", 2),
+        InstanceLoad("c", 300),
+        InstanceLoad("d", 200),
+    ]
+    assert without(loads, ("b", "c"), ("c", "a")) == [("a", "c"), ("b", "d")]
+    assert without(loads, ("a", "c")) == [("a", "d"), ("b", "c")]
+    assert without(loads, ("a", "c"), ("a", "d")) == [("b", "c")]
+    assert without(loads[:3], ("a", "c")) == [("b", "c")]
+
+
+def test_balanced_leaves_out_pairs_too() -> None:
+    loads = [batch("a", 6), batch("b", 4), batch("c", 3), batch("d", 1)]
+    assert ids(loads, BALANCED) == [("a", "d")]
+    for left_out, pairs in (
+        ({("a", "d")}, [("a", "c"), ("b", "d")]),
+        ({("a", "d"), ("a", "c")}, [("a", "b"), ("c", "d")]),
+        ({("a", "d"), ("a", "c"), ("a", "b")}, [("b", "d")]),
+    ):
+        found = [(p.source_id, p.destination_id) for p in pair(loads, BALANCED, left_out)]
+        assert found == pairs
+
+
 # -- whatever the loads -----------------------------------------------------------------------
 
 
@@ -158,6 +193,52 @@ def clusters(draw: st.DrawFn) -> list[InstanceLoad]:
             )
         )
     return loads
+
+
+def in_order(loads: list[InstanceLoad], config: ReschedulingConfig) -> list[tuple[str, str]]:
+    """docs/metrics.md to the letter: sources ascending, destinations descending, i-th with i-th;
+    balanced ends with the first two that do not suit each other."""
+    balanced = config.pairing == "balanced"
+    sources = [each for each in loads if (each.may_send if balanced else is_source(each, config))]
+    takers = [
+        each for each in loads if (each.is_open if balanced else is_destination(each, config))
+    ]
+    sources.sort(key=lambda each: (each.freeness, each.instance_id))
+    takers.sort(key=lambda each: (-each.freeness, each.instance_id))
+    pairs = list(zip(sources, takers, strict=False))
+    if balanced:
+        suiting = itertools.takewhile(lambda two: pairing._stays_lower(*two), pairs)
+        pairs = list(suiting)
+    return [(source.instance_id, to.instance_id) for source, to in pairs]
+
+
+@settings(deadline=None)
+@given(clusters(), st.sampled_from(sorted(PAIRINGS)))
+def test_with_nothing_left_out_the_ith_goes_with_the_ith(
+    loads: list[InstanceLoad], name: str
+) -> None:
+    config = replace(CONFIG, pairing=name)
+    assert ids(loads, config) == in_order(loads, config)
+
+
+@settings(deadline=None)
+@given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.data())
+def test_what_is_left_out_is_never_paired_and_costs_nobody_else_a_pair(
+    loads: list[InstanceLoad], name: str, data: st.DataObject
+) -> None:
+    config = replace(CONFIG, pairing=name)
+    names = st.sampled_from([load.instance_id for load in loads] or ["-"])
+    left_out = data.draw(st.sets(st.tuples(names, names), max_size=20))
+    pairs = [(p.source_id, p.destination_id) for p in pair(loads, config, left_out)]
+    used = [one for two in pairs for one in two]
+    assert len(used) == len(set(used))
+    assert not left_out & set(pairs)
+    if name == "defrag":
+        unused = {load.instance_id for load in loads} - set(used)
+        alone = [one for one in loads if one.instance_id in unused]
+        for source in (one for one in alone if is_source(one, config)):
+            for to in (one for one in alone if is_destination(one, config)):
+                assert (source.instance_id, to.instance_id) in left_out
 
 
 @settings(deadline=None)

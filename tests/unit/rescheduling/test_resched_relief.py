@@ -6,6 +6,7 @@ import pytest
 from relief_builders import EASY, STEP_TIME_S, begun, instance, queued, running, view_of
 
 from controller.core.freeness import freeness
+from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
@@ -60,9 +61,21 @@ def test_the_fewest_tokens_leave_first_and_only_until_it_is_no_source() -> None:
     assert numbers["source_freeness_after_steps"] == 16 * 30 / 2
     assert numbers["destination_freeness_steps"] == 1600
     assert numbers["destination_freeness_after_steps"] == 16 * 80
-    assert numbers["copy_time_s"] == pytest.approx(0.020)
+    assert numbers["expected_copy_time_s"] == pytest.approx(0.020)
     assert numbers["relief_s"] == pytest.approx(16 * 20 / 3 * STEP_TIME_S)
     assert moves_of(view) == [("y", "balance")]
+
+
+def test_what_a_move_was_chosen_by_and_what_became_of_it_have_names_of_their_own() -> None:
+    """The cost that was weighed stays beside what the copy took."""
+    chosen = next_move(view_of(FULL, config=TIGHT)).numbers
+    stages = (StageRecord(21, 21_000_000, 0.5),)
+    ids = ("m-1", "y", "a", "b", "balance", "migrated", "")
+    numbers = MoveRecord(*ids, 330, 0, 0.6, stages, chosen).numbers()
+    assert chosen.items() <= numbers.items()
+    assert (numbers["expected_copy_time_s"], numbers["copy_time_s"]) == (pytest.approx(0.02), 0.5)
+    assert (numbers["request_blocks"], numbers["num_blocks"]) == (20, 21)
+    assert (numbers["request_tokens"], numbers["num_tokens"]) == (320, 330)
 
 
 def test_what_is_on_its_way_counts_once() -> None:
@@ -206,7 +219,7 @@ def test_everybody_leaves_a_draining_instance_the_queue_first() -> None:
     ]
     moves = moves_of(view_of(source, draining=True))
     assert moves == [(each, "drain") for each in ("sooner", "later", "y", "x", "high")]
-    assert next_move(view_of([], draining=True)) == Decision()
+    assert next_move(view_of([], draining=True)) == Decision(reason=MoveReason.DRAIN)
 
 
 def test_draining_overrides_cost_but_not_room() -> None:
@@ -297,7 +310,7 @@ def test_ends_first() -> None:
     """20 blocks take 20 ms to copy, as long as a step: with 2 tokens left it is over by then."""
     view = view_of(full(num_tokens_left=2), config=TIGHT)
     assert refused(view, ReliefRefusal.ENDS_FIRST) == pytest.approx(
-        {"left_s": 0.04, "copy_time_s": 0.02, "step_time_s": 0.02}
+        {"left_s": 0.04, "expected_copy_time_s": 0.02, "step_time_s": 0.02}
     )
     assert next_move(view_of(full(num_tokens_left=3), config=TIGHT)).refused == ()
     drained = view_of(full(num_tokens_left=2), draining=True)
@@ -335,7 +348,7 @@ def test_costs_more() -> None:
     view = view_of(FULL, config=TIGHT, **over_in)
     assert refused(view, ReliefRefusal.COSTS_MORE) == pytest.approx(
         {
-            "copy_time_s": 2.14,
+            "expected_copy_time_s": 2.14,
             "gain_s": 320 / 3 * 0.02,
             "relief_s": 320 / 3 * 0.02,
             "head_wait_s": 0,

@@ -67,7 +67,7 @@ def test_what_the_destination_lacks_afterwards_counts_against_it() -> None:
     assert worth.destination_loss_s == pytest.approx(25 * STEP_TIME_S)
     assert worth.gain_s == pytest.approx(worth.relief_s - 0.5)
     assert set(worth.numbers()) == {
-        "copy_time_s",
+        "expected_copy_time_s",
         "gain_s",
         "relief_s",
         "head_wait_s",

@@ -34,6 +34,7 @@ from controller.runtime.messages import (
     encode,
 )
 from controller.runtime.move_messages import MoveAnswered, MoveAsked
+from controller.runtime.steer_messages import ReliefFruitless
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class ScriptedController:
         self.answers: dict[str, Any] = {}
         self.records: list[MoveRecord] = []
         """Of moves that nobody asked for by a question."""
+        self.fruitless: list[ReliefFruitless] = []
         self._num_dispatched = 0
 
     def send(self, member_id: str, message: Message) -> None:
@@ -84,6 +86,8 @@ class ScriptedController:
                 self.send(frontend_id, answer)
             case MoveAnswered(query_id="", record=record) if record is not None:
                 self.records.append(record)
+            case ReliefFruitless() as told:
+                self.fruitless.append(told)
             case other if hasattr(other, "query_id"):
                 self.answers[other.query_id] = other
 

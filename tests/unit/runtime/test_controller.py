@@ -7,6 +7,7 @@ import pytest
 from controller_bed import CONFIG, HERE, Bed
 from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
+from controller.core.event_log import EventKind
 from controller.core.migration.limits import MoveLimits
 from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S
 from controller.runtime.live_config import FrontendLimits, LiveConfig
@@ -207,6 +208,26 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     assert bed.peers["i-0"].received(StatusIntervalSet) == []  # it is what it was
     await bed.joins("i-1")
     assert await bed.peers["i-1"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
+
+
+@virtual_time
+async def test_one_that_drains_and_hangs_is_told_of_and_so_is_its_return(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+
+    def kinds() -> list[EventKind]:
+        entries = bed.controller.journal.log.after(None, 1000).entries
+        stalls = (EventKind.INSTANCE_STALLED, EventKind.INSTANCE_RECOVERED)
+        return [e.kind for _, e in entries if e.kind in stalls and e.instance_id == "i-0"]
+
+    await bed.reports("i-0", draining=True)
+    await asyncio.sleep(CONFIG.stall_timeout_s + 1)
+    assert kinds() == [EventKind.INSTANCE_STALLED]
+    await bed.reports("i-0", draining=True)
+    await asyncio.sleep(2 * TICK_S)
+    assert kinds() == [EventKind.INSTANCE_STALLED, EventKind.INSTANCE_RECOVERED]
 
 
 @virtual_time

@@ -9,9 +9,12 @@ from controller.runtime.steer_messages import DrainSet
 
 
 async def told(moving: MovingCluster, instance_id: str, draining: bool) -> None:
-    moving.controller.send(instance_id, DrainSet(draining, "op-1"))
+    moving.controller.send(instance_id, DrainSet(draining))
     await moving.until(
-        lambda: moving.controller.statuses[instance_id].snapshot.draining is draining
+        lambda: (
+            instance_id in moving.controller.statuses
+            and moving.controller.statuses[instance_id].snapshot.draining is draining
+        )
     )
 
 

@@ -1,6 +1,7 @@
 """Drains at the controller: what instances and frontends are told, and when one is over."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes import FakeNetwork, settle, virtual_time
@@ -10,7 +11,9 @@ from controller.api.errors import LlumctlError
 from controller.core.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.drain import DrainState
 from controller.core.event_log import EventKind
-from controller.runtime.drains import HEARD_WITHIN_S, SteerRefusedError
+from controller.core.instance_record import LOST_AFTER_S
+from controller.runtime.departures import LATELY_S
+from controller.runtime.drains import HEARD_WITHIN_S, RETRY_S, SteerRefusedError
 from controller.runtime.messages import Directory, InstanceLost
 from controller.runtime.steer_messages import DrainSet
 
@@ -34,7 +37,7 @@ async def test_a_draining_instance_gets_nothing_from_the_very_moment(network: Fa
         "i-1",
         "i-2",
     ]
-    assert await bed.peers["i-0"].receive(DrainSet) == DrainSet(True, "op-1")
+    assert await bed.peers["i-0"].receive(DrainSet) == DrainSet(True)
     await bed.reports("i-0", draining=False)
     assert is_draining(bed), "a status that was under way"
     assert bed.peers["i-1"].received(DrainSet) == []
@@ -66,7 +69,7 @@ async def test_undrained_it_gets_requests_as_soon_as_it_says_so_itself(
     await bed.reports("i-0", num_running=3)
     bed.controller.drains.end("i-0", "undrained", "bo")
     await settle()
-    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True, "op-1"), DrainSet(False, "")]
+    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True), DrainSet(False)]
     assert is_draining(bed), "it refuses moves still"
     await bed.reports("i-0")
     assert not is_draining(bed)
@@ -105,7 +108,7 @@ async def test_a_second_order_keeps_the_drain_and_its_new_deadline_counts(
     await asyncio.sleep(30)
     assert bed.events(EventKind.DRAIN_OVERDUE) == []
     assert bed.controller.drains.progress("i-0").num_moved == 1
-    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True, "op-1")]
+    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True)]
 
 
 @virtual_time
@@ -190,6 +193,35 @@ async def test_what_was_dispatched_before_and_is_not_there_yet_counts(
 
 
 @virtual_time
+async def test_what_a_dead_frontend_had_still_to_send_does_not_come(network: FakeNetwork) -> None:
+    bed = SteeringBed(network, num_instances=2)
+    await bed.serve()
+    assert (await bed.dispatched()).instance_id == "i-0"
+    bed.begin("i-0")
+    network.lose("mem://f-0")
+    await bed.reports("i-0", seen=0)
+    await asyncio.wait_for(becomes(bed, DrainState.DRAINED), 2.0)
+
+
+@virtual_time
+async def test_what_was_lost_on_its_way_is_not_waited_for_for_ever(network: FakeNetwork) -> None:
+    bed = SteeringBed(network, num_instances=2)
+    await bed.serve()
+    assert (await bed.dispatched()).instance_id == "i-0"
+    bed.begin("i-0")
+    sent_s = bed.controller.now_s()
+    while bed.controller.now_s() < sent_s + LOST_AFTER_S - 1.0:
+        await bed.reports("i-0", seen=0)
+        assert bed.controller.drains.progress("i-0").num_left == 1
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(2.0)
+    assert bed.controller.drains.progress("i-0").num_left == 1, "no status came since"
+    await bed.joins("f-0", incarnation=1)
+    await bed.reports("i-0", seen=0)
+    await asyncio.wait_for(becomes(bed, DrainState.DRAINED), 2.0)
+
+
+@virtual_time
 async def test_a_frontend_that_does_not_answer_may_have_something_there(
     network: FakeNetwork,
 ) -> None:
@@ -237,7 +269,7 @@ async def test_an_instance_that_dies_while_it_drains_comes_back_draining(
     await asyncio.wait_for(becomes(bed, DrainState.DRAINED), 2.0)
     bed.peers["i-0"] = network.peer("mem://i-0")
     await bed.joins("i-0", nonce="b")
-    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True, "op-1")]
+    assert bed.peers["i-0"].received(DrainSet) == [DrainSet(True)]
     await bed.reports("i-0", incarnation=2, draining=False)
     assert is_draining(bed)
     assert (await bed.dispatched()).instance_id == "i-1"
@@ -248,7 +280,7 @@ async def test_whoever_begins_to_serve_is_told_whether_it_drains(network: FakeNe
     """One that was drained by a controller whose wishes were lost serves again."""
     bed = SteeringBed(network)
     await bed.joins("i-1")
-    assert bed.peers["i-1"].received(DrainSet) == [DrainSet(False, "")]
+    assert bed.peers["i-1"].received(DrainSet) == [DrainSet(False)]
 
 
 # -- deadlines ----------------------------------------------------------------------------
@@ -288,7 +320,7 @@ async def test_abort_ends_the_drain_and_no_request(network: FakeNetwork) -> None
     assert ended.numbers["num_requests_left"] == 1
     said = [type(message).__name__ for message, _ in bed.peers["i-0"].inbox]
     assert "AbortRequests" not in said
-    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(False, "")
+    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(False)
     await bed.reports("i-0", num_running=1)
     assert not is_draining(bed)
 
@@ -373,9 +405,92 @@ async def test_a_removal_that_cannot_be_saved_is_tried_again(network: FakeNetwor
     await asyncio.sleep(3)
     assert not bed.task.done()
     assert "i-0" in bed.keeper.spec.instance_ids
+    assert bed.launcher.launched.count("i-0") == 1, "it is on its way out"
     disk.is_full = False
-    await asyncio.sleep(1)
+    await asyncio.sleep(RETRY_S + 0.5)
     assert bed.keeper.spec.instance_ids == ("i-1", "i-2")
+
+
+@virtual_time
+async def test_one_that_cannot_be_ended_harms_no_other_drain(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    ends = bed.launcher.terminate
+
+    def terminate(member_id: str) -> None:
+        if member_id == "i-0":
+            raise RuntimeError("Ray does not answer")
+        ends(member_id)
+
+    monkeypatch.setattr(bed.launcher, "terminate", terminate)
+    for instance_id in ("i-0", "i-1"):
+        bed.begin(instance_id, removes=True)
+        await bed.reports(instance_id)
+    await asyncio.wait_for(is_gone(bed, "i-1"), 5.0)
+    assert not bed.task.done()
+    assert "i-0" in bed.controller.roster.members
+    monkeypatch.undo()
+    await asyncio.wait_for(is_gone(bed, "i-0"), 5.0)
+
+
+@virtual_time
+async def test_an_abort_that_cannot_be_saved_is_tried_now_and_then(
+    network: FakeNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = SteeringBed(network)
+    disk = bed.keeper._store = FullDisk()
+    await bed.serve()
+    bed.begin("i-0", deadline_s=bed.controller.now_s() + 1.0, on_deadline="abort")
+    await bed.reports("i-0", num_running=1)
+    disk.is_full = True
+    await asyncio.sleep(1.0 + 5 * RETRY_S)
+    assert 4 <= sum("no space left" in said for said in caplog.messages) <= 6
+    disk.is_full = False
+    await asyncio.sleep(RETRY_S + 0.5)
+    assert bed.keeper.spec.drains == {}
+
+
+# -- what would go where ------------------------------------------------------------------
+
+
+@virtual_time
+async def test_who_watches_a_drain_has_it_looked_at_once_a_second(network: FakeNetwork) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    await bed.reports("i-0", num_running=1)
+    asked = bed.controller.queries._ids
+    first = next(asked)
+    seen = await asyncio.gather(*(bed.controller.departures.lately("i-0") for _ in range(5)))
+    assert [each.request.request_id for each in seen[0].departures] == ["r-1"]
+    assert next(asked) == first + 2, "one question for five"
+    bed.runs("i-0")
+    await asyncio.sleep(LATELY_S)
+    assert (await bed.controller.departures.lately("i-0")).departures == ()
+
+
+@virtual_time
+async def test_a_plan_is_tried_in_the_order_of_the_victim_policy(network: FakeNetwork) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    bed.runs("i-0", "short", tokens=16)
+    bed.requests.append(replace(bed.requests[0], request_id="long", num_prompt_tokens=160))
+    await bed.reports("i-0", num_running=2)
+    rescheduler = bed.controller.rescheduler
+    for victim, order in (("SR", ["short", "long"]), ("LR", ["long", "short"])):
+        rescheduler.config = replace(rescheduler.config, victim=victim)
+        leaving = await bed.controller.departures.of("i-0")
+        assert [each.request.request_id for each in leaving.departures] == order
+
+
+@virtual_time
+async def test_a_plan_names_the_frontend_that_did_not_answer(network: FakeNetwork) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    bed.silent.add("f-0")
+    assert (await bed.controller.departures.of("i-0")).silent == ("f-0",)
 
 
 # -- another controller -------------------------------------------------------------------
@@ -396,7 +511,7 @@ async def test_a_new_controller_goes_on_with_the_drains_of_the_old_one(
     assert bed.launcher.terminated == [], "nobody has said that it is empty"
     for member_id in bed.peers:
         await bed.joins(member_id, incarnation=1)
-    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(True, "op-1")
+    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(True)
     await bed.reports("i-0", draining=False, num_running=1)
     await bed.reports("i-1")
     await bed.reports("i-2")

@@ -11,7 +11,13 @@ from fakes import FakeNetwork, settle, virtual_time
 
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.record import DESTINATION_FAILED, MovePlan, MoveRecord, StageRecord
+from controller.core.migration.record import (
+    DESTINATION_DIED,
+    DESTINATION_FAILED,
+    MovePlan,
+    MoveRecord,
+    StageRecord,
+)
 from controller.runtime.messages import EventsTold
 from controller.runtime.move_calls import (
     PLAN_PATIENCE_S,
@@ -139,8 +145,11 @@ async def test_another_is_tried_where_the_destination_failed(
     attempts = await moving
     assert [(each.outcome, each.code) for each in attempts] == [("kept", code), ("migrated", "")]
     cooling = bed.controller.mover.cooling
-    cools = cooling.remaining_s("i-1", bed.controller.now_s()) > 0
+    now_s = bed.controller.now_s()
+    cools = cooling.remaining_s("i-1", now_s, ORDER.source_id) > 0
     assert cools == (code in DESTINATION_FAILED), "a full one is not at fault"
+    for_all = cooling.remaining_s("i-1", now_s) > 0
+    assert for_all == (code == DESTINATION_DIED), "its source may be at fault"
 
 
 @virtual_time

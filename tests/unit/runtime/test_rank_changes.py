@@ -114,7 +114,7 @@ async def test_an_older_change_that_comes_late_is_not_taken(
     await change(1)
     await change(-1)
     await has_rank(moving, "i-0", -1)
-    moving.frontend.router._send(moving.a.address, RankSet("r", 1, 1))
+    moving.frontend.router.routes.send(moving.a.address, RankSet("r", 1, 1))
     await change(1, dry_run=True)  # what was sent before has come
     await moving.at_boundary(moving.a, lambda engine: None)
     assert moving.a.engine.moves.rank("r") == -1

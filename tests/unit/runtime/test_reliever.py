@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 from moving_cluster import MovingCluster
+from pydantic import ValidationError
 
+from controller.api.settings import MigrationTable
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.freeness import freeness
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source_state import SourceState
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.ports.engine import Engine
 from controller.runtime.messages import AnyMessage
 from controller.runtime.move_messages import MoveLimitsSet, MoveSaid
-from controller.runtime.steer_messages import DrainSet, Relief, ReliefOrdered
+from controller.runtime.moves.trail import MAX_HOPS
+from controller.runtime.steer_messages import DrainSet, Relief, ReliefFruitless, ReliefOrdered
 
 CONFIG = ReschedulingConfig()
 UNGUARDED = replace(CONFIG, guard=False)
@@ -169,6 +173,68 @@ async def test_everybody_leaves_a_draining_instance(moving: MovingCluster) -> No
     await moving.nothing_is_left()
 
 
+def hold_in(moving: MovingCluster, state: SourceState) -> None:
+    """Moves out of i-0 get so far."""
+    if state is SourceState.PRE_ALLOCATING:
+        moving.network.hold(pre_alloc)
+    else:
+        last = state is SourceState.SUSPENDED
+        moving.a.transfer.holds = lambda stage_id: stage_id.endswith("/1") == last
+
+
+def let_go(moving: MovingCluster) -> None:
+    moving.network.release()
+    moving.a.transfer.let_go()
+
+
+async def undrained(moving: MovingCluster) -> None:
+    moving.controller.send("i-0", DrainSet(draining=False))
+    await moving.until(lambda: not moving.a.llumlet._desk.draining)
+
+
+DRAINS = "m-i-0-1-1"
+HELD = (SourceState.PRE_ALLOCATING, SourceState.COPYING, SourceState.SUSPENDED)
+
+
+@pytest.mark.parametrize("state", HELD)
+async def test_when_a_drain_is_cancelled_whoever_is_not_handed_over_stays(
+    moving: MovingCluster, state: SourceState
+) -> None:
+    await moving.stream()
+    moving.controller.send("i-0", DrainSet(draining=True))
+    hold_in(moving, state)
+    await order(moving)
+    await moving.until(lambda: moving.source_state(DRAINS) is state)
+    await undrained(moving)
+    if state is SourceState.SUSPENDED:
+        assert moving.source_state(DRAINS) is state, "it is out of the batch: it goes on"
+    let_go(moving)
+    await moving.until(lambda: moving.controller.records)
+    (record,) = moving.controller.records
+    if state is SourceState.SUSPENDED:
+        assert (record.outcome, record.code) == ("migrated", "")
+    else:
+        assert (record.outcome, record.code) == ("kept", "drain_cancelled")
+        (event,) = moving.events(EventKind.MIGRATION_FAILED)
+        assert event.reason == "the drain was cancelled; drain"
+        assert moving.record().instance_id == "i-0"
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+async def test_a_move_by_hand_is_no_matter_of_the_drain(moving: MovingCluster) -> None:
+    await moving.stream()
+    moving.controller.send("i-0", DrainSet(draining=True))
+    hold_in(moving, SourceState.COPYING)
+    by_hand = moving.order()
+    await moving.until(lambda: moving.source_state(by_hand) is SourceState.COPYING)
+    await undrained(moving)
+    let_go(moving)
+    assert (await moving.answer(by_hand)).code == ""
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
 async def test_others_make_room_for_an_evicted_request(moving: MovingCluster) -> None:
     await crowd(moving, LENGTHS)
     moving.a.engine.admits = False
@@ -263,6 +329,120 @@ async def test_why_a_request_is_not_moved_is_told_once_and_not_too_often(
     }
     for request_id in LENGTHS:
         await moving.finishes(request_id, 20)
+
+
+# -- nothing that may go there ----------------------------------------------------------------
+
+
+async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, LENGTHS)
+    moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
+    fruitless = moving.controller.fruitless
+    await order(moving)
+    await moving.until(lambda: fruitless)
+    moving.a.llumlet._reliever._look()  # as after a move
+    await snapshot(moving, "i-0")
+    await snapshot(moving, "i-0")
+    assert fruitless == [ReliefFruitless("round-x-1", "i-0", 1, "i-1", 1)]
+    await order(moving)
+    await moving.until(lambda: len(fruitless) == 2)
+    moving.a.engine.moves.refusals = {}
+    await order(moving, config=TWO)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    assert len(fruitless) == 2, "something came of this one"
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_while_something_is_on_its_way_there_an_order_is_not_fruitless(
+    moving: MovingCluster,
+) -> None:
+    await crowd(moving, LENGTHS)
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held == 2)
+    moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
+    much = replace(TWO, source_below_steps=900.0, destination_above_steps=900.0)
+    await order(moving, config=much)
+    await moving.until(lambda: told(moving))
+    await snapshot(moving, "i-0")
+    assert not moving.controller.fruitless
+    await order(moving, "i-0", "i-2", much)
+    await moving.until(lambda: moving.controller.fruitless)
+    assert moving.controller.fruitless[0].destination_id == "i-2"
+    moving.network.release()
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingCluster) -> None:
+    """It is no source any more once they are over: nothing speaks against the new destination."""
+    await crowd(moving, LENGTHS)
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held == 2)
+    await order(moving, "i-0", "i-2", TWO)
+    reliever = moving.a.llumlet._reliever
+    await moving.until(lambda: reliever._order.destination.instance_id == "i-2")
+    await snapshot(moving, "i-0")
+    await snapshot(moving, "i-0")
+    moving.network.release()
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    assert not moving.controller.fruitless
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_one_with_an_evicted_request_and_room_enough_says_so(moving: MovingCluster) -> None:
+    """To the controller it is a source; nobody need leave it."""
+    await crowd(moving, LENGTHS)
+    moving.a.engine.admits = False
+    await moving.evict("r5", moving.a)
+    never = replace(UNGUARDED, source_below_steps=-1000.0, destination_above_steps=-1000.0)
+    await order(moving, config=never)
+    await moving.until(lambda: moving.controller.fruitless)
+    assert not moving.controller.records
+    moving.a.engine.admits = True
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_a_draining_instance_that_nobody_can_leave_says_so(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    moving.a.engine.moves.refusals = dict.fromkeys(LENGTHS, MoveRefusal.MULTIMODAL)
+    moving.controller.send("i-0", DrainSet(draining=True))
+    await order(moving)
+    await moving.until(lambda: moving.controller.fruitless)
+    assert not moving.controller.records
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> None:
+    await crowd(moving, LENGTHS)
+    await order(moving, config=TWO)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    sent = moving.a.llumlet._reliever._sent
+    assert [each.move for each in sent.values()] == [None, None]
+    assert all(each.counted_s() is not None for each in sent.values())
+    moving.controller.send("i-0", ReliefOrdered("round-x-2"))
+    await moving.until(lambda: not moving.a.llumlet._reliever._sent)
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+def test_as_many_moves_may_be_set_as_are_remembered() -> None:
+    assert MigrationTable(max_moves_per_minute=MAX_HOPS).max_moves_per_minute == MAX_HOPS
+    with pytest.raises(ValidationError):
+        MigrationTable(max_moves_per_minute=MAX_HOPS + 1)
 
 
 async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) -> None:

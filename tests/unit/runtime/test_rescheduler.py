@@ -10,7 +10,8 @@ from fakes import FakeNetwork, settle
 
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.snapshot import QueueHead
-from controller.runtime.steer_messages import ReliefOrdered
+from controller.runtime.messages import decode
+from controller.runtime.steer_messages import ReliefFruitless, ReliefOrdered
 
 # Rounds are the tests'.
 NEVER = ReschedulingConfig(interval_s=3600.0)
@@ -95,12 +96,75 @@ async def test_an_evicted_request_that_waits_makes_a_source_and_no_destination(b
 async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> None:
     controller = bed.controller
     await bed.reports("i-0", **BUSY)
-    controller.mover.cooling.failed("i-3", controller.now_s())
+    controller.mover.cooling.died("i-3", controller.now_s())
     assert await told(bed) == {"i-0": "i-2"}
     controller.scheduler.instances["i-2"].last_report_s -= 1000.0
     assert await told(bed) == {"i-0": "i-1"}
     controller.scheduler.instances["i-0"].last_report_s -= 1000.0
     assert await told(bed) == {"i-0": ""}
+
+
+async def test_what_failed_with_one_source_is_still_there_for_another(bed: Bed) -> None:
+    controller = bed.controller
+    await bed.reports("i-0", **BUSY)
+    await bed.reports("i-1", **FULL)
+    controller.mover.cooling.failed("i-0", "i-3", controller.now_s())
+    assert await told(bed) == {"i-0": "i-2", "i-1": "i-3"}
+
+
+async def test_one_that_drains_and_hangs_gets_no_order(bed: Bed) -> None:
+    await bed.reports("i-0", free=60, num_running=1, draining=True)
+    assert await told(bed) == {"i-0": "i-3"}
+    bed.controller.scheduler.instances["i-0"].last_report_s -= 1000.0
+    assert await told(bed) == {"i-0": ""}
+
+
+async def fruitless(bed: Bed, source_id: str, destination_id: str, incarnation: int = 1) -> None:
+    said = ReliefFruitless("round-1", source_id, 1, destination_id, incarnation)
+    bed.says(source_id, said)
+    await settle()
+
+
+async def test_a_pair_that_came_to_nothing_is_left_out_for_a_while(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rescheduler = bed.controller.rescheduler
+    rescheduler._config = ReschedulingConfig()  # not as a change, which begins rounds
+    now_s = bed.controller.now_s()
+    monkeypatch.setattr(rescheduler, "_now_s", lambda: now_s)
+    await bed.reports("i-0", **BUSY)
+    await bed.reports("i-1", **FULL)
+    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
+    await fruitless(bed, "i-0", "i-3")
+    assert await told(bed) == {"i-0": "i-2", "i-1": "i-3"}
+    await fruitless(bed, "i-0", "i-2")
+    assert await told(bed) == {"i-0": "", "i-1": "i-3"}
+    now_s += 1.0
+    assert await told(bed) == {"i-0": "i-3", "i-1": "i-2"}
+
+
+async def test_what_is_said_of_another_incarnation_does_not_count(bed: Bed) -> None:
+    await bed.reports("i-0", **BUSY)
+    await fruitless(bed, "i-0", "i-3", incarnation=7)
+    assert await told(bed) == {"i-0": "i-3"}
+    await fruitless(bed, "i-0", "i-3")
+    assert await told(bed) == {"i-0": "i-2"}
+    bed.controller.rescheduler.config = replace(NEVER, guard=False)
+    assert await told(bed) == {"i-0": "i-3"}, "by other rules it may be worth it"
+
+
+async def test_orders_do_not_pile_up_for_one_that_does_not_read(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+    monkeypatch.setattr(
+        bed.controller._mailbox,
+        "send",
+        lambda address, frame, *_, droppable=False: sent.append((decode(frame), droppable)),
+    )
+    await bed.reports("i-0", **BUSY)
+    bed.controller.rescheduler.round()
+    assert [drop for message, drop in sent if isinstance(message, ReliefOrdered)] == [True]
 
 
 async def test_disabled_only_draining_instances_are_relieved(bed: Bed) -> None:

@@ -158,6 +158,24 @@ async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNe
     assert bed.router.num_live_reqs == 0
 
 
+@virtual_time
+async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
+    network: FakeNetwork,
+) -> None:
+    """Its connection broke here, and it lives."""
+    bed = Bed(network)
+    await bed.know(directory(idle_snapshot("i-1")))
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched("r", "i-0", 1, 7))
+    with pytest.raises(NotDispatchedError, match="unavailable"):
+        await submitted
+    assert bed.instances["i-0"].inbox == []
+    await bed.know()
+    await bed.know()
+    assert bed.instances["i-0"].received(DispatchUnused) == [DispatchUnused(1, 7)]
+
+
 # -- without the controller ---------------------------------------------------------------
 
 

@@ -6,10 +6,26 @@ import pytest
 from fakes import FakeNetwork, settle, virtual_time
 from steering_bed import SteeringBed
 
+from controller.api.errors import LlumctlError
+from controller.core.cluster_spec import ClusterSpec
 from controller.core.drain import DrainState
 from controller.core.event_log import EventKind
 from controller.core.scaling import ScalePlan
 from controller.runtime.drains import SteerRefusedError
+
+
+class Disk:
+    def __init__(self) -> None:
+        self.is_full = False
+        self.num_saved = 0
+
+    def load(self) -> ClusterSpec | None:
+        return None
+
+    def save(self, _spec: ClusterSpec) -> None:
+        if self.is_full:
+            raise LlumctlError("no space left")
+        self.num_saved += 1
 
 
 async def is_gone(bed: SteeringBed, instance_id: str) -> None:
@@ -105,6 +121,106 @@ async def test_aborted_by_its_deadline_a_scale_in_keeps_the_instance(
     await asyncio.sleep(4)
     assert bed.controller.scaling.num_planned == 2
     assert bed.launcher.terminated == []
+
+
+@virtual_time
+async def test_who_drained_before_it_was_to_go_drains_on_when_it_stays(
+    network: FakeNetwork,
+) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    for n in range(1, 3):
+        await bed.reports(f"i-{n}", num_running=9)
+    await bed.reports("i-0", num_running=1)
+    bed.begin("i-0", reason="a broken fan")
+    plain = bed.keeper.spec.drains["i-0"]
+    assert bed.scale(2, deadline_s=bed.controller.now_s() + 60.0).drained == ("i-0",)
+    assert bed.keeper.spec.drains["i-0"].removes
+    assert bed.scale(3).undrained == ("i-0",)
+    assert bed.keeper.spec.drains == {"i-0": plain}
+    assert bed.controller.scheduler.instances["i-0"].draining
+    said = bed.events()[-1]
+    assert said.reason == "not to be removed any more; it drains on: a broken fan"
+    bed.scale(2)
+    bed.controller.drains.end("i-0", "undrained")
+    assert bed.keeper.spec.drains == {}, "that was about all of it"
+
+
+@virtual_time
+async def test_an_aborted_scale_in_leaves_the_drain_of_before(network: FakeNetwork) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    await bed.reports("i-0", num_running=1)
+    bed.begin("i-0")
+    plain = bed.keeper.spec.drains["i-0"]
+    for n in range(1, 3):
+        await bed.reports(f"i-{n}", num_running=9)
+    deadline_s = bed.controller.now_s() + 2.0
+    assert bed.scale(2, deadline_s=deadline_s, on_deadline="abort").drained == ("i-0",)
+    await asyncio.sleep(3)
+    assert bed.keeper.spec.drains == {"i-0": plain}
+
+
+@virtual_time
+async def test_a_scale_is_one_change_and_made_whole_or_not_at_all(network: FakeNetwork) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    disk = bed.keeper._store = Disk()
+    bed.scale(1)
+    assert (disk.num_saved, bed.keeper.revision) == (1, 1)
+    before, launched = bed.keeper.spec, list(bed.launcher.launched)
+    disk.is_full = True
+    with pytest.raises(LlumctlError):
+        bed.scale(5)
+    assert (bed.keeper.spec, bed.launcher.launched) == (before, launched)
+    disk.is_full = False
+    assert bed.scale(5).num_added == 2
+    assert (disk.num_saved, bed.keeper.revision, bed.keeper.spec.drains) == (2, 2, {})
+
+
+@virtual_time
+async def test_what_could_not_be_started_is_tried_again_and_holds_up_nobody(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = SteeringBed(network, num_instances=2)
+    await bed.serve()
+    starts, tries = bed.launcher.launch_instance, []
+
+    def launch(instance_id: str) -> None:
+        tries.append(instance_id)
+        if instance_id == "i-2" and tries.count("i-2") < 3:
+            raise RuntimeError("Ray does not answer")
+        starts(instance_id)
+
+    monkeypatch.setattr(bed.launcher, "launch_instance", launch)
+    bed.scale(4)
+    assert bed.launcher.launched[-1] == "i-3"
+    while "i-2" not in bed.controller.roster.members:
+        await asyncio.sleep(0.1)
+    assert tries == ["i-2", "i-3", "i-2", "i-2"]
+    assert not bed.task.done()
+
+
+@virtual_time
+async def test_one_whose_process_has_ended_already_is_not_taken_back(
+    network: FakeNetwork,
+) -> None:
+    """Its removal could not be saved."""
+    bed = SteeringBed(network)
+    await bed.serve()
+    disk = bed.keeper._store = Disk()
+    for n in range(1, 3):
+        await bed.reports(f"i-{n}", num_running=9)
+    bed.scale(2)
+    disk.is_full = True
+    await bed.reports("i-0")
+    await asyncio.wait_for(is_gone(bed, "i-0"), 5.0)
+    assert bed.keeper.spec.drains["i-0"].removes
+    disk.is_full = False
+    assert bed.scale(3) == ScalePlan(2, 3, num_added=1)
+    assert bed.launcher.launched[-1] == "i-3"
+    await asyncio.sleep(2)
+    assert bed.keeper.spec.instance_ids == ("i-1", "i-2", "i-3")
 
 
 @virtual_time

@@ -1,0 +1,52 @@
+"""Orders that are carried out once, however often they come: somebody whose answer got lost sends
+the same order with the same `Idempotency-Key` again, and gets the answer of the first time.
+
+Kept by this process only: a controller that starts again carries such an order out once more.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from controller.adapters.http.errors import ApiError
+
+HEADER = "Idempotency-Key"
+MAX_KEPT = 1000
+MAX_KEY_CHARS = 64
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class AnswersByKey:
+    """Of the last 1,000 orders that had a key, refusals and failures too."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[bytes, asyncio.Task[Response]]] = {}
+        """By key: what was ordered, and the answer."""
+
+    def once(self, endpoint: Endpoint) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            key = request.headers.get(HEADER)
+            if key is None:
+                return await endpoint(request)
+            if not 0 < len(key) <= MAX_KEY_CHARS:
+                raise ApiError(400, "bad_key", f"{HEADER}: 1 to {MAX_KEY_CHARS} characters")
+            order = hashlib.sha256(request.url.path.encode() + b"\0" + await request.body())
+            if key not in self._kept:
+                answering = asyncio.get_running_loop().create_task(endpoint(request))
+                self._kept[key] = order.digest(), answering
+                if len(self._kept) > MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            known, answering = self._kept[key]
+            if known != order.digest():
+                raise ApiError(
+                    409, "key_reused", f"that {HEADER} was another order's; each has its own"
+                )
+            # Who hangs up does not end it for who asks again.
+            return await asyncio.shield(answering)
+
+        return answer

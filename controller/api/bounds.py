@@ -1,0 +1,4 @@
+"""What is refused however small a cluster is; of the standard library only, so that a command line
+can be checked before anything is loaded."""
+
+MAX_INSTANCES = 1024

@@ -1,0 +1,50 @@
+"""A dispatch decision by asking every instance: what the score board's must come to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.core.dispatch import Policy
+from controller.core.freeness import NOTHING_UNREPORTED
+from controller.core.snapshot import InstanceSnapshot, Level, Unreported
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that may be chosen."""
+
+    snapshot: InstanceSnapshot
+    unreported: Unreported = NOTHING_UNREPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The instance chosen, and all that were considered, in the policy's own unit."""
+
+    instance_id: str
+    scores: Mapping[str, float]
+
+
+def choose(
+    policy: Policy,
+    candidates: Iterable[Candidate],
+    level: Level,
+    levels: Sequence[Level],
+    last: str | None = None,
+) -> Choice | None:
+    """The instance for a new request of `level`; None if none may take it.
+
+    Draining instances are left out here, whatever the policy; that an instance is alive and
+    reporting is for the caller to know. `last` is the choice before this one, if any.
+    """
+    scores = {
+        candidate.snapshot.instance_id: policy.score(
+            candidate.snapshot, candidate.unreported, level, levels
+        )
+        for candidate in candidates
+        if not candidate.snapshot.draining
+    }
+    if not scores:
+        return None
+    ids = sorted(scores)
+    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], last)
+    return Choice(ids[place], scores)
