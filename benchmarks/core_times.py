@@ -134,9 +134,10 @@ class _Bed:
 
 
 def _status(index: int, num_running: int, dice: random.Random) -> StatusReported:
-    """From half empty to full; one in three has requests of high priority."""
+    """Every second one is about full, the others nearly half empty, so that each round has pairs;
+    one in three has requests of high priority."""
     total_blocks = num_running * BLOCKS_PER_REQUEST * 2
-    free_blocks = dice.randint(0, total_blocks // 2)
+    free_blocks = dice.randint(0, total_blocks // 10) + (index % 2) * (total_blocks // 3)
     num_high = num_running // 10 if dice.random() < 1 / 3 else 0
     num_queued = dice.randint(0, 2)
     head = QueueHead("q", 0, BLOCKS_PER_REQUEST, 0.0) if num_queued else None
