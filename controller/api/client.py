@@ -55,6 +55,8 @@ from controller.api.steer_models import (
 DEFAULT_TIMEOUT_S = 5.0
 # The controller pings an idle stream every second.
 STREAM_SILENCE_S = 5.0
+# Well before the controller's own 5 s: a call on a connection that is being closed gets no answer.
+IDLE_CONNECTION_S = 2.0
 UNREACHABLE_HINT = "llumctl down      then      llumctl up"
 
 _BY_STATUS: dict[int, type[LlumctlError]] = {
@@ -79,7 +81,8 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
 }
 """Before the status: of the 409s, some say no though nothing changed since somebody looked."""
 
-_ANSWER_LOST = (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError)
+_CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
+_ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
 """What was asked for may have been done."""
 
 Answer = TypeVar(
@@ -131,6 +134,7 @@ class ControlClient:
                 base_url=self._url,
                 headers={"Authorization": f"Bearer {token}", "X-Llumctl-Actor": actor()},
                 timeout=timeout_s,
+                limits=httpx.Limits(keepalive_expiry=IDLE_CONNECTION_S),
                 trust_env=False,
                 verify=_certificates(base_url),
                 follow_redirects=False,
@@ -302,12 +306,11 @@ class ControlClient:
         request = self._http.build_request(
             method, path, content=content, headers=headers, params=params, timeout=timeout_s
         )
+        sent_again = _ANSWER_LOST if once else _CUT_OFF if method == "GET" else ()
         try:
             try:
                 return self._http.send(request)
-            except _ANSWER_LOST:
-                if not once:
-                    raise
+            except sent_again:
                 return self._http.send(request)
         except httpx.TimeoutException as error:
             raise UnreachableError(

@@ -142,6 +142,22 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key(dry_run: bool)
     assert keys[0] == keys[1] != keys[2], "another order has another key"
 
 
+@pytest.mark.parametrize("cut_off", [httpx.ReadError(""), httpx.RemoteProtocolError("closed")])
+def test_a_question_is_asked_again_when_its_connection_is_closed(cut_off: Exception) -> None:
+    left = [cut_off]
+
+    def handler(_request: httpx.Request) -> httpx.Response:
+        if left:
+            raise left.pop()
+        return httpx.Response(200, json=STATUS)
+
+    with client(handler) as control:
+        assert control.status().schema_version == 1
+        left += [cut_off, cut_off]
+        with pytest.raises(LlumctlError, match="cannot be reached"):
+            control.status()
+
+
 def test_what_never_arrived_or_is_lost_twice_is_not_sent_for_ever() -> None:
     sent: list[httpx.Request] = []
     for error, times in ((httpx.ConnectError("refused"), 1), (httpx.ReadTimeout("slow"), 2)):
