@@ -30,7 +30,8 @@ from benchmarks.token_stream import TokenStream
 from controller.api import run_state
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, NotFoundError
-from controller.api.models import MigrateRequest, MigrationReport, SettingsPatch
+from controller.api.move_models import MigrateRequest, MigrationReport
+from controller.api.setting_models import SettingsPatch
 
 LENGTHS = (256, 1024, 3500, 7500)
 OTHER_LENGTH = 128

@@ -1,6 +1,6 @@
 """What came of a move, or what it would take, as lines of text. A dash: not known."""
 
-from controller.api.models import MigrationReport, MoveAttempt, MovePlanned
+from controller.api.move_models import MigrationReport, MoveAttempt, MovePlanned
 from controller.api.words import printable, sized
 from llumctl import output
 

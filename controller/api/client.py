@@ -29,18 +29,15 @@ from controller.api.models import (
     ErrorBody,
     EventPage,
     Frame,
-    MigrateRequest,
-    MigrationReport,
     RequestDetail,
     RequestList,
     RequestState,
-    SettingChanges,
-    SettingList,
-    SettingsPatch,
     StopProgress,
     StopRequest,
     WireModel,
 )
+from controller.api.move_models import MigrateRequest, MigrationReport
+from controller.api.setting_models import SettingChanges, SettingList, SettingsPatch
 from controller.api.steer_models import (
     DrainList,
     DrainReport,

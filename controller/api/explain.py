@@ -18,7 +18,8 @@ from controller.api.explain_models import (
     PriorityStep,
     Step,
 )
-from controller.api.models import Event, MoveStage
+from controller.api.models import Event
+from controller.api.move_models import MoveStage
 
 SCORE_OF = "score_of_"
 FREENESS_OF = "freeness_of_"

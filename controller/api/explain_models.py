@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.api.models import SCHEMA_VERSION, MoveStage, RequestStatus, WireModel
+from controller.api.models import SCHEMA_VERSION, RequestStatus, WireModel
+from controller.api.move_models import MoveStage
 
 Figures = dict[str, float | int | None]
 """By name, with the unit in it."""

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import ValidationError
 
-from controller.api.models import SettingValue
+from controller.api.setting_models import SettingValue
 from controller.api.settings import PriorityTable, Settings, Table
 
 LIVE = (

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 from controller.api import run_state
+from controller.api.doctor_models import Check, CheckResult
 from controller.api.errors import LlumctlError
-from controller.api.models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation

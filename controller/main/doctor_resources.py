@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from controller.api.models import Check, CheckResult
+from controller.api.doctor_models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import EMBEDDED_MODEL, Settings
 from controller.main import emulation

@@ -32,19 +32,18 @@ from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
 from controller.runtime.departures import Departures
+from controller.runtime.directories import Directories
 from controller.runtime.drains import Drains
 from controller.runtime.journal import Journal, best_candidates
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.message import Message
 from controller.runtime.messages import (
-    Directory,
     DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
     DrainFrontend,
     EventsTold,
     Hello,
-    InstanceEntry,
     InstanceLost,
     Refused,
     RequestsAnswered,
@@ -61,6 +60,7 @@ from controller.runtime.rescheduler import Rescheduler
 from controller.runtime.roster import Member, Roster, RosterChange
 from controller.runtime.scaling import Scaling
 from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.stall_watch import StallWatch
 from controller.runtime.steer_messages import (
     FrontendLimitsSet,
     RankChangeAnswered,
@@ -71,9 +71,6 @@ from controller.runtime.steer_messages import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-DIRECTORY_EVERY_S = 0.4
-# A member that said nothing for this long gets no directories: they would pile up for it.
-SILENCE_S = 5.0
 # Beyond the grace time: what the frontends need to send their last bytes.
 STOP_MARGIN_S = 6.0
 
@@ -124,14 +121,17 @@ class Controller:
         self.ranks = RankCalls(
             lambda frontend_id, asked: self.send(self.roster.members[frontend_id], asked), epoch
         )
+        self.directories = Directories(self.roster, self.scheduler, self.send, lambda: self.now_s())
+        self.stalls = StallWatch(
+            self.roster,
+            self.scheduler,
+            self.journal,
+            lambda member: self.send(member, StatusPull(), droppable=True),
+        )
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.scaling = Scaling(self, self.drains, launcher)
         self.was_ready = False
-        self._silent_since_s: dict[tuple[str, int], float] = {}
-        """Of stalled incarnations: when they last reported."""
-        self._sent_directory: Directory | None = None
-        self._sent_directory_s = float("-inf")
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
         self._cut = False
@@ -163,7 +163,7 @@ class Controller:
             return
         self.handle(InstanceRemoved(instance_id))
         self.statuses.pop(instance_id, None)
-        self._silent_since_s.pop((instance_id, member.incarnation), None)
+        self.stalls.forget(instance_id, member.incarnation)
         self.mover.instance_died(instance_id)
         self._tell_lost(instance_id, member.incarnation)
 
@@ -178,11 +178,11 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             self.handle(Ticked())
-            self._watch_progress()
+            self.stalls.tick(self.now_s())
             if not self.stopping:
                 self.drains.tick()
                 self.scaling.launch_missing()
-            self._send_directory_if_due()
+            self.directories.tick()
 
     def would_stop(self, drain: bool) -> bool:
         """Whether `stop` would change anything: the first call does, and one that cuts short
@@ -317,7 +317,7 @@ class Controller:
         if change.began_serving:
             self._begin_serving(change)
         elif change.welcome is not None and member.kind == "frontend":
-            self.send(member, self._directory())
+            self.send(member, self.directories.present())
 
     def _begin_serving(self, change: RosterChange) -> None:
         member = change.member
@@ -325,7 +325,7 @@ class Controller:
         self.journal.member(member, member.incarnation, "started")
         if member.kind == "instance":
             self.handle(InstanceStarted(member.member_id, member.incarnation))
-            self.tell_directory()
+            self.directories.tell()
             self._send_config(member)
             self.drains.began_serving(member)
             self.send(member, StatusPull())
@@ -340,7 +340,7 @@ class Controller:
             self._announce_death(member, member.incarnation, "its process is gone")
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
-        self._silent_since_s.pop((member.member_id, incarnation), None)
+        self.stalls.forget(member.member_id, incarnation)
         self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
             self.handle(InstanceDied(member.member_id, incarnation))
@@ -385,59 +385,6 @@ class Controller:
                     instruction.request_id, str(instruction.code), instruction.retry_after_s
                 )
         self.send(frontend, answer)
-
-    def _directory(self) -> Directory:
-        records = self.scheduler.instances
-        return Directory(
-            tuple(
-                InstanceEntry(
-                    member.member_id,
-                    member.incarnation,
-                    member.address,
-                    member.info,
-                    records[member.member_id].snapshot,
-                )
-                for member in self.roster.instances()
-                if member.serving and member.info and member.member_id in records
-            )
-        )
-
-    def tell_directory(self) -> None:
-        """To all frontends, at once."""
-        self._send_directory(self._directory())
-
-    def _send_directory_if_due(self) -> None:
-        """At once what is new; else only often enough to be heard: frontends take a controller
-        that is silent for 1 s for dead."""
-        directory = self._directory()
-        is_news = directory != self._sent_directory
-        if is_news or self.now_s() - self._sent_directory_s >= DIRECTORY_EVERY_S:
-            self._send_directory(directory)
-
-    def _send_directory(self, directory: Directory) -> None:
-        now_s = self.now_s()
-        self._sent_directory, self._sent_directory_s = directory, now_s
-        for frontend in self.roster.frontends():
-            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
-                self.send(frontend, directory)
-
-    def _watch_progress(self) -> None:
-        """Health by pull when the pushes stop (paper's successor, status tracking)."""
-        now_s = self.now_s()
-        for member in self.roster.instances():
-            record = self.scheduler.instances.get(member.member_id)
-            if not member.serving or record is None:
-                continue
-            refusal = record.refusal(now_s)
-            if refusal is not None:
-                self.send(member, StatusPull(), droppable=True)
-            key = (member.member_id, member.incarnation)
-            if refusal == "stalled" and key not in self._silent_since_s:
-                self._silent_since_s[key] = record.last_report_s
-                self.journal.stalled(member, True, now_s - record.last_report_s)
-            elif refusal in (None, "draining") and key in self._silent_since_s:
-                silence_s = record.last_report_s - self._silent_since_s.pop(key)
-                self.journal.stalled(member, False, silence_s)
 
     def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
         """What it does not know: all of it, if it knew nothing `before`."""

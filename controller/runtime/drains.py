@@ -133,7 +133,7 @@ class Drains:
         for instance_id, order in before.items():
             if instance_id not in spec.drains:
                 self._ended(order, why, actor)
-        self._cluster.tell_directory()
+        self._cluster.directories.tell()
 
     def _began(self, order: DrainOrder, before: DrainOrder | None) -> None:
         """`before`: the order that it follows."""
@@ -269,7 +269,7 @@ class Drains:
         watched = self._forget(order)
         numbers: dict[str, Number] = {"num_moved": watched.num_moved}
         self._log(EventKind.DRAIN_ENDED, order, "the instance was removed", None, numbers)
-        self._cluster.tell_directory()
+        self._cluster.directories.tell()
 
     def _goes_on(self, order: DrainOrder) -> bool:
         known = self._cluster.keeper.spec.drains.get(order.instance_id)

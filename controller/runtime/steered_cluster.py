@@ -6,6 +6,7 @@ from typing import Protocol
 from controller.core.events import Event
 from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.runtime.directories import Directories
 from controller.runtime.journal import Journal
 from controller.runtime.message import Message
 from controller.runtime.messages import StatusPushed
@@ -27,6 +28,7 @@ class SteeredCluster(Protocol):
     mover: Mover
     queries: RequestQueries
     rescheduler: Rescheduler
+    directories: Directories
 
     def now_s(self) -> float: ...
 
@@ -34,9 +36,6 @@ class SteeredCluster(Protocol):
         """Gives it to the scheduler, and does what that asks for."""
 
     def send(self, member: Member, message: Message, *, droppable: bool = False) -> None: ...
-
-    def tell_directory(self) -> None:
-        """To all frontends, at once."""
 
     def launch(self, instance_ids: Sequence[str]) -> None:
         """They are expected from now on."""

@@ -11,7 +11,7 @@ from llumctl import output
 from llumctl.commands.options import Cluster, Config, format_option
 
 if TYPE_CHECKING:
-    from controller.api.models import Check
+    from controller.api.doctor_models import Check
 
 
 class DoctorFormat(StrEnum):
@@ -25,7 +25,7 @@ def doctor(
     config: Config = None,
 ) -> None:
     """Check this machine; exit 1 if anything fails."""
-    from controller.api.models import CheckResult, DoctorReport
+    from controller.api.doctor_models import CheckResult, DoctorReport
     from llumctl import settings as settings_module
 
     settings = settings_module.load(

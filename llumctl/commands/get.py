@@ -11,7 +11,7 @@ from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.models import Setting, SettingList
+    from controller.api.setting_models import Setting, SettingList
 
 
 def get(

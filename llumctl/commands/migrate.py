@@ -17,7 +17,7 @@ from llumctl.commands.options import Cluster, OutputFormat, Reason, one_line, po
 from llumctl.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.models import MigrationReport
+    from controller.api.move_models import MigrationReport
 
 DEFAULT_TIMEOUT_S = 60.0
 # What the controller waits at most.
@@ -58,7 +58,7 @@ def migrate(
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
     one_line(reason)
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.models import MigrateRequest
+        from controller.api.move_models import MigrateRequest
 
         wanted = MigrateRequest(
             to=to, dry_run=dry_run, verify_kv=verify_kv, reason=reason, timeout_s=timeout

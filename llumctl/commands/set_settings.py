@@ -20,7 +20,7 @@ from llumctl.commands.options import (
 from llumctl.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.models import SettingChanges
+    from controller.api.setting_models import SettingChanges
 
 
 def set_settings(
@@ -39,7 +39,7 @@ def set_settings(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.models import SettingsPatch
+        from controller.api.setting_models import SettingsPatch
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision

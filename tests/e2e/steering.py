@@ -11,7 +11,8 @@ from typing import Any
 
 from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
-from controller.api.models import Event, InstanceStatus, SettingsPatch, SettingValue
+from controller.api.models import Event, InstanceStatus
+from controller.api.setting_models import SettingsPatch, SettingValue
 from controller.api.steer_models import DrainRequest, UndrainRequest
 from tests.e2e.cluster import Cluster, wait_for
 

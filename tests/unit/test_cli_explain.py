@@ -21,7 +21,8 @@ from controller.api.explain_models import (
     Step,
     Waiting,
 )
-from controller.api.models import ErrorBody, MoveStage, RequestState, RequestStatus
+from controller.api.models import ErrorBody, RequestState, RequestStatus
+from controller.api.move_models import MoveStage
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

@@ -10,12 +10,8 @@ import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from move_support import Source, serve_running_request
 
-from controller.api.models import (
-    EventPage,
-    MigrationReport,
-    RequestDetail,
-    RequestList,
-)
+from controller.api.models import EventPage, RequestDetail, RequestList
+from controller.api.move_models import MigrationReport
 from controller.core.migration.record import MoveInFlight
 from controller.core.request_record import RequestState
 from controller.runtime.move_messages import MoveAsked

@@ -11,7 +11,8 @@ from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 
 from controller.api.errors import LlumctlError
 from controller.api.live_settings import live_settings
-from controller.api.models import EventPage, SettingChanges, SettingList
+from controller.api.models import EventPage
+from controller.api.setting_models import SettingChanges, SettingList
 from controller.api.settings import Settings
 from controller.core.cluster_spec import ClusterSpec
 from controller.runtime.messages import DispatchAsked, Dispatched, encode

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_support import cluster, controller, remember
 
-from controller.api.models import Check, CheckResult
+from controller.api.doctor_models import Check, CheckResult
 from controller.api.settings import ClusterTable, ControlTable, EndpointTable, Settings
 from controller.main import doctor, doctor_resources
 from llumctl.app import run

@@ -16,7 +16,8 @@ from controller.api.explain_models import (
     OtherStep,
     PriorityStep,
 )
-from controller.api.models import Event, MoveStage
+from controller.api.models import Event
+from controller.api.move_models import MoveStage
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.request_record import RequestRecord, RequestState

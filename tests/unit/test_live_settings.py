@@ -6,7 +6,7 @@ import pytest
 
 from controller.adapters.http.live_config import live_config
 from controller.api.live_settings import LIVE, SettingError, changed, live_settings
-from controller.api.models import SettingValue
+from controller.api.setting_models import SettingValue
 from controller.api.settings import PriorityTable, Settings
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS

@@ -40,14 +40,9 @@ from controller.adapters.http.views import ClusterLabels, cluster_status, event_
 from controller.adapters.http.watch import WatchQuery, frames
 from controller.api.audit import AuditLog
 from controller.api.errors import LlumctlError
-from controller.api.models import (
-    ClusterStatus,
-    EventPage,
-    MigrateRequest,
-    SettingsPatch,
-    StopProgress,
-    StopRequest,
-)
+from controller.api.models import ClusterStatus, EventPage, StopProgress, StopRequest
+from controller.api.move_models import MigrateRequest
+from controller.api.setting_models import SettingsPatch
 from controller.api.settings import Settings
 from controller.api.steer_models import PriorityRequest
 from controller.runtime.controller import Controller

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_config import live_config
 from controller.api.live_settings import SettingError, changed, live_settings
-from controller.api.models import (
+from controller.api.setting_models import (
     Setting,
     SettingChange,
     SettingChanges,

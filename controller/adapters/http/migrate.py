@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
-from controller.api.models import MigrateRequest, MigrationReport, MovePlanned
+from controller.api.move_models import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.words import duration
 from controller.core.choose_destination import NO_DESTINATION, lacks
 from controller.core.migration.stages import MAX_STAGES

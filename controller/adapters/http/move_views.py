@@ -2,12 +2,8 @@
 
 import time
 
-from controller.api.models import (
-    EndedMoveStatus,
-    MoveAttempt,
-    MoveStage,
-    MoveStatus,
-)
+from controller.api.models import EndedMoveStatus, MoveStatus
+from controller.api.move_models import MoveAttempt, MoveStage
 from controller.core.migration.words import why
 from controller.core.move_log import EndedMove
 from controller.runtime.controller import Controller

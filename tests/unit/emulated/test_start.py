@@ -10,8 +10,8 @@ import pytest
 
 from controller.adapters.embedded_model.architecture import MAX_TOKENS
 from controller.adapters.emulated.engine import EmulatedEngine
+from controller.api.doctor_models import CheckResult
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.models import CheckResult
 from controller.api.settings import Settings
 from controller.main import doctor, doctor_resources, emulation, engine_args, preflight, roles, up
 from controller.main.plan import ClusterPlan

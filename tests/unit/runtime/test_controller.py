@@ -9,7 +9,8 @@ from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
 from controller.core.event_log import EventKind
 from controller.core.migration.limits import MoveLimits
-from controller.runtime.controller import SILENCE_S, STOP_MARGIN_S, TICK_S
+from controller.runtime.controller import STOP_MARGIN_S, TICK_S
+from controller.runtime.directories import SILENCE_S
 from controller.runtime.live_config import FrontendLimits, LiveConfig
 from controller.runtime.messages import (
     Directory,

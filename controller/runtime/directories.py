@@ -1,0 +1,61 @@
+"""What frontends are told about the instances: at once what is new, else often enough."""
+
+from collections.abc import Callable
+
+from controller.core.scheduler import GlobalScheduler
+from controller.runtime.messages import Directory, InstanceEntry
+from controller.runtime.roster import Member, Roster
+
+# Frontends take a controller that is silent for 1 s for dead.
+DIRECTORY_EVERY_S = 0.4
+# A member that said nothing for this long gets no directories: they would pile up for it.
+SILENCE_S = 5.0
+
+
+class Directories:
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        send: Callable[[Member, Directory], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._roster = roster
+        self._scheduler = scheduler
+        self._send = send
+        self._now_s = now_s
+        self._told: Directory | None = None
+        self._told_s = float("-inf")
+
+    def present(self) -> Directory:
+        records = self._scheduler.instances
+        return Directory(
+            tuple(
+                InstanceEntry(
+                    member.member_id,
+                    member.incarnation,
+                    member.address,
+                    member.info,
+                    records[member.member_id].snapshot,
+                )
+                for member in self._roster.instances()
+                if member.serving and member.info and member.member_id in records
+            )
+        )
+
+    def tell(self) -> None:
+        """All frontends, at once."""
+        self._tell(self.present())
+
+    def tick(self) -> None:
+        """Tells them if it is due."""
+        present = self.present()
+        if present != self._told or self._now_s() - self._told_s >= DIRECTORY_EVERY_S:
+            self._tell(present)
+
+    def _tell(self, directory: Directory) -> None:
+        now_s = self._now_s()
+        self._told, self._told_s = directory, now_s
+        for frontend in self._roster.frontends():
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
+                self._send(frontend, directory)
