@@ -31,6 +31,7 @@ from controller.runtime.messages import Dispatched, OutputsEmitted, encode
 from controller.runtime.move_messages import MoveAsked
 from controller.runtime.request_book import RequestBook
 from controller.runtime.router import Router, RouterEvents
+from controller.runtime.serving import Serving
 from controller.runtime.spec_keeper import SpecKeeper
 from tests.faults import breakpoints, engines
 from tests.faults.lines import die_with_the_test, listen, say, take_over_stdout
@@ -101,8 +102,8 @@ async def instance(
         {
             "arm": breakpoints.arm,
             "go_on": breakpoints.go_on,
-            "corrupt": lambda: _corrupt_what_comes(service),
-            "report": lambda number: service.between_steps(
+            "corrupt": lambda: _corrupt_what_comes(_serving(service)),
+            "report": lambda number: service._thread.between_steps(
                 _count, partial(_report, service, number)
             ),
         }
@@ -118,11 +119,16 @@ def _set_timing(timing: MoveTiming) -> None:
     )
 
 
-def _corrupt_what_comes(service: Llumlet) -> None:
+def _serving(service: Llumlet) -> Serving:
+    assert service.serving is not None
+    return service.serving
+
+
+def _corrupt_what_comes(serving: Serving) -> None:
     """In the first block of the next slice every number changes its sign. No bit of an exponent:
     infinities would stay in the freed block and spoil those who get it next, as the engine's
     kernels read a block to its end and trust in a weight of zero."""
-    blocks, scatter = service.blocks, service.blocks.scatter
+    blocks, scatter = serving.blocks, serving.blocks.scatter
 
     def spoil(block_ids: Sequence[int], buffer: Any) -> None:
         blocks.scatter = scatter  # type: ignore[method-assign]
@@ -147,14 +153,14 @@ def _count(engine: Any) -> dict[str, int]:
 
 
 def _report(service: Llumlet, number: int, counts: dict[str, int]) -> None:
-    desk = service._desk
-    assert desk is not None
+    serving = _serving(service)
+    desk = serving.desk
     say(
         "report",
         number=number,
-        welcome=service.me.incarnation > 0,
+        welcome=serving.me.incarnation > 0,
         **counts,
-        requests=sorted(service.requests),
+        requests=sorted(serving.requests),
         moves=desk.num_moves,
         states=sorted(str(move.machine.state) for move in desk._outgoing.values()),
         remembered=len(desk._outgoing) + len(desk._incoming),

@@ -7,7 +7,7 @@ import pytest
 from fakes import FakeNetwork
 from moving_cluster import Clock, MovingCluster
 
-from controller.runtime.llumlet import Llumlet
+from controller.runtime.serving import Serving
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ async def moving(
 ) -> AsyncIterator[MovingCluster]:
     """A parameter is the number of blocks of each instance."""
     clock = Clock()
-    monkeypatch.setattr(Llumlet, "now_s", lambda self: clock.now_s)
-    monkeypatch.setattr("controller.runtime.llumlet.MOVES_TICK_S", 0.002)
+    monkeypatch.setattr(Serving, "now_s", lambda self: clock.now_s)
+    monkeypatch.setattr("controller.runtime.serving.MOVES_TICK_S", 0.002)
     monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
     monkeypatch.setattr("controller.runtime.routes.MISSING_S", 0.01)

@@ -219,12 +219,12 @@ class MovingCluster:
         return await self.answer(self.order(*args, **options))
 
     def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
-        desk = self.instances[instance_id].llumlet._desk
+        desk = self.instances[instance_id].llumlet.serving.desk
         move = desk._outgoing.get(move_id) if desk else None
         return move.machine.state if move else None
 
     def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
-        desk = self.instances[instance_id].llumlet._desk
+        desk = self.instances[instance_id].llumlet.serving.desk
         move = desk._incoming.get(move_id) if desk else None
         return move.machine.state if move else None
 
@@ -232,7 +232,7 @@ class MovingCluster:
 
     async def at_boundary(self, instance: Instance, look: Callable[[Engine], T]) -> T:
         found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        instance.llumlet.between_steps(look, found.set_result)
+        instance.llumlet.serving.between_steps(look, found.set_result)
         return await asyncio.wait_for(found, PATIENCE_S)
 
     async def kill(self, instance_id: str, let_go: Callable[[], None] = lambda: None) -> None:
@@ -257,7 +257,7 @@ class MovingCluster:
         def quiet() -> bool:
             self.clock.now_s += 5.0
             return all(
-                not instance.llumlet.requests and instance.llumlet._desk.quiet
+                not instance.llumlet.serving.requests and instance.llumlet.serving.desk.quiet
                 for instance in self.instances.values()
             )
 

@@ -149,7 +149,9 @@ async def test_what_happened_is_told_everywhere(cluster: Cluster) -> None:
     history = [event.kind.value for event in record.history]
     assert history == ["dispatched", "admitted", "finished"]
     assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")
-    p99_s = cluster.instances[str(record.instance_id)].llumlet._emission._ttft.percentile(0.99, 0.0)
+    p99_s = cluster.instances[str(record.instance_id)].llumlet.serving.emission._ttft.percentile(
+        0.99, 0.0
+    )
     assert p99_s is not None
 
 

@@ -26,7 +26,7 @@ async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:
     # 105 tokens, 104 of them computed: 6 full blocks, then the one that is being filled.
     assert [(s.num_blocks, s.num_bytes) for s in record.stages] == [(6, 96), (1, 16)]
     assert moving.record().instance_id == "i-1"
-    assert moving.a.llumlet.requests == {}
+    assert moving.a.llumlet.serving.requests == {}
     assert await moving.at_boundary(moving.a, lambda engine: engine.blocks.refs) == {}
     await moving.more("r", 1, moving.b)
     (event,) = moving.events(EventKind.MIGRATED)
@@ -207,7 +207,7 @@ async def test_refused_in_a_later_stage_for_want_of_blocks(moving: MovingCluster
 
 
 async def test_refused_by_its_fingerprint(moving: MovingCluster) -> None:
-    moving.b.llumlet.fingerprint = "another"
+    moving.b.llumlet.serving.fingerprint = "another"
     await moving.stream()
     await kept(moving, MoveRefusal.FINGERPRINT)
 
@@ -397,7 +397,7 @@ async def test_outputs_lost_with_the_source_come_from_the_destination(
     await moving.stream(max_tokens=15 + num_left, first=5)
     moving.network.drops = lambda m: isinstance(m, OutputsEmitted) and m.instance_id == "i-0"
     moving.a.engine.allow(10)
-    await moving.until(lambda: moving.a.llumlet.requests["r"].next_index == 15)
+    await moving.until(lambda: moving.a.llumlet.serving.requests["r"].next_index == 15)
     assert (await moving.move()).code == ""
     await moving.kill("i-0")
     await moving.finishes(max_tokens=15 + num_left)
@@ -408,7 +408,7 @@ async def test_a_source_keeps_what_the_frontend_has_not_confirmed(moving: Moving
     received: list[OutputsReceived] = []
     moving.network.drops = lambda m: isinstance(m, OutputsReceived) and bool(received.append(m))
     await moving.stream(max_tokens=200, first=100)
-    live = moving.a.llumlet.requests["r"]
+    live = moving.a.llumlet.serving.requests["r"]
     await moving.until(lambda: live.kept[0].first_index == 96)
     assert [item for message in received for item in message.items] == [
         ("r", 32),
@@ -438,7 +438,7 @@ async def test_a_commit_that_is_lost_is_fenced_off_and_drops_when_it_comes_late(
     assert answer.record is not None
     assert (answer.code, answer.record.outcome) == ("no_answer", "resumed")
     await moving.more("r", 3, moving.a)
-    assert moving.a.llumlet.requests["r"].hop == 2
+    assert moving.a.llumlet.serving.requests["r"].hop == 2
     moving.network.release()
     await moving.until(lambda: moving.destination_state(move_id) == "aborted")
     assert (await moving.move()).code == "", "and it may move again"
@@ -529,7 +529,7 @@ async def test_an_abort_that_comes_late_follows_the_request_and_stops_where_it_i
     await moving.move("i-0", "i-1")
     await moving.move("i-1", "i-2")
     moving.network.peer("mem://late").send(moving.a.address, AbortRequests(("r",)))
-    await moving.until(lambda: not moving.instances["i-2"].llumlet.requests)
+    await moving.until(lambda: not moving.instances["i-2"].llumlet.serving.requests)
     moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
     await moving.nothing_is_left()
 
@@ -561,6 +561,6 @@ async def test_a_late_abort_at_an_instance_that_it_left_twice(moving: MovingClus
     for way in (("i-0", "i-1"), ("i-1", "i-0"), ("i-0", "i-1")):
         assert (await moving.move(*way)).code == ""
     moving.network.peer("mem://late").send(moving.a.address, AbortRequests(("r",)))
-    await moving.until(lambda: not moving.b.llumlet.requests)
+    await moving.until(lambda: not moving.b.llumlet.serving.requests)
     moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
     await moving.nothing_is_left()

@@ -182,7 +182,7 @@ async def test_the_client_leaves_and_the_source_hears_it_first(
     await moving.stream()
     phase = await hold(moving)
     moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
-    await moving.until(lambda: "r" not in moving.a.llumlet.requests)
+    await moving.until(lambda: "r" not in moving.a.llumlet.serving.requests)
     phase.let_go()
     await moving.nothing_is_left()
 
@@ -223,7 +223,7 @@ async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
     transfer.comes_late = lambda stage_id: stage_id.endswith("/1")
     move_id = moving.order()
     await moving.until(lambda: moving.source_state(move_id) == "committing")
-    desk = moving.b.llumlet._desk
+    desk = moving.b.llumlet.serving.desk
     await moving.until(lambda: desk._incoming[move_id].machine._has_commit())
     await moving.kill("i-0")
     await moving.until(lambda: desk._incoming[move_id].machine._noted)

@@ -100,7 +100,7 @@ async def test_the_last_of_several_counts(moving: MovingCluster, change: Asking)
         *("normal", "high", "low", "low", "high")
     ]
     thread.set()
-    await moving.until(lambda: moving.a.llumlet.requests["r"].rank_change == 4)
+    await moving.until(lambda: moving.a.llumlet.serving.requests["r"].rank_change == 4)
     await has_rank(moving, "i-0", 0)
     assert len(moving.events(EventKind.PRIORITY_CHANGED)) == 4
     await moving.finishes()
@@ -197,7 +197,7 @@ async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
     await moving.stream()
     phase = await applying(moving)
     await change(1)
-    await moving.until(lambda: moving.a.llumlet.requests["r"].rank_change == 1)
+    await moving.until(lambda: moving.a.llumlet.serving.requests["r"].rank_change == 1)
     moving.network.hold(says(Verb.PRIORITY))
     phase.let_go()
     await moving.answer(phase.move_id)
@@ -206,7 +206,7 @@ async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
     await change(-1)
     await has_rank(moving, "i-1", -1)
     moving.network.release()
-    machine = moving.a.llumlet._desk._outgoing[phase.move_id].machine
+    machine = moving.a.llumlet.serving.desk._outgoing[phase.move_id].machine
     await moving.until(lambda: not machine._unanswered)
     await moving.at_boundary(moving.b, lambda engine: None)
     assert moving.b.engine.moves.rank("r") == -1
@@ -222,7 +222,7 @@ async def test_the_source_passes_on_what_it_heard_after_commit(
     await moving.stream()
     phase = await hold(moving)
     await change(1)
-    await moving.until(lambda: moving.a.llumlet.requests["r"].rank_change == 1)
+    await moving.until(lambda: moving.a.llumlet.serving.requests["r"].rank_change == 1)
     moving.network.drops = lambda message: isinstance(message, RankSet)
     phase.let_go()
     await moving.answer(phase.move_id)

@@ -69,7 +69,7 @@ async def crowd(moving: MovingCluster, lengths: dict[str, int], **options: Any) 
 
 
 def at(moving: MovingCluster, instance_id: str) -> set[str]:
-    return set(moving.instances[instance_id].llumlet.requests)
+    return set(moving.instances[instance_id].llumlet.serving.requests)
 
 
 def told(moving: MovingCluster) -> list[LoggedEvent]:
@@ -115,7 +115,7 @@ async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None
     await moving.until(lambda: moving.network.num_held)
     await order(moving, config=TWO)
     await snapshot(moving, "i-0")
-    assert [m.request_id for m in moving.a.llumlet._desk.in_flight()] == ["r0"]
+    assert [m.request_id for m in moving.a.llumlet.serving.desk.in_flight()] == ["r0"]
     moving.network.release()
     await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
     for request_id in LENGTHS:
@@ -136,7 +136,7 @@ async def test_without_an_order_no_further_move_begins(moving: MovingCluster, ho
         moving.clock.now_s += 2 * CONFIG.interval_s
     else:
         moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-        await moving.until(lambda: moving.a.llumlet._reliever._order is None)
+        await moving.until(lambda: moving.a.llumlet.serving.reliever._order is None)
     moving.network.release()
     await moving.until(lambda: moving.controller.records)
     assert at(moving, "i-1") == {"r0"}
@@ -189,7 +189,7 @@ def let_go(moving: MovingCluster) -> None:
 
 async def undrained(moving: MovingCluster) -> None:
     moving.controller.send("i-0", DrainSet(draining=False))
-    await moving.until(lambda: not moving.a.llumlet._desk.draining)
+    await moving.until(lambda: not moving.a.llumlet.serving.desk.draining)
 
 
 DRAINS = "m-i-0-1-1"
@@ -342,7 +342,7 @@ async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     fruitless = moving.controller.fruitless
     await order(moving)
     await moving.until(lambda: fruitless)
-    moving.a.llumlet._reliever._look()  # as after a move
+    moving.a.llumlet.serving.reliever._look()  # as after a move
     await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
     assert fruitless == [ReliefFruitless("round-x-1", "i-0", 1, "i-1", 1)]
@@ -386,7 +386,7 @@ async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingClu
     await order(moving, config=TWO)
     await moving.until(lambda: moving.network.num_held == 2)
     await order(moving, "i-0", "i-2", TWO)
-    reliever = moving.a.llumlet._reliever
+    reliever = moving.a.llumlet.serving.reliever
     await moving.until(lambda: reliever._order.destination.instance_id == "i-2")
     await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
@@ -429,11 +429,11 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> Non
     await crowd(moving, LENGTHS)
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
-    sent = moving.a.llumlet._reliever._sent
+    sent = moving.a.llumlet.serving.reliever._sent
     assert [each.move for each in sent.values()] == [None, None]
     assert all(each.counted_s() is not None for each in sent.values())
     moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-    await moving.until(lambda: not moving.a.llumlet._reliever._sent)
+    await moving.until(lambda: not moving.a.llumlet.serving.reliever._sent)
     for request_id in LENGTHS:
         await moving.finishes(request_id, 20)
     await moving.nothing_is_left()
@@ -451,7 +451,7 @@ async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) 
     moving.clock.now_s += 5.0
     await moving.move("i-1", "i-2")
     moving.clock.now_s += 2.0
-    trail = moving.instances["i-2"].llumlet.requests["r"].trail
+    trail = moving.instances["i-2"].llumlet.serving.requests["r"].trail
     assert trail.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
     anyhow = replace(CONFIG, source_below_steps=2000.0, destination_above_steps=2000.0)
     await order(moving, "i-2", "i-1", anyhow)

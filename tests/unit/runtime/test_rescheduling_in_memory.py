@@ -71,7 +71,7 @@ class Cluster:
         await self.until(lambda: self.num_rounds >= goal)
 
     def at(self, instance_id: str) -> set[str]:
-        return set(self.instances[instance_id].llumlet.requests)
+        return set(self.instances[instance_id].llumlet.serving.requests)
 
     async def all_finish(self) -> None:
         for instance in self.instances.values():
@@ -135,8 +135,8 @@ async def test_when_its_destination_dies_the_requests_stay(cluster: Cluster) -> 
     cluster.join("i-1")
     dying = cluster.instances["i-1"]
     dying.transfer.holds = lambda stage_id: True
-    moves = cluster.instances["i-0"].llumlet
-    await cluster.until(lambda: moves._desk and moves._desk.in_flight())
+    source = cluster.instances["i-0"].llumlet
+    await cluster.until(lambda: source.serving and source.serving.desk.in_flight())
     cluster.network.lose(dying.address)
     del cluster.instances["i-1"]
     await cluster.until(lambda: cluster.controller.mover.log.num_by_outcome["kept"])
