@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +96,16 @@ class Cluster:
             timeout=timeout_s,
             check=False,
         )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """From `up` until nothing of it is left, whatever becomes of what is done meanwhile."""
+        try:
+            self.start()
+            self.wait_ready()
+            yield
+        finally:
+            self.clean_up()
 
     def start(self) -> None:
         """`up` in the foreground, in a process group of its own so that it can get Ctrl-C."""

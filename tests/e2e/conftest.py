@@ -30,12 +30,8 @@ def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def cluster(base_env: dict[str, str]) -> Iterator[Cluster]:
     """Two instances, started once for all tests that leave it as it was."""
     cluster = Cluster(base_env | NOTHING_MOVES, up_args=("-n", "2"))
-    cluster.start()
-    try:
-        cluster.wait_ready()
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.clean_up()
 
 
 @pytest.fixture

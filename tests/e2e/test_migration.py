@@ -117,12 +117,8 @@ def tight(base_env: dict[str, str]) -> Iterator[Cluster]:
     )
     options = (option for argument in arguments for option in ("--engine-arg", argument))
     cluster = Cluster(base_env | NOTHING_MOVES, name="tight", up_args=("-n", "2", *options))
-    cluster.start()
-    try:
-        cluster.wait_ready()
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.clean_up()
 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "json schema"])

@@ -29,12 +29,8 @@ def emulated(base_env: dict[str, str]) -> Iterator[Cluster]:
         name="emu",
         up_args=("-n", str(NUM_INSTANCES), "--engine", "emulated", "--frontends", "2"),
     )
-    cluster.start()
-    try:
-        cluster.wait_ready()
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.clean_up()
 
 
 @pytest.fixture

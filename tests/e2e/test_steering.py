@@ -25,6 +25,7 @@ from tests.e2e.steering import (
     done,
     drain,
     ids_of,
+    instance,
     json_of,
     left_as_found,
     num_running,
@@ -56,6 +57,7 @@ target_load_tokens = 640
 """
 TARGET_BLOCKS = 40
 NUM_CLIENTS = 24
+NUM_STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +67,8 @@ def cluster(
     config = tmp_path_factory.mktemp("steering") / "c.toml"
     config.write_text(CONFIG)
     cluster = Cluster(base_env, name="steer", up_args=("--config", str(config)))
-    cluster.start()
-    try:
-        cluster.wait_ready()
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.clean_up()
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +169,8 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
 def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """The load beside a running request of the level `high` is brought down to 40 blocks."""
+    """The load beside a running request of the level `high` is brought down to 40 blocks, and its
+    steps become shorter, by the clock that the emulated engine goes by."""
     first, *others = ids_of(client)
     story = Story(client)
     done(cluster, "drain", *others, "-y")
@@ -185,9 +184,11 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     assert urgent.status(client).level == "high"
     neighbours = answers(cluster, 4, 192, 300)
     assert num_used_blocks(client, first) > TARGET_BLOCKS
+    crowded_s = _step_s(client, first)
     undrain(client, *others)
     wait_for(lambda: num_used_blocks(client, first) <= TARGET_BLOCKS, "the load beside it to go")
     assert urgent.status(client).instance_id == first, "the neighbours leave, not it"
+    assert _step_s(client, first) < crowded_s
     moves = story.moves("headroom")
     assert len(moves) >= 2
     assert request_id not in {event.request_id for event in moves}
@@ -195,6 +196,20 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     assert (changed.request_id, "somebody waits" in changed.reason) == (request_id, True)
     check([urgent, *neighbours])
     assert story.events("evicted", "failed") == []
+
+
+def _step_s(client: ControlClient, instance_id: str) -> float:
+    """The mean of its next steps, in the profile's time: however busy the machine is."""
+
+    def so_far() -> tuple[int, float]:
+        found = instance(client, instance_id)
+        assert found.emulation is not None
+        return found.num_steps or 0, found.emulation.profile_time_s
+
+    began = so_far()
+    wait_for(lambda: so_far()[0] >= began[0] + NUM_STEPS, "some steps")
+    num_steps, profile_s = so_far()
+    return (profile_s - began[1]) / (num_steps - began[0])
 
 
 def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient) -> None:

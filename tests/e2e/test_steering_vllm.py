@@ -64,12 +64,8 @@ def pair(base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     config = tmp_path_factory.mktemp("steering") / "c.toml"
     config.write_text(CONFIG)
     cluster = Cluster(base_env, name="pair", up_args=("--config", str(config)))
-    cluster.start()
-    try:
-        cluster.wait_ready()
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.clean_up()
 
 
 @pytest.fixture(autouse=True)

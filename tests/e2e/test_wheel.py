@@ -56,13 +56,9 @@ def test_installed_wheel_serves_from_a_hostile_folder(
         llumctl=str(venv / "bin" / "llumctl"),
         up_args=("-n", "1"),
     )
-    try:
-        cluster.start()
-        cluster.wait_ready()
+    with cluster.running():
         assert cluster.status()["state"] == "ready"
         cluster.interrupt()
         assert cluster.process is not None
         assert cluster.process.wait(timeout=60) == 0, cluster.read_stderr()
         assert not cluster.leftovers()
-    finally:
-        cluster.clean_up()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from fakes import FakeNetwork
+from members import repeat_often
 from moving_cluster import Clock, MovingCluster
 
 from controller.runtime.serving import Serving
@@ -27,9 +28,8 @@ async def moving(
     """A parameter is the number of blocks of each instance."""
     clock = Clock()
     monkeypatch.setattr(Serving, "now_s", lambda self: clock.now_s)
+    repeat_often(monkeypatch)
     monkeypatch.setattr("controller.runtime.serving.MOVES_TICK_S", 0.002)
-    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
     monkeypatch.setattr("controller.runtime.routes.MISSING_S", 0.01)
     in_callbacks: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))

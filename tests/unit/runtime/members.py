@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import pytest
 from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from fake_transfer import FakeTransfer
 from fakes import FakeNetwork
@@ -17,6 +18,13 @@ from controller.runtime.router import Router, RouterEvents
 
 CONTROLLER = "mem://controller"
 LEVELS = {0: "normal", 1: "high", -1: "low"}
+
+
+def repeat_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What members do by the clock."""
+    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
 
 
 class EndedByTestError(Exception):

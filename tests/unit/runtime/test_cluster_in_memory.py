@@ -4,53 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from controlled_cluster import PATIENCE_S, ControlledCluster
 from fake_engine import tokens_of
-from fakes import FakeLauncher, FakeNetwork
-from members import CONTROLLER, Frontend, Instance
+from fakes import FakeNetwork
+from members import CONTROLLER, Instance, repeat_often
 
-from controller.core.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.runtime.controller import Controller
-from controller.runtime.live_config import LiveConfig
-from controller.runtime.spec_keeper import SpecKeeper
-
-PATIENCE_S = 10.0
-
-
-class Cluster:
-    def __init__(self, network: FakeNetwork) -> None:
-        self.network = network
-        self.controller = Controller(
-            network.mailbox(CONTROLLER),
-            FakeLauncher(),
-            LiveConfig(rescheduling=ReschedulingConfig(enabled=False)),
-            SpecKeeper(ClusterSpec.first(2)),
-        )
-        self.controller.start(num_frontends=1)
-        self.ticking = asyncio.create_task(self.controller.run())
-        self.frontend = Frontend(network)
-        self.instances = {i: Instance(network, i) for i in ("i-0", "i-1")}
-
-    async def until(self, condition) -> None:
-        async def holds() -> None:
-            while not condition():
-                await asyncio.sleep(0.005)
-
-        await asyncio.wait_for(holds(), PATIENCE_S)
-
-    async def end(self) -> None:
-        for instance in self.instances.values():
-            await instance.end()
-        await self.frontend.router.close()
-        self.ticking.cancel()
 
 
 @pytest.fixture
-async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
-    cluster = Cluster(network)
+async def cluster(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ControlledCluster]:
+    repeat_often(monkeypatch)
+    cluster = ControlledCluster(network, ReschedulingConfig(enabled=False))
+    for instance_id in ("i-0", "i-1"):
+        cluster.join(instance_id)
     await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])
     yield cluster
     cluster.controller.scheduler.check()
@@ -61,7 +30,7 @@ def lengths(n: int) -> tuple[int, int]:
     return 4 + 37 * n % 90, 3 + 23 * n % 60
 
 
-async def test_many_requests_each_with_exactly_its_tokens(cluster: Cluster) -> None:
+async def test_many_requests_each_with_exactly_its_tokens(cluster: ControlledCluster) -> None:
     frontend = cluster.frontend
     ends = await asyncio.wait_for(
         asyncio.gather(*[frontend.request(f"r{n}", *lengths(n)) for n in range(60)]), PATIENCE_S
@@ -80,7 +49,9 @@ async def test_many_requests_each_with_exactly_its_tokens(cluster: Cluster) -> N
     assert all(record.last_dispatch_seq > 10 for record in records.values()), "both took part"
 
 
-async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: Cluster) -> None:
+async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
+    cluster: ControlledCluster,
+) -> None:
     frontend, dying = cluster.frontend, cluster.instances["i-0"]
     for instance in cluster.instances.values():
         instance.engine.hold()
@@ -115,7 +86,7 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(cluster: 
 
 
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: ControlledCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.runtime.dispatcher.CONTROLLER_SILENCE_S", 0.05)
     frontend = cluster.frontend
@@ -123,7 +94,7 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
         instance.engine.hold()
     before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
     await cluster.until(lambda: len(frontend.router.routes) == 6)
-    cluster.ticking.cancel()
+    cluster.running.cancel()
     cluster.network.lose(CONTROLLER)
     for instance in cluster.instances.values():
         instance.engine.go_on()
@@ -133,7 +104,7 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
     assert all(frontend.tokens[r] == tokens_of(r, 30) for r in frontend.tokens)
 
 
-async def test_what_happened_is_told_everywhere(cluster: Cluster) -> None:
+async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> None:
     assert await cluster.frontend.request("r", 20, 30) == "finished"
     journal = cluster.controller.journal
 
@@ -155,7 +126,9 @@ async def test_what_happened_is_told_everywhere(cluster: Cluster) -> None:
     assert p99_s is not None
 
 
-async def test_requests_that_fail_with_their_instance_share_its_cause(cluster: Cluster) -> None:
+async def test_requests_that_fail_with_their_instance_share_its_cause(
+    cluster: ControlledCluster,
+) -> None:
     frontend = cluster.frontend
     for instance in cluster.instances.values():
         instance.engine.hold()

@@ -86,6 +86,15 @@ r1 too."""
 TWO = replace(UNGUARDED, source_below_steps=100.0, destination_above_steps=100.0)
 
 
+async def first_of_two_is_held(moving: MovingCluster) -> None:
+    """Two requests of i-0 are to move, one at a time; the first has asked for its blocks."""
+    await crowd(moving, LENGTHS)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    moving.network.hold(pre_alloc)
+    await order(moving, config=TWO)
+    await moving.until(lambda: moving.network.num_held)
+
+
 async def test_the_shortest_leave_until_the_instance_is_no_source(moving: MovingCluster) -> None:
     await crowd(moving, LENGTHS)
     await order(moving, config=TWO)
@@ -108,11 +117,7 @@ async def test_the_shortest_leave_until_the_instance_is_no_source(moving: Moving
 
 
 async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
-    moving.controller.send("i-0", MoveLimitsSet(1, None))
-    moving.network.hold(pre_alloc)
-    await order(moving, config=TWO)
-    await moving.until(lambda: moving.network.num_held)
+    await first_of_two_is_held(moving)
     await order(moving, config=TWO)
     await snapshot(moving, "i-0")
     assert [m.request_id for m in moving.a.llumlet.serving.desk.in_flight()] == ["r0"]
@@ -127,11 +132,7 @@ async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None
 @pytest.mark.parametrize("how", ["withdrawn", "expired", "disabled"])
 async def test_without_an_order_no_further_move_begins(moving: MovingCluster, how: str) -> None:
     """What is under way ends."""
-    await crowd(moving, LENGTHS)
-    moving.controller.send("i-0", MoveLimitsSet(1, None))
-    moving.network.hold(pre_alloc)
-    await order(moving, config=TWO)
-    await moving.until(lambda: moving.network.num_held)
+    await first_of_two_is_held(moving)
     if how == "expired":  # and no other one came: the controller is gone
         moving.clock.now_s += 2 * CONFIG.interval_s
     else:
@@ -147,11 +148,7 @@ async def test_without_an_order_no_further_move_begins(moving: MovingCluster, ho
 
 
 async def test_an_order_ends_with_its_destination(moving: MovingCluster) -> None:
-    await crowd(moving, LENGTHS)
-    moving.controller.send("i-0", MoveLimitsSet(1, None))
-    moving.network.hold(pre_alloc)
-    await order(moving, config=TWO)
-    await moving.until(lambda: moving.network.num_held)
+    await first_of_two_is_held(moving)
     await moving.kill("i-1")
     await moving.until(lambda: moving.controller.records)
     moving.network.release()

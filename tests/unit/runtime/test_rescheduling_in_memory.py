@@ -1,54 +1,41 @@
 """Rounds, orders and moves together: a real controller, real llumlets with engine threads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
+from controlled_cluster import PATIENCE_S, ControlledCluster
 from fake_engine import tokens_of
-from fakes import FakeLauncher, FakeNetwork
-from members import CONTROLLER, Frontend, Instance
+from fakes import FakeNetwork
+from members import Instance, repeat_often
 
-from controller.core.cluster_spec import ClusterSpec
 from controller.core.event_log import EventKind
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.runtime.controller import Controller
-from controller.runtime.live_config import LiveConfig
-from controller.runtime.spec_keeper import SpecKeeper
 
-PATIENCE_S = 10.0
 # Steps take next to no time here, so no move is worth its cost.
 CONFIG = ReschedulingConfig(interval_s=0.01, guard=False)
 LENGTHS = {"r0": 65, "r1": 81, "r2": 113, "r3": 129, "r4": 145, "r5": 161}
 """49 blocks of 64, 40 steps; 64 without the shortest."""
 
 
-class Cluster:
+class Cluster(ControlledCluster):
     """i-0 alone; the test starts i-1. No engine steps until it is told to."""
 
     def __init__(self, network: FakeNetwork) -> None:
-        self.network = network
-        self.controller = Controller(
-            network.mailbox(CONTROLLER),
-            FakeLauncher(),
-            LiveConfig(rescheduling=CONFIG),
-            SpecKeeper(ClusterSpec.first(2)),
-        )
-        self.controller.start(num_frontends=1)
+        super().__init__(network, CONFIG)
         self.num_rounds = 0
         self._round = self.controller.rescheduler.round
         self.controller.rescheduler.round = self._counted  # type: ignore[method-assign]
-        self.running = asyncio.create_task(self.controller.run())
-        self.frontend = Frontend(network)
-        self.instances: dict[str, Instance] = {}
         self.join("i-0")
 
     def _counted(self) -> object:
         self.num_rounds += 1
         return self._round()
 
-    def join(self, instance_id: str) -> None:
-        self.instances[instance_id] = Instance(self.network, instance_id)
-        self.instances[instance_id].engine.hold(blocks_thread=False)
+    def join(self, instance_id: str) -> Instance:
+        instance = super().join(instance_id)
+        instance.engine.hold(blocks_thread=False)
+        return instance
 
     async def crowd(self) -> None:
         await self.until(lambda: self.frontend.known == ["i-0"])
@@ -58,13 +45,6 @@ class Cluster:
         await self.until(lambda: len(engine.waiting) == len(LENGTHS))
         engine.allow(1)
         await self.until(lambda: all(self.frontend.tokens[r] for r in LENGTHS))
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async def holds() -> None:
-            while not condition():
-                await asyncio.sleep(0.002)
-
-        await asyncio.wait_for(holds(), PATIENCE_S)
 
     async def rounds(self, count: int) -> None:
         goal = self.num_rounds + count
@@ -83,18 +63,10 @@ class Cluster:
         for request_id in LENGTHS:
             assert self.frontend.tokens[request_id] == tokens_of(request_id, 20)
 
-    async def end(self) -> None:
-        for instance in self.instances.values():
-            await instance.end()
-        await self.frontend.router.close()
-        self.running.cancel()
-
 
 @pytest.fixture
 async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
+    repeat_often(monkeypatch)
     cluster = Cluster(network)
     yield cluster
     await cluster.end()

@@ -1,0 +1,49 @@
+"""A real controller, a frontend and real llumlets with engine threads, on the fake network."""
+
+import asyncio
+from collections.abc import Callable
+
+from fakes import FakeLauncher, FakeNetwork
+from members import CONTROLLER, Frontend, Instance
+
+from controller.core.cluster_spec import ClusterSpec
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.runtime.controller import Controller
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.spec_keeper import SpecKeeper
+
+PATIENCE_S = 10.0
+
+
+class ControlledCluster:
+    """Of two instances, which the test starts."""
+
+    def __init__(self, network: FakeNetwork, rescheduling: ReschedulingConfig) -> None:
+        self.network = network
+        self.controller = Controller(
+            network.mailbox(CONTROLLER),
+            FakeLauncher(),
+            LiveConfig(rescheduling=rescheduling),
+            SpecKeeper(ClusterSpec.first(2)),
+        )
+        self.controller.start(num_frontends=1)
+        self.running = asyncio.create_task(self.controller.run())
+        self.frontend = Frontend(network)
+        self.instances: dict[str, Instance] = {}
+
+    def join(self, instance_id: str) -> Instance:
+        self.instances[instance_id] = Instance(self.network, instance_id)
+        return self.instances[instance_id]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async def holds() -> None:
+            while not condition():
+                await asyncio.sleep(0.002)
+
+        await asyncio.wait_for(holds(), PATIENCE_S)
+
+    async def end(self) -> None:
+        for instance in self.instances.values():
+            await instance.end()
+        await self.frontend.router.close()
+        self.running.cancel()
