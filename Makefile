@@ -44,10 +44,11 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What starts engines or clusters has the machine for itself; the rest shares it.
+# The quick ones first. What starts real engines or clusters has the machine for itself.
 test: lint
-	$(BIN)/python -m pytest tests/contract tests/e2e tests/faults/test_vllm_processes.py $(ARGS)
-	$(BIN)/python -m pytest -n 2 tests/unit tests/faults/test_emulated_processes.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --durations=25 tests/unit tests/faults/test_emulated_processes.py $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/contract $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/e2e tests/faults/test_vllm_processes.py $(ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from controller.api.models import Event
 from llumctl.bench.runner import Result
 
 POLL_S = 1.0
+LAST_S = 10.0
+"""For the last poll to succeed; one before it is made up for by the next."""
+RETRY_S = 0.1
 PAGE = 1000
 
 
@@ -41,19 +45,24 @@ class EventTap(threading.Thread):
     def run(self) -> None:
         while not self._is_over.wait(POLL_S):
             self._take()
-        self._take()
+        deadline_s = time.monotonic() + LAST_S
+        while not (is_all := self._take()) and time.monotonic() < deadline_s:
+            time.sleep(RETRY_S)
+        if not is_all:
+            self.told.num_missed += 1  # or more
 
     def finish(self) -> Told:
         self._is_over.set()
         self.join()
         return self.told
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """False if the controller did not answer: it is busy, or away."""
         while True:
             try:
                 page = self._control.events(self._position, PAGE)
-            except LlumctlError:  # it is busy: next time
-                return
+            except LlumctlError:
+                return False
             self._position = page.next_position
             self.told.events += page.events
             self.told.num_missed += page.missed or 0
@@ -61,7 +70,7 @@ class EventTap(threading.Thread):
                 if event.kind == "events_lost":
                     self.told.num_missed += int(event.numbers.get("num_lost") or 0)
             if len(page.events) < PAGE:
-                return
+                return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks import results
 from controller.adapters.gloo.transfer import GlooKvTransfer
 from controller.adapters.vllm.kv_blocks import HostBlocks
-from controller.ports.kv_transfer import Peer
+from controller.ports.kv_transfer import Peer, StageCopy
 
 KIB = 1 << 10
 NUM_LAYERS = 4
@@ -86,6 +86,8 @@ class Side:
         found = await self.answers.get()
         if self.left_alone.is_set():
             raise SystemExit("the other process has ended")
+        if isinstance(found, SystemExit):
+            raise found
         return found
 
     def _hear(self, kind: str, *content: Any) -> None:
@@ -94,6 +96,8 @@ class Side:
                 self.transfer.told(self.other, frames)
             case ("ask", stage_id, num_blocks):
                 self.on_ask(stage_id, num_blocks)
+            case ("failed", why):
+                self.answers.put_nowait(SystemExit(f"a copy failed: {why}"))
             case (_, answer):
                 self.answers.put_nowait(answer)
 
@@ -179,10 +183,16 @@ def _receive_all(pipe: Connection, num_blocks: int, slice_bytes: int) -> None:
 async def _serve(pipe: Connection, num_blocks: int, slice_bytes: int) -> None:
     side = Side(1, pipe, num_blocks, slice_bytes)
 
+    def over(copy: "asyncio.Future[StageCopy]") -> None:
+        if (error := copy.exception()) is not None:
+            side.say("failed", str(error))
+        else:
+            side.say("received", side.blocks.copy_time_s)
+
     def expect(stage_id: str, num_blocks: int) -> None:
         side.blocks.copy_time_s = 0.0
         copy = side.transfer.receive(side.other, stage_id, range(num_blocks))
-        copy.add_done_callback(lambda _: side.say("received", side.blocks.copy_time_s))
+        copy.add_done_callback(over)
         side.say("expecting", stage_id)
 
     side.on_ask = expect

@@ -5,7 +5,7 @@ holds instead, and whether it can still come about.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -127,8 +127,9 @@ class Drained:
 
     instance_id: str
 
-    def judge(self, drains: DrainList, status: ClusterStatus) -> Judged:
-        """Raises NotFoundError for an instance that the cluster does not have."""
+    def judge(self, drains: DrainList, status: Callable[[], ClusterStatus]) -> Judged:
+        """`status` is asked for if nobody drains it. Raises NotFoundError for an instance that the
+        cluster does not have."""
         name = f"instance {self.instance_id}"
         for found in drains.drains:
             if found.instance_id == self.instance_id:
@@ -136,7 +137,7 @@ class Drained:
                     return Judged(Verdict.HOLDS, f"{name} is drained: safe to delete")
                 left = f"{found.num_requests_left} left"
                 return Judged(Verdict.NOT_YET, f"{name} is {found.state}, {left}")
-        now = MemberIs("instance", self.instance_id, InstanceState.DRAINING).judge(status).now
+        now = MemberIs("instance", self.instance_id, InstanceState.DRAINING).judge(status()).now
         return Judged(Verdict.NOT_YET, f"{now}, and nobody drains it")
 
 

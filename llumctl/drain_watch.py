@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from controller.api.bounds import MAX_DEADLINE_S
 from controller.api.errors import LlumctlError, TimedOutError, UnreachableError
-from controller.api.steer_models import MAX_DEADLINE_S, DrainReport
+from controller.api.steer_models import DrainReport
 from controller.api.words import duration, latency
 from llumctl import connect, drain_text, output
 
@@ -72,7 +73,9 @@ class Watch:
         try:
             with connect.client(self._cluster) as client:
                 found = {report.instance_id: report for report in client.drains().drains}
-                known = {item.id for item in client.status().instances}
+                over = {report.instance_id for report in self.unfinished} - set(found)
+                # A whole status is much to ask for each second.
+                still_there = {i.id for i in client.status().instances} if over else set()
         except connect.NotRunningError:
             raise
         except UnreachableError as error:
@@ -84,7 +87,7 @@ class Watch:
         self._trouble = ""
         for report in self.unfinished:
             name = report.instance_id
-            now = found.get(name) or _without_order(report, is_there=name in known)
+            now = found.get(name) or _without_order(report, is_there=name in still_there)
             self._reports[name] = now
             if not is_over(now) and _is_late(now, asked_s):
                 self._late.add(name)

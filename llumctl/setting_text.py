@@ -1,18 +1,21 @@
 """Settings of a running cluster as people type and read them."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from controller.api.errors import UsageError
 
-Value = int | float | str | bool | None
+if TYPE_CHECKING:
+    from controller.api.setting_models import SettingValue
+
 HINT = "llumctl set migration.max_moves=2"
 
 
-def parse(assignments: Iterable[str]) -> dict[str, Value]:
+def parse(assignments: Iterable[str]) -> "dict[str, SettingValue]":
     """`KEY=VALUE` each; the controller says whether there is such a key and value.
 
     Raises UsageError for another form, and for a key that is given twice."""
-    found: dict[str, Value] = {}
+    found: dict[str, SettingValue] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not (key and equals and text) or not assignment.isprintable():
@@ -23,7 +26,7 @@ def parse(assignments: Iterable[str]) -> dict[str, Value]:
     return found
 
 
-def _value(text: str) -> Value:
+def _value(text: str) -> "SettingValue":
     """The inverse of `words.setting_value`."""
     if text in ("true", "false"):
         return text == "true"

@@ -73,7 +73,7 @@ def _ask(cluster: str, condition: Condition, left_s: float) -> Judged:
         if isinstance(condition, RequestIs):
             return condition.judge(client.request(condition.reference))
         if isinstance(condition, Drained):
-            return condition.judge(client.drains(), client.status())
+            return condition.judge(client.drains(), client.status)
         return condition.judge(client.status())
 
 

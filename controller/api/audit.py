@@ -4,16 +4,19 @@ One JSON object per line, in the cluster's state folder, mode 0600. It outlives 
 What users wrote to the model is never in it.
 """
 
+import errno
 import json
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from controller.api.bounds import MAX_REASON_CHARS
 from controller.api.errors import LlumctlError
 
 FILE = "audit.log"
-MAX_FIELD_CHARS = 200
+# A reason is recorded whole.
+MAX_FIELD_CHARS = MAX_REASON_CHARS
 
 
 class AuditLog:
@@ -50,12 +53,12 @@ class AuditLog:
         for action, target in deeds:
             entry = {
                 "time_s": round(time.time(), 3),
-                "actor": printable(actor),
-                "action": printable(action),
-                "target": printable(target),
-                "outcome": printable(outcome),
+                "actor": one_short_line(actor),
+                "action": one_short_line(action),
+                "target": one_short_line(target),
+                "outcome": one_short_line(outcome),
                 "cause_id": cause_id,
-                "reason": printable(reason),
+                "reason": one_short_line(reason),
             }
             lines.append(json.dumps(entry).encode() + b"\n")
         try:
@@ -67,15 +70,24 @@ class AuditLog:
 
     def _append(self, lines: bytes) -> None:
         """One write: lines of several processes do not mix."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, lines)
+            if not _ends_a_line(descriptor):
+                lines = b"\n" + lines
+            if os.write(descriptor, lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def printable(text: str) -> str:
-    """One short line: what others sent must not forge an entry or drive a terminal."""
+def _ends_a_line(descriptor: int) -> bool:
+    """A full disk may have cut the last entry."""
+    size = os.fstat(descriptor).st_size
+    return not size or os.pread(descriptor, 1, size - 1) == b"\n"
+
+
+def one_short_line(text: str) -> str:
+    """What others sent must not forge an entry or drive a terminal."""
     kept = "".join(char if char.isprintable() else "?" for char in text)
     return kept[:MAX_FIELD_CHARS]

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from controller.api.bounds import MAX_REASON_CHARS
 from controller.api.models import SCHEMA_VERSION, WireModel
 
 
@@ -19,7 +20,7 @@ class MigrateRequest(WireModel):
     """Compare a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
     """1: a stop-and-copy. None: as many as it takes, 12 at most."""
-    reason: str = Field("", max_length=200)
+    reason: str = Field("", max_length=MAX_REASON_CHARS)
     timeout_s: float = Field(60.0, gt=0, le=600, allow_inf_nan=False)
     """How long to wait for the end. A move that is not over by then goes on."""
 

@@ -2,6 +2,7 @@
 
 from pydantic import ConfigDict, Field
 
+from controller.api.bounds import MAX_REASON_CHARS
 from controller.api.models import SCHEMA_VERSION, WireModel
 
 SettingValue = int | float | str | bool | None
@@ -33,7 +34,7 @@ class SettingsPatch(WireModel):
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
     dry_run: bool = False
-    reason: str = Field("", max_length=200)
+    reason: str = Field("", max_length=MAX_REASON_CHARS)
     if_revision: int | None = Field(None, ge=0)
 
 

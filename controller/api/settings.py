@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from controller.api.bounds import MAX_INSTANCES
+
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -27,7 +29,7 @@ class ClusterTable(Table):
     """`embedded`, a local path, or a Hugging Face id."""
     engine: Literal["vllm", "emulated"] = "vllm"
     """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
-    instances: Annotated[int, Field(ge=1, le=1024)] | None = None
+    instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
     """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
     frontends: Annotated[int, Field(ge=1, le=64)] = 1
     ray_address: str | None = None

@@ -8,17 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from controller.api.bounds import MAX_INSTANCES
+from controller.api.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_REASON_CHARS
 from controller.api.models import SCHEMA_VERSION, WireModel
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal["draining", "drained", "active", "removed"]
 
-MAX_DEADLINE_S = 7 * 86400.0
-
 Revision = Annotated[int | None, Field(ge=0)]
 """Act only if this is still the revision. None: act whatever it is."""
-Reason = Annotated[str, Field(max_length=200)]
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 InstanceIds = Annotated[
     tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
 ]
@@ -119,7 +117,8 @@ class ScaleRequest(_Order):
     if_revision: Revision = None
     dry_run: bool = False
     force: bool = False
-    """Start instances even if their node seems to have no room for them."""
+    """Start instances even if their node seems to have no room for them, and drain those that go
+    even if no other instance serves."""
     draining: InstanceIds | None = None
     """Drain and remove just these, or do nothing. None: those with the fewest running requests."""
     reason: Reason = ""

@@ -19,7 +19,7 @@ def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
     needs neither blocks nor a place in the batch."""
     if num_blocks == 0:
         return None
-    if snapshot.num_free_blocks - snapshot.watermark_blocks < num_blocks:
+    if snapshot.admissible_blocks < num_blocks:
         return MoveRefusal.NO_BLOCKS
     if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
         return MoveRefusal.NO_SLOT

@@ -89,9 +89,10 @@ class ClusterSpec:
     def without_drain(self, instance_id: str) -> "ClusterSpec":
         return self._next(drains=self._drains_but(instance_id))
 
-    def without_removals(self, *instance_ids: str) -> "ClusterSpec":
-        """These stay, drained if they were before they were to go."""
-        return self.scaled(0, instance_ids, ())
+    def falling_back(self, instance_id: str) -> "ClusterSpec":
+        """The drain of this instance ends; the one that it had before it was to go, if any, goes
+        on."""
+        return self.scaled(0, (instance_id,), ())
 
     def scaled(
         self, num_added: int, kept: Collection[str], orders: Iterable[DrainOrder]

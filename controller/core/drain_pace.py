@@ -44,7 +44,7 @@ def estimate_s(
     stays = any(each.destination_id is None and each.code not in _PASSING for each in departures)
     if stays or pace is None:
         return None
-    num_blocks = sum(each.num_blocks for each in departures)
+    num_blocks = sum(each.request.num_blocks for each in departures)
     copy_time_s = 0.0
     if num_blocks:
         if not pace.blocks_per_s:

@@ -6,7 +6,10 @@ so that all that came of one cause can be read together:
     arrive-REQ             a request came in: its dispatch, its end
     step-INSTANCE-N-K      step K of incarnation N: admissions and evictions
     lost-MEMBER-N          incarnation N of a member was lost: the failures of its requests
+    lost-events-MEMBER-N   events of incarnation N of a member did not arrive
     start-MEMBER-N         incarnation N of a member began to serve
+    start-controller       the controller came, or came back
+    stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     op-HEX                 what an operator asked for, and the drains that came of it
     m-HEX-K                move K that a controller ordered: how it went
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself

@@ -65,7 +65,10 @@ class InstanceRecord:
         self.stall_timeout_s = stall_timeout_s
 
     def schedulable(self, now_s: float) -> bool:
-        """May get requests: alive, reported lately in this incarnation, not draining."""
+        """May get requests: alive, reported lately in this incarnation, not draining.
+
+        `refusal` is None, spelled out: that way 1,024 instances would take 120 us, so 85.
+        """
         return (
             self.alive
             and now_s - self.last_report_s <= self.stall_timeout_s
@@ -84,23 +87,24 @@ class InstanceRecord:
             return "stalled"
         return "draining" if self.snapshot.draining else None
 
+    def reports(self, now_s: float) -> bool:
+        """It serves and says so, whether it drains or not."""
+        return self.refusal(now_s) in (None, "draining")
+
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
-        """Takes a status of this incarnation; what it has seen is unreported no more."""
+        """Takes a status of this incarnation; what it has seen is unreported no more, nor what
+        would have been there by now."""
         self.snapshot = replace(snapshot, draining=True) if self.draining else snapshot
         self.last_report_s = now_s
         # A scheduler that was restarted goes on where its predecessor stopped: numbers below
         # what the instance has seen would count as reported before they were sent.
         self.last_dispatch_seq = max(self.last_dispatch_seq, last_dispatch_seq)
-        pending = self._unreported
-        while pending and pending[0].seq <= last_dispatch_seq:
+        pending, num_before = self._unreported, len(self._unreported)
+        lost_s = now_s - LOST_AFTER_S
+        while pending and (pending[0].seq <= last_dispatch_seq or pending[0].sent_s <= lost_s):
             pending.popleft()
-        self._account()
-
-    @property
-    def num_awaited(self) -> int:
-        """Of the unreported ones, those that may still come."""
-        since_s = self.last_report_s - LOST_AFTER_S
-        return sum(each.sent_s > since_s for each in self._unreported)
+        if len(pending) != num_before:
+            self._account()
 
     def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
         """Accounts for one request sent there; returns its sequence number. Needs a status."""

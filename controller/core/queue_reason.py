@@ -26,11 +26,7 @@ def queue_reason(
         return None
     if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
         return QueueReason.BATCH_FULL
-    if head.demand_blocks <= _admissible_blocks(snapshot):
+    if head.demand_blocks <= snapshot.admissible_blocks:
         return QueueReason.NEXT_STEP
-    in_all = sum(_admissible_blocks(other) for other in cluster)
+    in_all = sum(max(0, other.admissible_blocks) for other in cluster)
     return QueueReason.FRAGMENTED if head.demand_blocks <= in_all else QueueReason.MEMORY
-
-
-def _admissible_blocks(snapshot: InstanceSnapshot) -> int:
-    return max(0, snapshot.num_free_blocks - snapshot.watermark_blocks)

@@ -42,8 +42,9 @@ def plan_scale(
     agreed: Collection[str] | None = None,
     gone: Collection[str] = (),
 ) -> ScalePlan:
-    """`num_running`: running requests of each instance that serves. Those that do not serve go
-    first, then the ones with the fewest, ties by id; the ones with the most come back first.
+    """`num_running`: running requests of each instance that serves. Those that do not serve, or
+    that an operator drains, go first, then the ones with the fewest, ties by id; the ones with the
+    most come back first.
     `agreed`: just these go, however busy they are by now. `gone`: their processes have ended, so
     they cannot come back.
 
@@ -53,8 +54,9 @@ def plan_scale(
         raise ValueError("a cluster has at least one instance")
     planned = planned_instances(spec)
 
-    def order(instance_id: str) -> tuple[int, str]:
-        return (num_running.get(instance_id, -1), instance_id)
+    def order(instance_id: str) -> tuple[bool, int, str]:
+        takes_requests = instance_id in num_running and instance_id not in spec.drains
+        return (takes_requests, num_running.get(instance_id, -1), instance_id)
 
     more = target - len(planned)
     if agreed is not None and (len(set(agreed)) != max(0, -more) or set(agreed) - set(planned)):

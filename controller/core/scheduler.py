@@ -38,7 +38,7 @@ from controller.core.events import (
 )
 from controller.core.instance_record import InstanceRecord
 from controller.core.score_board import ScoreBoard
-from controller.core.snapshot import DEFAULT_LEVELS, Level
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,9 @@ class GlobalScheduler:
         )
         self._held: dict[tuple[str, str], _Held] = {}
         """By (frontend id, request id), the longest held first. Sorted only on release."""
-        self._max_held = config.max_held_reqs
-        """There may have been as many when the limit became smaller."""
         self._draining: set[str] = set()
         """Instances that are to get nothing, known or not."""
         self._last_choice: str | None = None
-        self._now_s = float("-inf")
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Goes by another configuration from now on; returns what to do now, as `handle`. What is
@@ -89,12 +86,11 @@ class GlobalScheduler:
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
         policy = find_policy(config.policy)
-        self._config, self._now_s = config, now_s
+        self._config = config
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(self._records, policy, config.levels, config.stall_timeout_s)
-        self._max_held = max(config.max_held_reqs, len(self._held))
         return self._release(now_s)
 
     @property
@@ -102,21 +98,34 @@ class GlobalScheduler:
         """A live view of the records by instance id; not to be mutated."""
         return MappingProxyType(self._records)
 
+    def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
+        """Of all that may get requests, as they last reported."""
+        return [
+            record.snapshot
+            for record in self._records.values()
+            if record.snapshot is not None and record.schedulable(now_s)
+        ]
+
     @property
     def num_held(self) -> int:
         return len(self._held)
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Takes one event in; returns what to do now, in order. Mutates."""
-        self._now_s = now_s
+        """Takes one event in; returns what to do now, in order. Mutates.
+
+        What is held waits for a status: nothing else makes an instance schedulable.
+        """
         match event:
             case StatusReported():
                 self._on_status(event, now_s)
                 return self._release(now_s)
             case DispatchRequested():
                 return self._on_request(event, now_s)
+            case DispatchCancelled():
+                self._held.pop((event.frontend_id, event.request_id), None)
+                return []
             case Ticked():
-                return self._release(now_s) + self._expire(now_s)
+                return self._expire(now_s)
             case InstanceStarted():
                 self._on_started(event)
             case InstanceDied():
@@ -128,8 +137,6 @@ class GlobalScheduler:
                 self._on_drain_began(event)
             case DrainEnded():
                 self._on_drain_ended(event)
-            case DispatchCancelled():
-                self._held.pop((event.frontend_id, event.request_id), None)
             case FrontendDied():
                 for key in [key for key in self._held if key[0] == event.frontend_id]:
                     del self._held[key]
@@ -138,7 +145,7 @@ class GlobalScheduler:
             case _:
                 assert_never(event)
         self._board.forget()
-        return self._release(now_s)
+        return []
 
     def _on_started(self, event: InstanceStarted) -> None:
         known = self._records.get(event.instance_id)
@@ -176,19 +183,17 @@ class GlobalScheduler:
         key = (event.frontend_id, event.request_id)
         if (held := self._held.get(key)) is not None:
             self._held[key] = _Held(event, held.since_s)  # its rank may be another by now
-            return self._release(now_s)
-        self._held[key] = _Held(event, now_s)
-        released = self._release(now_s)
-        if len(self._held) <= self._config.max_held_reqs:
-            return released
-        del self._held[key]
-        return [self._reject(event, RejectCode.OVERLOADED, now_s)]
+        elif self._board.any_schedulable(now_s):
+            return [self._dispatch(event, now_s)]
+        elif len(self._held) >= self._config.max_held_reqs:
+            return [self._reject(event, RejectCode.OVERLOADED, now_s)]
+        else:
+            self._held[key] = _Held(event, now_s)
+        return []
 
     def _release(self, now_s: float) -> list[Instruction]:
         """Dispatches all that is held if anything may take it."""
-        if not self._held:
-            return []
-        if not self._board.any_schedulable(now_s):
+        if not self._held or not self._board.any_schedulable(now_s):
             return []
         held = sorted(self._held.values(), key=lambda held: held.order)
         self._held.clear()
@@ -225,9 +230,8 @@ class GlobalScheduler:
             retry_after_s = longest_held.since_s + self._config.hold_timeout_s - now_s
         return Reject(request.request_id, request.frontend_id, code, max(1.0, retry_after_s))
 
-    def check(self) -> None:
-        """Raises AssertionError if an invariant is broken."""
-        assert len(self._held) <= self._max_held
+    def check(self, now_s: float) -> None:
+        """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
         self._board.check()
         for key, held in self._held.items():
             assert key == (held.request.frontend_id, held.request.request_id)
@@ -236,4 +240,4 @@ class GlobalScheduler:
             assert record.draining == (instance_id in self._draining)
             record.check()
             if self._held:
-                assert not record.schedulable(self._now_s), "held though one may take it"
+                assert not record.schedulable(now_s), "held though one may take it"

@@ -75,6 +75,12 @@ class InstanceSnapshot:
         return self.num_total_blocks - self.watermark_blocks
 
     @property
+    def admissible_blocks(self) -> int:
+        """M - used: what a new request may take. Negative when those that run have grown into
+        the watermark."""
+        return self.num_free_blocks - self.watermark_blocks
+
+    @property
     def num_used_blocks(self) -> int:
         return self.num_total_blocks - self.num_free_blocks
 
@@ -85,17 +91,3 @@ class Unreported:
 
     num_requests: int = 0
     demand_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSnapshot:
-    """One request on one instance. `num_tokens` counts prompt and outputs so far."""
-
-    request_id: str
-    rank: int
-    num_tokens: int
-    num_held_blocks: int
-    running: bool
-    in_prefill: bool = False
-    evicted: bool = False
-    arrival_time_s: float = 0.0

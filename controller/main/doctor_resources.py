@@ -6,12 +6,11 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from controller.api.doctor_models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import EMBEDDED_MODEL, Settings
 from controller.main import emulation
+from controller.main.memory import available_bytes
 
 GIB = 1 << 30
 
@@ -23,17 +22,6 @@ RAY_BYTES = GIB
 DEFAULT_KV_BYTES = GIB // 4
 CPU_INSTANCES = 2
 SHM_LEAST_BYTES = GIB // 2
-
-CGROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (
-        "/sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
-"""Version 2, then 1: folder, limit, use, and the part of the use that gives way."""
 
 
 def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) -> Check:
@@ -82,26 +70,6 @@ def _weights_bytes(model: str) -> int:
     if model == EMBEDDED_MODEL or not folder.is_dir():
         return 0
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def available_bytes() -> int:
-    """What this process's group may still take, not only what the machine has."""
-    available = int(psutil.virtual_memory().available)
-    for folder, limit, use, reclaimable in CGROUPS:
-        left = _cgroup_left(Path(folder), limit, use, reclaimable)
-        if left is not None:
-            return max(0, min(available, left))
-    return available
-
-
-def _cgroup_left(folder: Path, limit: str, use: str, reclaimable: str) -> int | None:
-    try:
-        most = int((folder / limit).read_text())
-        used = int((folder / use).read_text())
-        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return most - used + int(dict(rows).get(reclaimable, 0))
-    except (OSError, ValueError):
-        return None
 
 
 def shm_check(path: str = "/dev/shm") -> Check:

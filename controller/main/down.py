@@ -36,7 +36,9 @@ def run(
         state = run_state.load(cluster)
         if state is None:
             return False
-        grace_s = present_grace_s(state) if timeout_s is None else timeout_s
+        grace_s = timeout_s
+        if grace_s is None:
+            grace_s = present_grace_s(state) if drain else 0.0
         note(state, "down: drain" if drain else "down: now", progress)
         tear_down(state, drain=drain, grace_s=grace_s, progress=progress)
         progress(f"cluster {cluster} has stopped")

@@ -5,10 +5,9 @@ are vLLM's all the same, with the embedded model's tokenizer."""
 from dataclasses import replace
 from typing import Any
 
-import psutil
-
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EmulatedTable, Settings
+from controller.main.memory import available_bytes
 from controller.model.config import ModelConfig
 from controller.model.profile import LatencyProfile, load_profile
 
@@ -63,7 +62,7 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
 
 def check_memory(num_instances: int, num_frontends: int) -> None:
     needed = num_instances * INSTANCE_BYTES + num_frontends * FRONTEND_BYTES
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if needed > available:
         fits = (available - num_frontends * FRONTEND_BYTES) // INSTANCE_BYTES
         raise LlumctlError(

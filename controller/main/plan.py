@@ -6,7 +6,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.api.settings import Settings
-from controller.core.snapshot import Level
 from controller.model.profile import LatencyProfile
 
 
@@ -35,10 +34,6 @@ class ClusterPlan(BaseModel):
     temp_dir: str
     profile: LatencyProfile | None = None
     """What emulated engines emulate; None: the engines are vLLM's."""
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        return tuple(Level(p.name, p.rank, p.target_load_tokens) for p in self.settings.priority)
 
     def for_instances(self) -> "ClusterPlan":
         """Without the secrets that an instance has no use for."""

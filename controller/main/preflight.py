@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from controller.adapters.embedded_model import ensure
 from controller.api.errors import LlumctlError, UsageError
@@ -21,6 +20,7 @@ from controller.api.settings import EMBEDDED_MODEL, Settings
 from controller.core.dispatch import POLICIES, find_policy
 from controller.core.snapshot import blocks_for
 from controller.main.engine_args import check_engine_args
+from controller.main.memory import available_bytes
 
 GIB = 1 << 30
 # An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
@@ -184,8 +184,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
     if not gpus:
         args |= {"block_size": CPU_BLOCK_SIZE}
         if "kv_cache_memory_bytes" not in settings.engine:
-            available = psutil.virtual_memory().available
-            share = int(available * CPU_KV_SHARE / num_instances)
+            share = int(available_bytes() * CPU_KV_SHARE / num_instances)
             args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share)
             args["max_model_len"] = AUTO_FIT
     if settings.cluster.model == EMBEDDED_MODEL:
@@ -207,7 +206,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
 def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
     """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
     each = instance_bytes(args, folder)
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if each * num_instances > available:
         fits = available // each
         raise LlumctlError(

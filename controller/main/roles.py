@@ -32,6 +32,7 @@ async def controller(plan_json: str) -> None:
     from controller.adapters.http.views import ClusterLabels
     from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
+    from controller.main.memory import available_bytes
     from controller.runtime.controller import Controller
     from controller.runtime.spec_keeper import SpecKeeper
 
@@ -53,6 +54,7 @@ async def controller(plan_json: str) -> None:
         ),
         # Where the controller is, which is the machine of `up`: its address is the endpoint's.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
+        available_bytes=available_bytes,
     )
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
@@ -163,7 +165,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
     table = plan.settings.endpoint
     config = FrontendConfig(
         engine_args=plan.engine_args,
-        level_names={level.rank: level.name for level in plan.levels},
+        level_names={level.rank: level.name for level in plan.settings.priority},
         num_instances=plan.num_instances,
         host=table.host,
         port=table.port,
@@ -172,7 +174,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
         write_timeout_s=table.write_timeout_s,
     )
-    metrics = RequestMetrics(level.name for level in plan.levels)
+    metrics = RequestMetrics(level.name for level in plan.settings.priority)
     service = OpenAIFrontend(config, member, mailbox, metrics)
     await service.run()
 

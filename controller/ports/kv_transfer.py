@@ -2,23 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.record import StageRecord
 from controller.ports.frames import Frames
 from controller.ports.moves import KvBlocks
 
 Peer = InstanceRef
-
-
-@dataclass(frozen=True, slots=True)
-class StageCopy:
-    """One stage's copy, as this side saw it. The time includes waits for the bandwidth limit."""
-
-    num_blocks: int
-    num_bytes: int
-    copy_time_s: float
+StageCopy = StageRecord
 
 
 class TransferError(Exception):

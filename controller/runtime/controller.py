@@ -11,7 +11,7 @@ of moves that ended.
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from controller.core.events import (
     Dispatch,
@@ -31,6 +31,7 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
+from controller.runtime.calls import Calls
 from controller.runtime.departures import Departures
 from controller.runtime.directories import Directories
 from controller.runtime.drains import Drains
@@ -54,8 +55,6 @@ from controller.runtime.messages import (
 )
 from controller.runtime.move_messages import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
 from controller.runtime.mover import Mover
-from controller.runtime.rank_calls import RankCalls
-from controller.runtime.request_query import RequestQueries
 from controller.runtime.rescheduler import Rescheduler
 from controller.runtime.roster import Member, Roster, RosterChange
 from controller.runtime.scaling import Scaling
@@ -93,11 +92,12 @@ class Controller:
         """The last one of each instance, be it of a dead incarnation."""
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events)
+        self.calls = Calls(self._send_to, epoch)
         self.mover = Mover(
             self.roster,
             self.scheduler,
             config.scheduler.levels,
-            lambda instance_id, asked: self.send(self.roster.members[instance_id], asked),
+            self.calls,
             lambda: self.now_s(),
             epoch,
             config.limits,
@@ -107,21 +107,15 @@ class Controller:
             self.scheduler,
             self.mover.cooling,
             config.scheduler.levels,
-            lambda instance_id, order: self.send(
-                self.roster.members[instance_id], order, droppable=True
-            ),
+            lambda instance_id, order: self._send_to(instance_id, order, droppable=True),
             lambda: self.now_s(),
             epoch,
             config.rescheduling,
         )
         self.journal.on_event = self.mover.logged
-        self.queries = RequestQueries(
-            lambda frontend_id, asked: self.send(self.roster.members[frontend_id], asked)
+        self.directories = Directories(
+            self.roster, self.scheduler, self._send_to_all, lambda: self.now_s()
         )
-        self.ranks = RankCalls(
-            lambda frontend_id, asked: self.send(self.roster.members[frontend_id], asked), epoch
-        )
-        self.directories = Directories(self.roster, self.scheduler, self.send, lambda: self.now_s())
         self.stalls = StallWatch(
             self.roster,
             self.scheduler,
@@ -163,9 +157,8 @@ class Controller:
             return
         self.handle(InstanceRemoved(instance_id))
         self.statuses.pop(instance_id, None)
-        self.stalls.forget(instance_id, member.incarnation)
-        self.mover.instance_died(instance_id)
-        self._tell_lost(instance_id, member.incarnation)
+        self.journal.forget(instance_id)
+        self._instance_gone(instance_id, member.incarnation)
 
     async def run(self) -> None:
         rounds = asyncio.create_task(self.rescheduler.run())
@@ -178,6 +171,7 @@ class Controller:
         while True:
             await asyncio.sleep(TICK_S)
             self.handle(Ticked())
+            self._note_readiness()
             self.stalls.tick(self.now_s())
             if not self.stopping:
                 self.drains.tick()
@@ -255,16 +249,12 @@ class Controller:
                 self._on_status(status)
             case EventsTold() as told:
                 self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
-            case RequestsAnswered() as answer:
-                self.queries.answered(answer)
+            case RequestsAnswered() | RankChangeAnswered() | MoveRefusalsAnswered() as answer:
+                self.calls.answered(answer.query_id, answer)
             case MoveAnswered() as answer:
                 self.mover.answered(answer)
                 if answer.record is not None:
                     self.drains.move_ended(answer.record)
-            case RankChangeAnswered() as answer:
-                self.ranks.answered(answer)
-            case MoveRefusalsAnswered() as answer:
-                self.mover.calls.answered(answer)
             case ReliefFruitless() as told:
                 self.rescheduler.fruitless(told)
             case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
@@ -291,7 +281,6 @@ class Controller:
             return  # a late push of a dead incarnation
         self.statuses[snapshot.instance_id] = status
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
-        self._note_readiness()
 
     def _note_readiness(self) -> None:
         """Once every member served and every instance had reported, absence is a fault."""
@@ -331,7 +320,6 @@ class Controller:
             self.send(member, StatusPull())
         else:
             self._send_config(member)
-        self._note_readiness()
 
     def _on_lost(self, address: str) -> None:
         member = self.roster.lost(address)
@@ -340,23 +328,23 @@ class Controller:
             self._announce_death(member, member.incarnation, "its process is gone")
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
-        self.stalls.forget(member.member_id, incarnation)
         self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
         if member.kind == "instance":
             self.handle(InstanceDied(member.member_id, incarnation))
-            self.mover.instance_died(member.member_id)
-            self.rescheduler.instance_died(member.member_id)
-            self._tell_lost(member.member_id, incarnation)
+            self._instance_gone(member.member_id, incarnation)
         else:
             self.handle(FrontendDied(member.member_id))
-            self.ranks.frontend_died(member.member_id)
+            self.calls.member_died(member.member_id)
 
-    def _tell_lost(self, instance_id: str, incarnation: int) -> None:
+    def _instance_gone(self, instance_id: str, incarnation: int) -> None:
+        """It died, or was removed."""
+        self.stalls.forget(instance_id, incarnation)
+        self.calls.member_died(instance_id)
+        self.rescheduler.instance_died(instance_id)
         lost = InstanceLost(instance_id, incarnation)
-        self._to_frontends(lost)
-        for other in self.roster.instances():  # those that it moves something to or from
-            if other.member_id != instance_id:
-                self.send(other, lost)
+        # Those too that it moves something to or from.
+        others = (other for other in self.roster.instances() if other.member_id != instance_id)
+        self._send_to_all([*self.roster.frontends(), *others], lost)
 
     # -- what goes out -------------------------------------------------------------------
 
@@ -394,8 +382,19 @@ class Controller:
                 self.send(member, message)
 
     def _to_frontends(self, message: Message) -> None:
-        for frontend in self.roster.frontends():
-            self.send(frontend, message)
+        self._send_to_all(self.roster.frontends(), message)
+
+    def _send_to_all(self, members: Iterable[Member], message: Message) -> None:
+        encoded = encode(message)
+        for member in members:
+            if member.alive:
+                self._mailbox.send(member.address, encoded)
+
+    def _send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
+        """Nothing if it is gone."""
+        member = self.roster.members.get(member_id)
+        if member is not None:
+            self.send(member, message, droppable=droppable)
 
     def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
         if member.alive:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from controller.core.departure_plan import Departing, Departure, DeparturePlan
+from controller.core.departure_plan import Departure, DeparturePlan
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.request_record import RequestRecord, RequestState
+from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.victims import departing_in_turn
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.snapshot import InstanceSnapshot, blocks_for
+from controller.runtime import move_calls
+from controller.runtime.request_query import find_requests
 from controller.runtime.steered_cluster import SteeredCluster
 
 MAX_REQUESTS = 10_000
@@ -51,37 +54,37 @@ class Departures:
         """By the last statuses. `going`: other instances that are no destination either."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
-        found = await cluster.queries.ask(
-            frontends, instance_id=instance_id, states=_THERE, max_requests=MAX_REQUESTS
+        found = await find_requests(
+            cluster.calls,
+            frontends,
+            instance_id=instance_id,
+            states=_THERE,
+            max_requests=MAX_REQUESTS,
         )
         refusals = await self._refusals(instance_id, found.requests)
         ranks = {level.name: level.rank for level in cluster.config.levels}
+        block_size = self._block_size(instance_id)
         departing = [
-            Departing(
-                record.request_id,
-                record.client_request_id,
+            _candidate(
+                record,
                 ranks.get(record.level, 0),
-                record.num_prompt_tokens + record.num_output_tokens,
-                record.state is not RequestState.RUNNING,
-                record.arrival_time_s,
-                refusals.get(record.request_id, ""),
+                block_size,
+                refusals.get(record.request_id),
             )
             for record in found.requests
             # One that is over by now, or arrives just now, is not one to be moved.
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
+        client_ids = {record.request_id: record.client_request_id for record in found.requests}
         plan = DeparturePlan(
-            self._destinations({instance_id, *going}),
-            cluster.config.levels,
-            self._block_size(instance_id),
-            self._is_open,
+            self._destinations({instance_id, *going}), cluster.config.levels, self._is_open
         )
         planned = []
         victim = cluster.rescheduler.config.victim
         for index, request in enumerate(departing_in_turn(departing, victim)):
             if index % _PLACED_AT_ONCE == _PLACED_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            planned.append(plan.place(request))
+            planned.append(plan.place(request, client_ids[request.request_id]))
         return Leaving(tuple(planned), found.silent)
 
     def _is_open(self, snapshot: InstanceSnapshot) -> bool:
@@ -99,20 +102,36 @@ class Departures:
         if not records or member is None or not member.serving:
             return {}
         ids = [record.request_id for record in records]
-        answers = await self._cluster.mover.calls.refusals({instance_id: ids})
+        answers = await move_calls.refusals(self._cluster.calls, {instance_id: ids})
         return dict(answers.get(instance_id, {}))
 
     def _destinations(self, going: Collection[str]) -> list[InstanceSnapshot]:
         cluster, now_s = self._cluster, self._cluster.now_s()
         return [
-            record.snapshot
-            for record in cluster.scheduler.instances.values()
-            if record.snapshot is not None
-            and record.schedulable(now_s)
-            and record.instance_id not in going
-            and not cluster.mover.cooling.remaining_s(record.instance_id, now_s)
+            snapshot
+            for snapshot in cluster.scheduler.schedulable_snapshots(now_s)
+            if snapshot.instance_id not in going
+            and not cluster.mover.cooling.remaining_s(snapshot.instance_id, now_s)
         ]
 
     def _block_size(self, instance_id: str) -> int:
         status = self._cluster.statuses.get(instance_id)
         return status.snapshot.block_size if status is not None else 1
+
+
+def _candidate(record: RequestRecord, rank: int, block_size: int, refusal: str | None) -> Candidate:
+    """As far as its frontend knows it. `evicted` is left out: where it goes it is admitted within
+    steps, and until then nothing would be placed beside it."""
+    num_tokens = record.num_prompt_tokens + record.num_output_tokens
+    queued = record.state is not RequestState.RUNNING
+    num_blocks = 0 if queued else blocks_for(num_tokens, block_size)
+    return Candidate(
+        record.request_id,
+        rank,
+        num_tokens,
+        num_blocks,
+        num_blocks,
+        queued,
+        arrival_time_s=record.arrival_time_s,
+        refusal=refusal,
+    )

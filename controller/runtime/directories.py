@@ -1,6 +1,7 @@
-"""What frontends are told about the instances: at once what is new, else often enough."""
+"""What frontends are told about the instances: at once who serves where, their loads now and
+then."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from controller.core.scheduler import GlobalScheduler
 from controller.runtime.messages import Directory, InstanceEntry
@@ -17,14 +18,14 @@ class Directories:
         self,
         roster: Roster,
         scheduler: GlobalScheduler,
-        send: Callable[[Member, Directory], None],
+        send: Callable[[Sequence[Member], Directory], None],
         now_s: Callable[[], float],
     ) -> None:
         self._roster = roster
         self._scheduler = scheduler
         self._send = send
         self._now_s = now_s
-        self._told: Directory | None = None
+        self._told: list[tuple[object, ...]] | None = None
         self._told_s = float("-inf")
 
     def present(self) -> Directory:
@@ -50,12 +51,28 @@ class Directories:
     def tick(self) -> None:
         """Tells them if it is due."""
         present = self.present()
-        if present != self._told or self._now_s() - self._told_s >= DIRECTORY_EVERY_S:
+        is_due = self._now_s() - self._told_s >= DIRECTORY_EVERY_S
+        if is_due or _without_loads(present) != self._told:
             self._tell(present)
 
     def _tell(self, directory: Directory) -> None:
         now_s = self._now_s()
-        self._told, self._told_s = directory, now_s
-        for frontend in self._roster.frontends():
-            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S:
-                self._send(frontend, directory)
+        self._told, self._told_s = _without_loads(directory), now_s
+        listening = [
+            frontend
+            for frontend in self._roster.frontends()
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S
+        ]
+        self._send(listening, directory)
+
+
+def _without_loads(directory: Directory) -> list[tuple[object, ...]]:
+    return [
+        (
+            entry.instance_id,
+            entry.incarnation,
+            entry.address,
+            entry.snapshot is not None and not entry.snapshot.draining,
+        )
+        for entry in directory.instances
+    ]

@@ -24,6 +24,7 @@ from controller.core.event_log import EventKind, Number
 from controller.core.events import DrainBegan, DrainEnded
 from controller.core.migration.record import MoveRecord
 from controller.runtime.departures import Departures
+from controller.runtime.request_query import find_requests
 from controller.runtime.roster import Member
 from controller.runtime.steer_messages import DrainSet
 from controller.runtime.steered_cluster import SteeredCluster
@@ -223,7 +224,8 @@ class Drains:
         now_s = self._cluster.now_s()
         if any(f.heard_s is None and now_s < self._began_s + HEARD_WITHIN_S for f in frontends):
             return
-        found = await self._cluster.queries.ask(
+        found = await find_requests(
+            self._cluster.calls,
             [f.member_id for f in frontends if f.serving],
             instance_id=order.instance_id,
             max_requests=1,
@@ -241,7 +243,7 @@ class Drains:
 
     def _overdue(self, order: DrainOrder, watched: _Watched) -> None:
         if order.on_deadline == "abort":
-            spec = self._cluster.keeper.spec.without_removals(order.instance_id)
+            spec = self._cluster.keeper.spec.falling_back(order.instance_id)
             self.carry_out(spec, "its deadline passed: what is left stays")
         elif not watched.told_overdue and watched.task is None:
             watched.told_overdue = True
@@ -249,6 +251,8 @@ class Drains:
 
     async def _tell_overdue(self, order: DrainOrder) -> None:
         left = (await self._departures.of(order.instance_id)).departures
+        if not self._goes_on(order):
+            return
         stays = [each for each in left if each.destination_id is None]
         named = ", ".join(_named(each) for each in stays[:_NAMED_IN_EVENT])
         why = "its deadline passed, and it goes on"
@@ -293,7 +297,7 @@ class Drains:
         return Remainder(
             snapshot.num_running,
             snapshot.num_queued,
-            record.num_awaited,
+            record.unreported.num_requests,
             status.num_moves_in,
             len(status.moves),
         )

@@ -84,10 +84,6 @@ class EngineThread:
         """From the next status on, this dispatch is part of what is reported."""
         self.command(lambda engine: self._account(dispatch_seq))
 
-    def restart_account(self) -> None:
-        """Another incarnation: the numbers begin anew."""
-        self.command(lambda engine: self._restart_account())
-
     def push_status(self) -> None:
         """Without work a status follows every command; else the next is due soon enough."""
         self.command(lambda engine: None)
@@ -149,9 +145,6 @@ class EngineThread:
 
     def _account(self, dispatch_seq: int) -> None:
         self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)
-
-    def _restart_account(self) -> None:
-        self._last_dispatch_seq = 0
 
     def _status(self, engine: Engine, num_steps: int, step_time_s: float) -> StatusPushed:
         snapshot: InstanceSnapshot = engine.snapshot(

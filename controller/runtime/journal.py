@@ -34,8 +34,8 @@ class Journal:
         self.log = EventLog(epoch, max_events)
         self.counts: Counter[EventKind] = Counter()
         """All events of a kind since this controller started."""
-        self._num_told: dict[tuple[str, int], int] = {}
-        """By member and incarnation: how many events it told of so far."""
+        self._num_told: dict[str, tuple[int, int]] = {}
+        """By member: its incarnation, and how many events it told of so far."""
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
         """Gets each event as it is logged."""
         self._wall_clock = wall_clock
@@ -57,9 +57,9 @@ class Journal:
     ) -> None:
         """Takes what a member tells of, and says if something before it is missing. What was
         told before this controller began is not."""
-        key = (member_id, incarnation)
-        num_lost = num_before - self._num_told.get(key, num_before)
-        self._num_told[key] = num_before + len(events)
+        known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
+        num_lost = num_before - num_told if known_incarnation == incarnation else 0
+        self._num_told[member_id] = incarnation, num_before + len(events)
         if num_lost > 0:
             is_instance = member_id.startswith("i-")
             self._append(
@@ -73,6 +73,10 @@ class Journal:
             )
         for event in events:
             self.append(event)
+
+    def forget(self, member_id: str) -> None:
+        """It was ended for good."""
+        self._num_told.pop(member_id, None)
 
     def controller_started(self) -> None:
         self._append(EventKind.CONTROLLER_STARTED, "start-controller")

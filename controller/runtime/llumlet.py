@@ -101,10 +101,8 @@ class Llumlet:
             case StatusIntervalSet(status_interval_s=status_interval_s):
                 self._thread.status_interval_s = status_interval_s
             case Welcome() as welcome:
-                if self._member.welcomed(welcome):
-                    if self.serving is not None:
-                        self.serving.fenced()
-                    self._thread.restart_account()
+                if self._member.welcomed(welcome) and self.serving is not None:
+                    self.serving.fenced()
             case other if self.serving is None:
                 self._on_early_message(other)
             case other:
@@ -130,7 +128,14 @@ class Llumlet:
             self.serving.address_lost(address)
 
     def _serve(self, engine: Engine) -> None:
-        self.serving = Serving(self._member, self._mailbox, engine, self._thread, self._transfer)
+        try:
+            self.serving = Serving(
+                self._member, self._mailbox, engine, self._thread, self._transfer
+            )
+        except Exception as error:  # a socket or a buffer that cannot be had
+            log.exception("the engine was built but cannot serve")
+            self._member.report("failed", f"{type(error).__name__}: {error}")
+            return
         gc.freeze()  # the engine's objects, which no collection needs to walk again
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
@@ -144,8 +149,9 @@ class Llumlet:
         return self.serving
 
     def _push_status(self, status: StatusPushed) -> None:
-        whole = encode(self._engine_side.completed(status))
-        self._mailbox.send(self._member.controller_address, whole, droppable=True)
+        if self.serving is not None:  # else it failed to
+            whole = encode(self.serving.completed(status))
+            self._mailbox.send(self._member.controller_address, whole, droppable=True)
 
     def _send(self, address: str, message: Message) -> None:
         self._mailbox.send(address, encode(message))

@@ -19,9 +19,9 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
-from controller.core.snapshot import InstanceSnapshot, Level
-from controller.runtime.message import Message
-from controller.runtime.move_calls import MoveCalls, SourceDiedError
+from controller.core.snapshot import Level
+from controller.runtime import move_calls
+from controller.runtime.calls import Calls, MemberDiedError
 from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.roster import Roster
 
@@ -83,7 +83,7 @@ class Mover:
         roster: Roster,
         scheduler: GlobalScheduler,
         levels: Sequence[Level],
-        send: Callable[[str, Message], None],
+        calls: Calls,
         now_s: Callable[[], float],
         epoch: str,
         limits: MoveLimits,
@@ -94,7 +94,7 @@ class Mover:
         """May be set at any time."""
         self._now_s = now_s
         self._epoch = epoch
-        self.calls = MoveCalls(send, epoch)
+        self._calls = calls
         self.cooling = Cooling(limits.cooling_s)
         self.log = MoveLog()
         self._migration_ids = itertools.count(1)
@@ -111,7 +111,7 @@ class Mover:
                 self.cooling.died(record.destination_id, self._now_s())
             elif record.code in DESTINATION_FAILED:
                 self.cooling.failed(record.source_id, record.destination_id, self._now_s())
-        self.calls.answered(answer)
+        self._calls.answered(answer.query_id, answer)
 
     def logged(self, event: LoggedEvent) -> None:
         """Of those in the journal a MIGRATED one tells the downtime."""
@@ -124,9 +124,6 @@ class Mover:
         if timed is not None and not timed.done():
             timed.set_result(event)
 
-    def instance_died(self, instance_id: str) -> None:
-        self.calls.instance_died(instance_id)
-
     # -- where to ------------------------------------------------------------------------
 
     def destination(self, instance_id: str) -> InstanceRef:
@@ -136,14 +133,12 @@ class Mover:
     def choose(self, order: Order, tried: Collection[str] = ()) -> str | None:
         """The freest instance that may take it and does not cool; None if there is none."""
         now_s = self._now_s()
-        snapshots: list[InstanceSnapshot] = [
-            record.snapshot
-            for record in self._scheduler.instances.values()
-            if record.snapshot is not None
-            and record.schedulable(now_s)
-            and record.instance_id != order.source_id
-            and record.instance_id not in tried
-            and not self.cooling.remaining_s(record.instance_id, now_s, order.source_id)
+        snapshots = [
+            snapshot
+            for snapshot in self._scheduler.schedulable_snapshots(now_s)
+            if snapshot.instance_id != order.source_id
+            and snapshot.instance_id not in tried
+            and not self.cooling.remaining_s(snapshot.instance_id, now_s, order.source_id)
         ]
         return choose_destination(snapshots, self.levels, order.num_blocks)
 
@@ -189,7 +184,8 @@ class Mover:
     ) -> Attempt:
         attempt = Attempt(migration_id, destination_id)
         try:
-            answer = await self.calls.move(
+            answer = await move_calls.move(
+                self._calls,
                 order.source_id,
                 migration_id,
                 order.request_id,
@@ -201,7 +197,7 @@ class Mover:
             )
         except TimeoutError:
             return replace(attempt, code="timed_out")
-        except SourceDiedError:
+        except MemberDiedError:
             return replace(attempt, code="source_died")
         record = answer.record
         outcome = "refused" if record is None else record.outcome

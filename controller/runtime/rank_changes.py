@@ -7,6 +7,7 @@ instance has yet is asked for anew with its new rank.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from controller.runtime.steer_messages import (
     RankNoted,
     RankSet,
 )
+
+log = logging.getLogger(__name__)
 
 # An owner that did not confirm a change is told again so often.
 TELL_EVERY_S = 0.1
@@ -85,12 +88,18 @@ class RankChanges:
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             for request_id, change in list(self._changes.items()):
-                route = self._routes.get(request_id)
-                if route is not None:
-                    if not _is_noted(change, route):
-                        self.tell_owner(request_id)
-                elif not self._dispatcher.asks_for(request_id):
-                    del self._changes[request_id]
+                try:
+                    self._tell_again(request_id, change)
+                except Exception:  # the others are told all the same
+                    log.exception("the priority of %s cannot be told", request_id)
+
+    def _tell_again(self, request_id: str, change: _Change) -> None:
+        route = self._routes.get(request_id)
+        if route is not None:
+            if not _is_noted(change, route):
+                self.tell_owner(request_id)
+        elif not self._dispatcher.asks_for(request_id):
+            del self._changes[request_id]
 
 
 def _is_noted(change: _Change, route: Route) -> bool:

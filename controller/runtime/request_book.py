@@ -101,10 +101,6 @@ class RequestBook:
         self._ended: OrderedDict[str, _Entry] = OrderedDict()
         self._ttft = LatencyWindow()
 
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
-
     def ttft_p99_s(self) -> float | None:
         """Over the last minute."""
         return self._ttft.percentile(0.99, self._clock())

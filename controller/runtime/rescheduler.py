@@ -96,8 +96,7 @@ class Rescheduler:
                 self._send(each.source_id, ReliefOrdered(round_id, relief))
         sources = {each.source_id for each in pairs}
         for instance_id in sorted(self._ordered - sources):
-            if instance_id in self._roster.members:  # else it was scaled in
-                self._send(instance_id, ReliefOrdered(round_id))
+            self._send(instance_id, ReliefOrdered(round_id))
         self._ordered = sources
         return pairs
 
@@ -132,7 +131,7 @@ class Rescheduler:
         member = self._roster.members.get(record.instance_id)
         if member is None or not member.serving or member.incarnation != record.incarnation:
             return False
-        return record.refusal(now_s) in (None, "draining")
+        return record.reports(now_s)
 
     def _relief(
         self, pair: Pair, candidates: tuple[tuple[str, float], ...], now_s: float

@@ -5,6 +5,7 @@ tokens or an owner that is known to live, is asked for until it comes or is give
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ from controller.runtime.move_messages import (
     RequestNotMoved,
 )
 from controller.runtime.request_book import RequestBook
+
+log = logging.getLogger(__name__)
 
 # Tokens that are missing for so long are asked for, and so is an owner; again and again.
 MISSING_S = 0.05
@@ -211,14 +214,20 @@ class Routes:
             await asyncio.sleep(MISSING_S)
             now_s = asyncio.get_running_loop().time()
             for request_id in list(self._unclear):
-                route = self._routes.get(request_id)
-                if route is None or not (route.ownership.to_ask or route.ownership.gap):
-                    self._unclear.discard(request_id)
-                elif now_s - route.unclear_s >= UNCLEAR_S:
-                    self._unclear.discard(request_id)
-                    self._give_up(request_id, route)
-                elif now_s - route.asked_s >= MISSING_S:
-                    self._ask_about(request_id, route, now_s)
+                try:
+                    self._look_for_what_is_missing(request_id, now_s)
+                except Exception:  # the others are looked after all the same
+                    log.exception("request %s cannot be given up", request_id)
+
+    def _look_for_what_is_missing(self, request_id: str, now_s: float) -> None:
+        route = self._routes.get(request_id)
+        if route is None or not (route.ownership.to_ask or route.ownership.gap):
+            self._unclear.discard(request_id)
+        elif now_s - route.unclear_s >= UNCLEAR_S:
+            self._unclear.discard(request_id)
+            self._give_up(request_id, route)
+        elif now_s - route.asked_s >= MISSING_S:
+            self._ask_about(request_id, route, now_s)
 
     def _give_up(self, request_id: str, route: Route) -> None:
         """Whoever still has something of it would go on with it to its end."""

@@ -119,7 +119,7 @@ class Scaling:
         return {
             record.instance_id: record.snapshot.num_running
             for record in self._cluster.scheduler.instances.values()
-            if record.snapshot is not None and record.refusal(now_s) in (None, "draining")
+            if record.snapshot is not None and record.reports(now_s)
         }
 
 

@@ -267,7 +267,7 @@ class Serving:
             await asyncio.sleep(MOVES_TICK_S)
             try:
                 self.desk.tick()
-            except Exception:  # a defect in one move must not leave the others without an end
+            except Exception:  # without ticks no move would ever end
                 log.exception("moves: a tick failed")
 
     # -- what moves need (runtime/moves/host.py) -----------------------------------------

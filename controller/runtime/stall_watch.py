@@ -30,14 +30,14 @@ class StallWatch:
             record = self._scheduler.instances.get(member.member_id)
             if not member.serving or record is None:
                 continue
-            refusal = record.refusal(now_s)
-            if refusal is not None:
+            reports = record.reports(now_s)
+            if not reports:
                 self._pull(member)
             key = (member.member_id, member.incarnation)
-            if refusal == "stalled" and key not in self._silent_since_s:
+            if record.refusal(now_s) == "stalled" and key not in self._silent_since_s:
                 self._silent_since_s[key] = record.last_report_s
                 self._journal.stalled(member, True, now_s - record.last_report_s)
-            elif refusal in (None, "draining") and key in self._silent_since_s:
+            elif reports and key in self._silent_since_s:
                 silence_s = record.last_report_s - self._silent_since_s.pop(key)
                 self._journal.stalled(member, False, silence_s)
 

@@ -6,12 +6,12 @@ from typing import Protocol
 from controller.core.events import Event
 from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.runtime.calls import Calls
 from controller.runtime.directories import Directories
 from controller.runtime.journal import Journal
 from controller.runtime.message import Message
 from controller.runtime.messages import StatusPushed
 from controller.runtime.mover import Mover
-from controller.runtime.request_query import RequestQueries
 from controller.runtime.rescheduler import Rescheduler
 from controller.runtime.roster import Member, Roster
 from controller.runtime.spec_keeper import SpecKeeper
@@ -26,7 +26,7 @@ class SteeredCluster(Protocol):
     statuses: dict[str, StatusPushed]
     journal: Journal
     mover: Mover
-    queries: RequestQueries
+    calls: Calls
     rescheduler: Rescheduler
     directories: Directories
 

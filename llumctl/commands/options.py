@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from controller.api.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
 from controller.api.errors import UsageError
 from llumctl import durations
 from llumctl.output import Format
@@ -37,8 +38,6 @@ IfRevision = Annotated[
         "--if-revision", metavar="R", help="Refuse (exit 6) unless status shows this revision."
     ),
 ]
-MAX_REASON_CHARS = 200
-MAX_DEADLINE_S = 7 * 86400.0
 
 
 def positive(value: float | None, flag: str) -> None:

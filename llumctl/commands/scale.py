@@ -71,7 +71,10 @@ def scale(
         typer.Option(metavar="S", help="With --wait: how long. Else: 10m, or the deadline."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if there seems to be no room for new ones.")
+        bool,
+        typer.Option(
+            "--force", help="Even if new ones seem to find no room, or none would serve meanwhile."
+        ),
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -87,6 +90,8 @@ def scale(
     target_count, change = _wanted(target)
     deadline_s = deadline_of(deadline)
     timeout_s = None if timeout is None else durations.positive(timeout, "--timeout")
+    if timeout_s is not None and not wait:
+        raise UsageError("--timeout: only with --wait", "llumctl scale --help")
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     name = config_file.cluster_name(cluster)
@@ -178,17 +183,19 @@ def _wait(
     from llumctl import conditions, drain_watch, waiting
 
     deadline_at_s = time.monotonic() + timeout_s
-    with drain_watch.Watch(cluster, report.draining) as watch:
-        try:
+    watch = drain_watch.Watch(cluster, report.draining)
+    try:
+        with watch:
             for each in (*report.added, *report.undrained):
                 condition = conditions.MemberIs("instance", each, "active")
                 left_s = max(0.0, deadline_at_s - time.monotonic())
                 output.say(waiting.wait(cluster, condition, f"instance/{each}=active", left_s))
             watch.until_over(max(0.0, deadline_at_s - time.monotonic()))
-        except KeyboardInterrupt:
-            output.say(f"no longer watching: scaling to {report.target} goes on")
-            output.say("try:   llumctl status -w")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-    report = report.model_copy(update={"draining": watch.reports})
-    output.emit(_text(report, output_format))
+    except KeyboardInterrupt:
+        output.say(f"no longer watching: scaling to {report.target} goes on")
+        output.say("try:   llumctl status -w")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:  # the scaling goes on, whatever ends the waiting
+        report = report.model_copy(update={"draining": watch.reports})
+        output.emit(_text(report, output_format))
     drain_watch.check(report.draining, deadline_s, waited_s=timeout_s)

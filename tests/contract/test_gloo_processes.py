@@ -15,6 +15,12 @@ async def ask(peer: PeerProcess) -> None:
     await asyncio.wait_for(peer.digest(1), 10)
 
 
+async def loses(peer: PeerProcess, stage_id: str, name: str) -> None:
+    """It hears of the other's end by the link or by the mailbox, whichever is first."""
+    (why,) = await peer.says("failed", stage_id)
+    assert why == f"{name} is gone" or why.startswith("the link broke"), why
+
+
 async def test_a_killed_peer_fails_what_is_under_way_with_it_and_nothing_else() -> None:
     async with peer_processes() as processes:
         names = ("a", "b", "destination", "source")
@@ -32,7 +38,7 @@ async def test_a_killed_peer_fails_what_is_under_way_with_it_and_nothing_else() 
         await destination.says("scattering")
         destination.signal(signal.SIGKILL)
         for stage_id in "a/1", "a/2":
-            await a.says("failed", stage_id)
+            await loses(a, stage_id, "destination")
         a.do("limit", None)
         await copy(a, b, "a/3", 200)
 
@@ -42,7 +48,7 @@ async def test_a_killed_peer_fails_what_is_under_way_with_it_and_nothing_else() 
         await b.says("expecting", "s/1")
         source.signal(signal.SIGKILL)
         for stage_id in "s/0", "s/1":
-            await b.says("failed", stage_id)
+            await loses(b, stage_id, "source")
         await copy(a, b, "a/4", 300)
         await copy(b, a, "b/0", 50)
         for peer in a, b:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from controller.api.client import ControlClient
+
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
@@ -45,6 +47,14 @@ def free_ports(count: int) -> list[int]:
 def hear_interrupts() -> None:
     """A shell without job control has its background jobs, tests too, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def is_empty(instance: dict[str, Any]) -> bool:
+    """Of an instance's status: nothing runs or waits there, and every block is free."""
+    return (
+        instance["num_running_reqs"] == instance["num_waiting_reqs"] == 0
+        and instance["num_free_blocks"] == instance["num_total_blocks"]
+    )
 
 
 def marked_processes(nonce: str) -> list[psutil.Process]:
@@ -145,10 +155,16 @@ class Cluster:
         assert self.process is not None
         os.killpg(self.process.pid, signal.SIGINT)
 
+    @contextmanager
+    def control(self) -> Iterator[ControlClient]:
+        state = json.loads((self.state_dir / "run.json").read_text())
+        with ControlClient(state["control_url"], state["control_token"]) as client:
+            yield client
+
     def status(self) -> dict[str, Any]:
-        done = self.run("status", "-o", "json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """What `status -o json` prints, without a process for it."""
+        with self.control() as client:
+            return client.status().model_dump(mode="json")
 
     def instance(self, instance_id: str) -> dict[str, Any]:
         return next(i for i in self.status()["instances"] if i["id"] == instance_id)
@@ -165,11 +181,7 @@ class Cluster:
             status = self.status()
             return (
                 status
-                if all(
-                    i["num_running_reqs"] == i["num_waiting_reqs"] == 0
-                    and i["num_free_blocks"] == i["num_total_blocks"]
-                    for i in status["instances"]
-                )
+                if all(map(is_empty, status["instances"]))
                 and all(f["num_live_reqs"] == 0 for f in status["frontends"])
                 else None
             )

@@ -1,15 +1,29 @@
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
 from tests.e2e.cluster import NOTHING_MOVES, Cluster
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `last` end the cluster that all others share."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    """One cluster at a time: the shared one's tests, the one that ends it (marked `last`), then
+    those with clusters of their own. Tests of other folders stay where they are."""
+    places = [n for n, item in enumerate(items) if HERE in item.path.parents]
+    ours = sorted((items[n] for n in places), key=_turn)
+    for n, item in zip(places, ours, strict=True):
+        items[n] = item
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("last") is not None:
+        return 1
+    has_its_own = hasattr(item.module, "cluster")  # type: ignore[attr-defined]
+    return 0 if "cluster" in item.fixturenames and not has_its_own else 2  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,7 @@
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,13 +31,6 @@ class Read:
     stop_reason: Any = None
 
 
-@contextmanager
-def control(cluster: Cluster) -> Iterator[ControlClient]:
-    state = json.loads((cluster.state_dir / "run.json").read_text())
-    with ControlClient(state["control_url"], state["control_token"]) as client:
-        yield client
-
-
 class Stream:
     """One request, read on a thread of its own: `name` is the client's id for it."""
 
@@ -46,6 +38,8 @@ class Stream:
         self.name = name
         self.choices: dict[int, Read] = {}
         self.error: Any = None
+        self.refused: list[str] = []
+        """Why moves of it were not begun."""
         self._cluster = cluster
         self._path = path
         self._body = {"model": "embedded", "return_token_ids": True, "stream": True} | body
@@ -85,8 +79,10 @@ class Stream:
         for request in self.live(client):
             there = "i-1" if request.instance_id == "i-0" else "i-0"
             wanted = MigrateRequest(to=there, verify_kv=verify_kv, reason="test")
-            with suppress(RefusedError):  # it has finished since
+            try:
                 reports.append(client.migrate(request.id, wanted))
+            except RefusedError as error:  # it has finished since
+                self.refused.append(str(error))
         return reports
 
     def _read(self) -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +29,15 @@ def test_status_json(cluster: Cluster) -> None:
         assert instance["kv_cache_usage"] == 0
         assert instance["age_s"] < 5
     assert cluster.run("status", "--check").returncode == 0
+    printed = json.loads(cluster.run("status", "-o", "json").stdout)
+    assert _keys(printed) == _keys(status)
+
+
+def _keys(found: Any) -> Any:
+    """Of every object in it."""
+    if isinstance(found, dict):
+        return {key: _keys(value) for key, value in found.items()}
+    return [_keys(value) for value in found] if isinstance(found, list) else None
 
 
 def test_state_is_private(cluster: Cluster) -> None:

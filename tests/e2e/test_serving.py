@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 
 MODEL = "embedded"
 PERSON = {
@@ -162,8 +162,10 @@ async def test_client_that_leaves_frees_its_blocks(
     )
     async for _ in chunks:
         break
-    busy = cluster.status()
-    assert sum(i["num_running_reqs"] for i in busy["instances"]) == 1
+    wait_for(
+        lambda: sum(i["num_running_reqs"] for i in cluster.status()["instances"]) == 1,
+        "the request to run",
+    )
     await chunks.close()
     cluster.wait_quiet()
 

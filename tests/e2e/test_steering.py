@@ -18,7 +18,7 @@ from controller.api.client import ControlClient
 from controller.api.models import Event, RequestStatus
 from controller.api.token_sequence import first_wrong, start
 from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
-from tests.e2e.moving import Stream, control
+from tests.e2e.moving import Stream
 from tests.e2e.steering import (
     Load,
     Story,
@@ -73,7 +73,7 @@ def cluster(
 
 @pytest.fixture(autouse=True)
 def client(cluster: Cluster) -> Iterator[ControlClient]:
-    with control(cluster) as client, left_as_found(client):
+    with cluster.control() as client, left_as_found(client):
         yield client
     wait_for(lambda: all(stream.ended for stream in Answer.all), "all answers to end")
     Answer.all.clear()

@@ -2,9 +2,6 @@
 must equal those of runs in which nothing moved."""
 
 import itertools
-import logging
-import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.models import RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.moving import Read, Stream, control
+from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import (
     Load,
     Story,
@@ -27,8 +24,6 @@ from tests.e2e.steering import (
     num_used_blocks,
     undrain,
 )
-
-log = logging.getLogger(__name__)
 
 NUM_BLOCKS = 64
 """Of 32 tokens of 4,096 bytes each."""
@@ -54,7 +49,6 @@ name = "high"
 rank = 1
 target_load_tokens = 128
 """
-NUM_STEPS = 30
 _names = (f"steer-{number}-" for number in itertools.count())
 Bodies = Sequence[dict[str, Any]]
 
@@ -70,31 +64,16 @@ def pair(base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True)
 def client(pair: Cluster) -> Iterator[ControlClient]:
-    with control(pair) as client, left_as_found(client):
+    with pair.control() as client, left_as_found(client):
         yield client
 
 
-class Timed(Stream):
-    """Knows when each of its tokens came."""
-
+class Completion(Stream):
     def __init__(self, cluster: Cluster, body: dict[str, Any]) -> None:
-        self.times_s: list[float] = []
         super().__init__(cluster, "/v1/completions", body, next(_names))
-
-    def _take(self, chunk: dict[str, Any]) -> None:
-        super()._take(chunk)
-        self.times_s.append(time.monotonic())
 
     def status(self, client: ControlClient) -> RequestStatus:
         return client.request(self.live(client)[0].id)
-
-    def step_s(self) -> float:
-        """The median of the next steps."""
-        begin = len(self.times_s)
-        self.wait_tokens(self.num_tokens + NUM_STEPS)
-        times_s = self.times_s[begin:]
-        assert len(times_s) >= NUM_STEPS // 2, "it ended too early"
-        return statistics.median(b - a for a, b in itertools.pairwise(times_s))
 
 
 def bodies(count: int, num_prompt: int, num_output: int, num_more: int = 0) -> Bodies:
@@ -115,14 +94,14 @@ def bodies(count: int, num_prompt: int, num_output: int, num_more: int = 0) -> B
 def unmoved(cluster: Cluster, client: ControlClient, bodies: Bodies) -> list[list[Read]]:
     """As they are where nothing moves."""
     change(client, {"migration.enabled": False})
-    found = [stream.result() for stream in [Timed(cluster, body) for body in bodies]]
+    found = [stream.result() for stream in [Completion(cluster, body) for body in bodies]]
     change(client, {"migration.enabled": True})
     return found
 
 
-def begun(cluster: Cluster, bodies: Bodies) -> list[Timed]:
+def begun(cluster: Cluster, bodies: Bodies) -> list[Completion]:
     """All of them running."""
-    streams = [Timed(cluster, body) for body in bodies]
+    streams = [Completion(cluster, body) for body in bodies]
     for stream in streams:
         stream.wait_tokens(1)
     return streams
@@ -157,7 +136,7 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
     wait_for(
         lambda: [num_running(client, each) for each in ids_of(client)] == [1, 1], "one on each"
     )
-    streams.append(Timed(pair, long))
+    streams.append(Completion(pair, long))
     assert streams[-1].wait_tokens(1)
     assert not any(stream.ended for stream in streams[:-1]), "it waited until one had ended"
     assert [stream.result() for stream in streams] == expected
@@ -171,26 +150,20 @@ def test_a_long_prompt_that_fits_nowhere_gets_in_because_others_are_moved(
 def test_an_urgent_request_gets_its_instance_to_itself(
     pair: Cluster, client: ControlClient
 ) -> None:
-    """Its neighbours leave: their load and its own, 4 blocks, are all that the level allows.
-
-    How long its steps take is logged and not asserted: on a small machine they share the
-    processor with the engine that the neighbours went to, and took 18 ms after 9 ms when others
-    kept it busy too.
-    """
+    """Its neighbours leave: their load and its own, 4 blocks, are all that the level allows. That
+    its steps become shorter is shown on emulated engines (`test_steering`), by their own clock:
+    here they share a small machine's processor with the engine that the neighbours went to."""
     wanted = [*bodies(1, 40, 560), *bodies(6, 33, 240)]
     expected = unmoved(pair, client, wanted)
     story = Story(client)
     drain(client, "i-1")
     urgent, *neighbours = begun(pair, [wanted[0] | {"priority": -1}, *wanted[1:]])
-    before_s = urgent.step_s()
     assert num_running(client, "i-0") == 7
     undrain(client, "i-1")
     wait_for(lambda: num_running(client, "i-0") == 1, "the neighbours to leave")
     assert urgent.status(client).instance_id == "i-0"
     moved = {event.request_id for event in story.moves("headroom", to="i-1")}
     assert len(moved) > len(neighbours) // 2, "they were moved, and did not merely end"
-    after_s = urgent.step_s()
-    log.info("a step of 7 took %.1f ms, of 1 %.1f ms", 1000 * before_s, 1000 * after_s)
     assert [stream.result() for stream in (urgent, *neighbours)] == expected
     assert story.events("evicted", "failed") == []
 
@@ -202,7 +175,7 @@ def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -
     story = Story(client)
 
     def ask(index: int) -> None:
-        assert Timed(pair, wanted[index]).result() == expected[index]
+        assert Completion(pair, wanted[index]).result() == expected[index]
 
     with Load(len(wanted), ask) as load:
         # Three requests have less than 618 steps left, two more than 688: the third instance gets

@@ -2,7 +2,8 @@
 
 In a child process only. The two classes of moves are replaced by subclasses that stop at the door
 of a state that the test named: the process sends itself a signal, or that one move is held and
-what happens to it waits, until the test lets it go on. Nothing else of the process stops.
+what happens to it waits, until the test lets it go on. Nothing else of the process stops. And it
+says which requests came to their own end.
 """
 
 import logging
@@ -16,6 +17,7 @@ from typing import Any
 
 from controller.core.migration.protocol import IllegalMoveError
 from controller.core.migration.source import SourceState
+from controller.runtime import serving
 from controller.runtime.moves import desk
 from controller.runtime.moves.incoming import IncomingMove
 from controller.runtime.moves.outgoing import OutgoingMove
@@ -31,6 +33,7 @@ _held: list["_Breaking"] = []
 
 
 def install() -> None:
+    serving.MoveDesk = _TellingDesk  # type: ignore[misc]
     desk.OutgoingMove = _BreakingOutgoing  # type: ignore[misc]
     desk.IncomingMove = _BreakingIncoming  # type: ignore[misc]
 
@@ -98,6 +101,12 @@ def _signal_myself(name: str) -> None:
     signal.pthread_kill(threading.get_ident(), signal.Signals[name])
     if name == "SIGKILL":
         time.sleep(60)
+
+
+class _TellingDesk(desk.MoveDesk):
+    def request_finished(self, request_id: str) -> None:
+        say("finished", request_id=request_id)
+        super().request_finished(request_id)
 
 
 class _BreakingOutgoing(_Breaking, OutgoingMove):

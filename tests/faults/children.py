@@ -36,7 +36,9 @@ class Child:
     def __init__(self, role: str, member_id: str, log: Path, **options: Any) -> None:
         self.member_id = member_id
         self.log = log
-        self.said: list[dict[str, Any]] = []
+        self.num_said = 0
+        self._said: dict[tuple[str, str | None], list[tuple[int, dict[str, Any]]]] = {}
+        """By kind and request, and by kind alone; each with its position among all."""
         with log.open("ab") as err:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.process"],
@@ -67,11 +69,11 @@ class Child:
         self._write({"do": do, **arguments})
 
     def heard(self, what: str, since: int = 0, **fields: Any) -> list[dict[str, Any]]:
-        """All that it said of this kind, with these fields, from that position in `said` on."""
+        """All that it said of this kind, with these fields, after it had said so much."""
         return [
             said
-            for said in self.said[since:]
-            if said["said"] == what and all(said[name] == value for name, value in fields.items())
+            for position, said in self._said.get((what, fields.get("request_id")), ())
+            if position >= since and all(said[name] == value for name, value in fields.items())
         ]
 
     def wait_heard(
@@ -115,10 +117,15 @@ class Child:
         except BrokenPipeError:
             """It is dead; who waits for its answer will hear."""
 
+    def _keep(self, said: dict[str, Any]) -> None:
+        position, self.num_said = self.num_said, self.num_said + 1
+        for request_id in {None, said.get("request_id")}:
+            self._said.setdefault((said["said"], request_id), []).append((position, said))
+
     def _read(self) -> None:
         pipe = self._process.stdout
         assert pipe is not None
         for line in pipe:
             with news:
-                self.said.append(json.loads(line))
+                self._keep(json.loads(line))
                 news.notify_all()

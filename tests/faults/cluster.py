@@ -91,6 +91,7 @@ class FaultCluster:
         self._all: list[Child] = []
         self._numbers = itertools.count()
         self._num_read: Counter[Path] = Counter()
+        """Bytes of each log."""
         self._began: dict[str, int] = {}
         """How much each child had said when the controller of now was started."""
         self.children: dict[str, Child] = {}
@@ -107,7 +108,7 @@ class FaultCluster:
                 self.children[member_id] = self._start(member_id)
                 self._began.pop(member_id, None)
                 if member_id == "controller":  # what was heard of the one before is old
-                    self._began = {i: len(each.said) for i, each in self.children.items()}
+                    self._began = {i: each.num_said for i, each in self.children.items()}
         for child in self.children.values():
             child.wait_heard("serving", timeout_s=READY_S)
         wanted = {self.children[i].heard("serving")[0]["address"] for i in INSTANCES}
@@ -204,8 +205,10 @@ class FaultCluster:
         """What the processes logged of errors since the last call."""
         found = []
         for log in sorted(self._folder.glob("*.log")):
-            text = log.read_text()
-            new, self._num_read[log] = text[self._num_read[log] :], len(text)
+            with log.open("rb") as file:
+                file.seek(self._num_read[log])
+                new = file.read().decode(errors="replace")
+                self._num_read[log] = file.tell()
             if " ERROR " in new or "Traceback" in new:
                 found.append(f"{log.name}: {new[-3000:]}")
         return "\n".join(found)

@@ -20,6 +20,9 @@ MEMBERS = {
     "frontend": "f-0",
 }
 
+ORPHAN_OUTPUTS = 1300
+"""Almost as many as the engines allow: seconds, in which somebody must have aborted it."""
+
 _numbers = itertools.count()
 
 
@@ -53,7 +56,7 @@ class CellRun:
             f"moving-{number}",
             SOURCE,
             sizes.queued if cell.queued else sizes.prompt,
-            sizes.long_outputs if self._decodes_for_long else sizes.outputs,
+            self._num_outputs,
         )
         self._wait_begun(moving)
         self._strike(moving)
@@ -73,7 +76,7 @@ class CellRun:
         if place.held is not None:
             self._arm(*place.held, HOLD)
         side = cluster.children[MEMBERS[place.side]]
-        begun = len(side.said)
+        begun = side.num_said
         self._arm(place.side, place.state, cell.signal if itself else HOLD)
         cluster.move(moving.request_id, SOURCE, DESTINATION)
         side.wait_heard("reached", begun, side=place.side, state=place.state)
@@ -90,7 +93,7 @@ class CellRun:
 
     def _arm(self, side: str, state: str, action: str) -> None:
         child = self.cluster.children[MEMBERS[side]]
-        begun = len(child.said)
+        begun = child.num_said
         child.tell("arm", side=side, state=state, action=action)
         child.wait_heard("armed", begun, side=side, state=state)
 
@@ -119,9 +122,12 @@ class CellRun:
     # -- requests ------------------------------------------------------------------------
 
     @property
-    def _decodes_for_long(self) -> bool:
-        """The source keeps it for as long as it takes to give a move up."""
-        return self.cell.waits_for_a_timeout and not self.cell.queued
+    def _num_outputs(self) -> int:
+        """The source may keep it for as long as it takes to give a move up."""
+        if self._client_is_gone:
+            return ORPHAN_OUTPUTS
+        decodes_for_long = self.cell.waits_for_a_timeout and not self.cell.queued
+        return self.sizes.long_outputs if decodes_for_long else self.sizes.outputs
 
     def _start_others(self, number: int) -> None:
         """They must not be touched: one beside the request at either side. Where that one waits
@@ -161,6 +167,11 @@ class CellRun:
 
     def _outcome(self, moving: Client) -> str:
         if self._client_is_gone:
+            for each in (SOURCE, DESTINATION):
+                finished = self.cluster.children[each].heard(
+                    "finished", request_id=moving.request_id
+                )
+                assert not finished, f"nobody aborted it at {each}"
             return "X"
         read = moving.read()
         right = self.answer(self.cluster, moving)

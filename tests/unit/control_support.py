@@ -126,6 +126,7 @@ class Cluster:
             **what,
         )
         self.mailbox.say(encode(hello), [])
+        self.controller._note_readiness()  # as the next tick does
 
     def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
         pushed = {key: what.pop(key) for key in ("moves", "num_moves_in") if key in what}
@@ -140,6 +141,7 @@ class Cluster:
             | what
         )
         self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345, **pushed)), [])
+        self.controller._note_readiness()
 
     def up(self) -> None:
         for member in self.controller.roster.members:

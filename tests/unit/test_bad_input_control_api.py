@@ -236,7 +236,7 @@ def names() -> list[str]:
 
 @pytest.fixture
 async def both(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Listener, Any]]:
-    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.02)
+    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.02)
     async with listening() as pair:
         yield pair
 

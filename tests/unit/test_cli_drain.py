@@ -119,6 +119,7 @@ def test_it_is_followed_until_it_is_safe_to_delete(bed: Bed, capsys: Captured) -
 
     with meanwhile(happen):
         assert run(["drain", "i-1", "-y", "-m", "new GPU"]) == 0
+    assert "/v1/status" not in bed.fake.asked, "the drains say it all"
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
         "i-1: 2 left, 1 moving, 0 moved",
@@ -510,6 +511,7 @@ def waited(*options: str) -> int:
 def test_waiting_for_a_drain(bed: Bed, capsys: Captured) -> None:
     assert waited("--timeout", "0") == 124
     assert "does not hold: instance i-1 is active, and nobody drains it" in capsys.readouterr().err
+    num_asked = bed.fake.asked.count("/v1/status")
     bed.drains = [report()]
     assert waited("--timeout", "0") == 124
     assert "instance i-1 is draining, 2 left" in capsys.readouterr().err
@@ -521,6 +523,7 @@ def test_waiting_for_a_drain(bed: Bed, capsys: Captured) -> None:
     with meanwhile(happen):
         assert waited() == 0
     assert capsys.readouterr().err == "instance i-1 is drained: safe to delete\n"
+    assert bed.fake.asked.count("/v1/status") == num_asked, "the drains say it all"
 
 
 def test_waiting_for_a_drain_that_removes_the_instance(bed: Bed, capsys: Captured) -> None:

@@ -12,9 +12,10 @@ from control_support import TOKEN, Listener, listening
 
 from controller.api import run_state
 from controller.api.live_settings import live_settings
+from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.api.words import setting_value
-from controller.main.down import present_grace_s
+from controller.main import down
 from llumctl import setting_text
 from llumctl.app import run
 
@@ -107,10 +108,25 @@ async def test_down_takes_the_grace_time_as_it_was_set_last(listener: Listener) 
     state = run_state.load("default")
     assert state is not None
     assert await llumctl("set", "scheduler.grace_s=2.5") == 0
-    assert await asyncio.to_thread(present_grace_s, state) == 2.5
+    assert await asyncio.to_thread(down.present_grace_s, state) == 2.5
     gone = replace(state, control_url="http://127.0.0.1:1", grace_s=7.0)
-    assert await asyncio.to_thread(present_grace_s, gone) == 7.0
+    assert await asyncio.to_thread(down.present_grace_s, gone) == 7.0
     assert listener.cluster.controller.keeper.revision == 1
+
+
+@pytest.mark.usefixtures("listener")
+@pytest.mark.parametrize(("drain", "timeout_s"), [(False, None), (False, 3.0), (True, 3.0)])
+async def test_down_asks_for_no_grace_time_that_it_does_not_use(
+    monkeypatch: pytest.MonkeyPatch, drain: bool, timeout_s: float | None
+) -> None:
+    def asked(_state: RunState) -> float:
+        raise AssertionError
+
+    told: list[float] = []
+    monkeypatch.setattr(down, "present_grace_s", asked)
+    monkeypatch.setattr(down, "tear_down", lambda *_, grace_s, **__: told.append(grace_s))
+    assert down.run("default", drain=drain, timeout_s=timeout_s, progress=lambda _: None)
+    assert told == [timeout_s or 0.0]
 
 
 @pytest.mark.usefixtures("listener")

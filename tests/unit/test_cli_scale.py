@@ -182,7 +182,9 @@ def test_waiting_for_a_new_instance(bed: Bed, capsys: Captured) -> None:
 
 def test_waiting_for_an_instance_that_does_not_come(bed: Bed, capsys: Captured) -> None:
     assert run(["scale", "+1", "--wait", "--timeout", "0.05"]) == 124
-    assert "instance/i-2=active did not come about within" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "instance/i-2=active did not come about within" in captured.err
+    assert facts(captured.out)["added"] == "i-2", "what was begun is told all the same"
     assert run(["scale", "+1"]) == 0
 
     def happen() -> None:
@@ -221,6 +223,14 @@ def test_a_scale_in_that_takes_too_long(bed: Bed, capsys: Captured) -> None:
     assert "drain i-1 timed out after 30s: 2 requests left" in capsys.readouterr().err
 
 
+def test_a_time_to_wait_without_waiting_is_refused(bed: Bed, capsys: Captured) -> None:
+    assert run(["scale", "+1", "--timeout", "5m"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --timeout: only with --wait\ntry:   llumctl scale --help\n"
+    )
+    assert bed.bodies == []
+
+
 def test_its_own_time_is_not_told_as_the_deadline(bed: Bed, capsys: Captured) -> None:
     going = leaving(deadline_s=time.time() + 3600)
     bed.fake.orders["GET /v1/drains"] = lambda _: (200, DrainList(drains=(going,)))
@@ -252,6 +262,8 @@ def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
             130,
             "no longer watching: scaling to 3 goes on\ntry:   llumctl status -w\n",
         )
+        assert process.stdout is not None
+        assert facts(process.stdout.read())["added"] == "i-2"
 
 
 # -- priority -----------------------------------------------------------------------------

@@ -13,14 +13,6 @@ from llumctl.app import run
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def shown(status: ClusterStatus, capsys: Captured, *options: str) -> tuple[int, str, str]:
     with controller(status) as url:
         remember(url)

@@ -25,13 +25,6 @@ STARTING = cluster(
 )
 
 
-@pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("LLUMCTL_CONFIG", raising=False)
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What `up` and `down` were called with; `script` is the news they report."""

@@ -1,7 +1,6 @@
 """`llumctl wait`: reading conditions, judging them, and waiting until they hold."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from cli_process import interrupted, llumctl
@@ -33,11 +32,7 @@ READY = cluster(instance("i-0", num_running_reqs=0, num_waiting_reqs=0))
 
 
 @pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "POLL_S", 0.01)
 
 

@@ -43,7 +43,7 @@ class Bed:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.mover.TIMED_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)

@@ -61,8 +61,7 @@ class Bed:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.rank_calls.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.05)
     async with listening() as (listener, client):
         yield Bed(listener, client)
@@ -110,6 +109,14 @@ async def test_a_dry_run_changes_nothing(bed: Bed) -> None:
     assert (found.previous, found.level, found.dry_run) == ("normal", "high", True)
     assert not bed.audited()
     assert (await bed.report(level="normal")).previous == "normal"
+
+
+async def test_the_level_that_it_has_changes_nothing_and_leaves_no_trace(bed: Bed) -> None:
+    before = bed.cluster.controller.journal.log.last_position
+    found = await bed.report(level="normal", reason="again")
+    assert (found.previous, found.level, found.instance_id) == ("normal", "normal", "i-0")
+    assert not bed.audited()
+    assert bed.cluster.controller.journal.log.last_position == before
 
 
 async def test_a_level_that_there_is_not(bed: Bed) -> None:

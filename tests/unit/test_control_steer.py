@@ -98,7 +98,7 @@ async def _run(happen: Callable[[], None]) -> None:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
@@ -222,6 +222,32 @@ async def test_whether_an_order_would_change_a_drain_that_goes_on(bed: Bed) -> N
     assert (await bed.drain(dry_run=True, reason="a fan")).changes, "without a deadline from now on"
 
 
+async def test_the_same_order_again_changes_nothing_and_leaves_no_trace(bed: Bed) -> None:
+    first = await bed.drain(reason="a fan")
+    num_audited, events = len(bed.audited()), bed.controller.journal.log.last_position
+    again = await bed.drain(reason="a fan")
+    assert (again.drain_id, again.revision, again.changes) == (first.drain_id, 1, False)
+    assert (again.state, again.num_requests_left) == ("draining", 1)
+    assert (bed.revision, len(bed.audited())) == (1, num_audited)
+    assert bed.controller.journal.log.last_position == events
+    assert await bed.refused("instances/i-0/drain", reason="a fan", if_revision=0) == (
+        409,
+        "revision_conflict",
+    )
+
+
+async def test_a_drain_of_one_that_is_to_be_removed_is_another_order_once(bed: Bed) -> None:
+    """From then on it drains on, should it not be removed after all."""
+    (going,) = (await bed.scale(change=-1)).draining
+    found = [await bed.drain(going.instance_id, dry_run=dry) for dry in (True, False, True, False)]
+    assert [each.changes for each in found] == [True, True, False, False]
+    assert all(each.removes_instance for each in found)
+    await bed.scale(change=1)
+    (drains_on,) = await bed.drains()
+    assert (drains_on.instance_id, drains_on.removes_instance) == (going.instance_id, False)
+    assert bed.revision == 3
+
+
 async def test_several_of_one_command_are_checked_and_planned_together(bed: Bed) -> None:
     (planned,) = (await bed.drain(dry_run=True, with_ids=["i-1"])).plan
     assert planned.to_instance_id == "i-2", "the other one is no destination"
@@ -297,6 +323,24 @@ async def test_undrain_takes_it_back(bed: Bed) -> None:
     assert (bed.revision, len(bed.audited())) == (2, 4)
 
 
+async def test_a_dry_run_of_undrain_does_not_keep_others_waiting(bed: Bed) -> None:
+    """Though the frontends, which it asks, say nothing for a while."""
+    await bed.drain()
+    ask, asked = bed.controller.departures.of, asyncio.Event()
+
+    async def silent(*args: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(60)
+        return await ask(*args)
+
+    bed.controller.departures.of = silent  # type: ignore[method-assign]
+    looking = asyncio.create_task(bed.undrain(dry_run=True))
+    async with asyncio.timeout(10):
+        await asked.wait()
+        assert (await bed.undrain()).state == "active"
+    looking.cancel()
+
+
 async def test_undrain_looks_at_the_revision_again_once_it_is_on_the_record(bed: Bed) -> None:
     await bed.drain()
     bed.while_recording("undrain i-0", lambda: bed.ends_by_itself("i-0"))
@@ -329,6 +373,27 @@ async def test_scale_out_and_in(bed: Bed) -> None:
     ]
     back = await bed.scale(target=3)
     assert (back.previous, back.undrained, back.added) == (2, ("i-1",), ())
+
+
+async def test_one_that_could_not_be_launched_yet_is_starting(bed: Bed) -> None:
+    """Who waits for it is not told that there is none."""
+    launch = bed.cluster.launcher.launch_instance
+
+    def fails(_instance_id: str) -> None:
+        raise ConnectionError
+
+    bed.cluster.launcher.launch_instance = fails  # type: ignore[method-assign]
+    assert (await bed.scale(change=1)).added == ("i-3",)
+    new = (await bed.status()).instances[-1]
+    assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
+    assert new.detail == "could not be launched; it is tried again"
+    bed.cluster.launcher.launch_instance = launch  # type: ignore[method-assign]
+    bed.cluster.now_s += 1.0
+    bed.controller.scaling.launch_missing()
+    assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]
+    await bed.scale(change=-1)
+    bed.controller.terminate("i-3")
+    assert "i-3" not in [each.id for each in (await bed.status()).instances], "it is on its way out"
 
 
 async def test_a_dry_run_of_scale_names_everything_and_does_nothing(bed: Bed) -> None:

@@ -267,7 +267,7 @@ async def test_what_a_member_could_not_tell_is_counted(both: Both) -> None:
 async def test_a_frontend_that_does_not_answer_is_named(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.request_query.PATIENCE_S", 0.05)
+    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.05)
     own, client = both
     listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
     assert (listed.requests, listed.silent_frontends) == ((), ("f-0",))

@@ -10,19 +10,11 @@ from cli_support import cluster, controller, remember
 
 from controller.api.doctor_models import Check, CheckResult
 from controller.api.settings import ClusterTable, ControlTable, EndpointTable, Settings
-from controller.main import doctor, doctor_resources
+from controller.main import doctor, doctor_resources, memory
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
 GIB = doctor_resources.GIB
-
-
-@pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -138,15 +130,15 @@ def test_weights_and_cache_count(tmp_path: Path) -> None:
 
 def test_memory_of_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(doctor_resources, "CGROUPS", ((str(tmp_path), *names),))
-    free = doctor_resources.available_bytes()
+    monkeypatch.setattr(memory, "CGROUPS", ((str(tmp_path), *names),))
+    free = memory.available_bytes()
     assert free > 1000
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    assert doctor_resources.available_bytes() == 400
+    assert memory.available_bytes() == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert doctor_resources.available_bytes() > 1000
+    assert memory.available_bytes() > 1000
 
 
 def test_ports() -> None:

@@ -15,7 +15,8 @@ import pytest
 from controller.adapters.embedded_model.architecture import KV_BYTES_PER_TOKEN, config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import Settings
-from controller.main import engine_args, preflight
+from controller.main import emulation, engine_args, preflight
+from controller.main import memory as memory_module
 from controller.main.start_errors import explain_failure, head_failure
 
 GIB = 1 << 30
@@ -31,8 +32,7 @@ def _known_engine_args(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def set_available(gib: float) -> None:
-        known = SimpleNamespace(available=int(gib * GIB))
-        monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: known)
+        monkeypatch.setattr(preflight, "available_bytes", lambda: int(gib * GIB))
 
     return set_available
 
@@ -272,6 +272,22 @@ def test_instances_that_do_not_fit_the_memory(
     assert "-n 0" not in caught.value.hint
 
 
+def test_a_container_has_its_limit_and_not_the_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, text in {"max": "100000", "current": "90000", "stat": "inactive_file 0"}.items():
+        (tmp_path / f"memory.{file}").write_text(text)
+    group = (str(tmp_path), "memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(memory_module, "CGROUPS", (group,))
+    model = Path(model_folder(tmp_path))
+    with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
+        preflight.check_memory({}, model, 1)
+    with pytest.raises(LlumctlError, match=r"0\.0 GiB are available"):
+        emulation.check_memory(1, 1)
+    args = preflight.engine_args(settings(model="m"), "m", 1, 0)
+    assert args["kv_cache_memory_bytes"] == 3000
+
+
 # -- GPUs, instances, threads -------------------------------------------------------------
 
 
@@ -361,7 +377,10 @@ def test_the_embedded_model_s_defaults_hold_a_request(
 ) -> None:
     memory(10)
     args = preflight.engine_args(settings(), "/folder", 2, gpus=0)
-    preflight.check_kv_cache(args, Path(model_folder(tmp_path)) / "config.json")
+    config_file = Path(model_folder(tmp_path)) / "config.json"
+    preflight.check_kv_cache(args, config_file)
+    with pytest.raises(UsageError, match="less than one request"):
+        preflight.check_kv_cache(args | {"kv_cache_memory_bytes": GIB >> 10}, config_file)
 
 
 # -- when it did not come up --------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Whether further instances would find room: GPUs that Ray has free, memory of this machine."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from controller.adapters.ray import launcher as launcher_module
@@ -20,9 +18,7 @@ def no_room(
     plan = ActorPlan("m:f", {}, num_gpus, num_bytes=num_bytes)
     resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
     monkeypatch.setattr(launcher_module.ray, "available_resources", lambda: resources)
-    memory = SimpleNamespace(available=available)
-    monkeypatch.setattr(launcher_module.psutil, "virtual_memory", lambda: memory)
-    return RayLauncher("n", "/logs", plan, plan).no_room(num_instances)
+    return RayLauncher("n", "/logs", plan, plan, lambda: available).no_room(num_instances)
 
 
 def test_gpus_that_ray_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +44,7 @@ def test_a_process_that_could_not_be_ended_is_ended_when_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = ActorPlan("m:f", {})
-    launcher = RayLauncher("n", "/logs", plan, plan)
+    launcher = RayLauncher("n", "/logs", plan, plan, lambda: 0)
     launcher._handles["i-0"] = "handle"
     killed: list[str] = []
 

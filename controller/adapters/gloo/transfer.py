@@ -172,6 +172,7 @@ class GlooKvTransfer:
         newest = self._incarnations.get(peer.instance_id, 0)
         if peer.incarnation > newest:
             self._incarnations[peer.instance_id] = peer.incarnation
+            self._accepted.pop((peer.instance_id, newest), None)
             for link in list(self._links.values()):
                 if link.peer.key == (peer.instance_id, newest):
                     self.forget(link.peer)

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Scope
 
+from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import (
     ApiError,
     error_response,
@@ -159,7 +160,7 @@ class ControlServer:
         return cluster_status(self._controller, self._labels, uptime_s)
 
     async def _status(self, _request: Request) -> Response:
-        return _json(self._status_now())
+        return json_answer(self._status_now())
 
     async def _scrape(self, _request: Request) -> Response:
         return Response(self._metrics(self._status_now()), media_type=self._metrics_type)
@@ -171,7 +172,9 @@ class ControlServer:
         except ValueError as error:
             raise ApiError(400, "bad_position", str(error), "llumctl events") from error
         events = tuple(event_model(event, position) for position, event in page.entries)
-        return _json(EventPage(events=events, next_position=page.next_position, missed=page.missed))
+        return json_answer(
+            EventPage(events=events, next_position=page.next_position, missed=page.missed)
+        )
 
     async def _watch(self, request: Request) -> Response:
         query = _query(request, WatchQuery)
@@ -194,16 +197,18 @@ class ControlServer:
 
     async def _requests(self, request: Request) -> Response:
         query = _query(request, RequestsQuery, repeatable=("state",))
-        return _json(await list_requests(self._controller, query))
+        return json_answer(await list_requests(self._controller, query))
 
     async def _request(self, request: Request) -> Response:
-        return _json(await find_request(self._controller, request.path_params["reference"]))
+        return json_answer(await find_request(self._controller, request.path_params["reference"]))
 
     async def _explain(self, request: Request) -> Response:
-        return _json(await explain_request(self._controller, request.path_params["reference"]))
+        return json_answer(
+            await explain_request(self._controller, request.path_params["reference"])
+        )
 
     async def _settings(self, _request: Request) -> Response:
-        return _json(self._live_settings.listed())
+        return json_answer(self._live_settings.listed())
 
     # -- acting --------------------------------------------------------------------------
 
@@ -212,33 +217,35 @@ class ControlServer:
         reference = request.path_params["reference"]
         migration = await find_migration(self._controller, reference, wanted)
         if wanted.dry_run:
-            return _json(await migration.plan())
+            return json_answer(await migration.plan())
         deed = (migration.action, migration.record.request_id)
         async with self._log.operation(
             request.scope, deed, reason=wanted.reason, lasts=True
         ) as operation:
             report = await migration.run()
             operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
-        return _json(report)
+        return json_answer(report)
 
     async def _priority(self, request: Request) -> Response:
         wanted = PriorityRequest.model_validate_json(await request.body() or b"{}")
         reference = request.path_params["reference"]
         change = await find_priority_change(self._controller, reference, wanted)
+        if change.is_so:
+            return json_answer(change.present())
         if wanted.dry_run:
-            return _json(await change.run())
+            return json_answer(await change.run())
         deed = (change.action, change.record.request_id)
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-            return _json(await change.run(operation.cause_id, operation.actor))
+            return json_answer(await change.run(operation.cause_id, operation.actor))
 
     async def _change_settings(self, request: Request) -> Response:
         patch = SettingsPatch.model_validate_json(await request.body())
         async with self._changing:
             planned = self._live_settings.planned(patch)
             if patch.dry_run or not planned.answer.changes:
-                return _json(planned.answer)
+                return json_answer(planned.answer)
             async with self._log.operation(request.scope, *planned.deeds, reason=patch.reason):
-                return _json(self._live_settings.make(planned))
+                return json_answer(self._live_settings.make(planned))
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""
@@ -250,7 +257,7 @@ class ControlServer:
         progress = StopProgress(
             stopped=self._controller.stopped, num_live_reqs=self._controller.num_live_reqs
         )
-        return _json(progress)
+        return json_answer(progress)
 
     async def _on_refused(self, scope: Scope, code: str) -> None:
         await self._log.note(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")
@@ -265,10 +272,6 @@ def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = 
         values = request.query_params.getlist(name)
         given[name] = values if name in repeatable else values[-1]
     return model.model_validate(given)
-
-
-def _json(model: BaseModel) -> Response:
-    return Response(model.model_dump_json(), media_type="application/json")
 
 
 async def _on_too_large(_request: Request, _error: Exception) -> Response:

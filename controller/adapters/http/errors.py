@@ -21,6 +21,12 @@ class ApiError(Exception):
         self.body = ErrorBody(code=code, message=message[:MAX_MESSAGE_CHARS], hint=hint)
 
 
+def no_such_instance(instance_id: str) -> ApiError:
+    return ApiError(
+        404, "no_such_instance", f"there is no instance {instance_id[:64]!r}", "llumctl status"
+    )
+
+
 def error_response(
     status: int,
     code: str,

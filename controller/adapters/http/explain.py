@@ -4,7 +4,7 @@ import time
 
 from controller.adapters.http.migrate import held_blocks
 from controller.adapters.http.requests import find_record, refusals_of
-from controller.adapters.http.views import request_detail, request_model
+from controller.adapters.http.views import event_model, request_model
 from controller.api.explain import explain
 from controller.api.explain_models import Explanation, Waiting
 from controller.core.migration.words import why
@@ -26,11 +26,10 @@ async def explain_request(controller: Controller, reference: str) -> Explanation
     """Of one that lives or that its frontend still remembers. Raises ApiError."""
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
-    now_s = time.time()
-    detail = request_detail(record, now_s)
+    history = [event_model(event) for event in record.history]
     return Explanation(
-        request=request_model(record, now_s, refusal),
-        steps=explain(detail.history, detail.num_forgotten),
+        request=request_model(record, time.time(), refusal),
+        steps=explain(history, record.num_forgotten),
         waiting=_waiting(controller, record),
         why_not_movable=why(refusal) if refusal else "",
         could_move_to=_could_move_to(controller, record) if refusal == "" else None,
@@ -45,18 +44,14 @@ def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
     snapshot = _snapshot(controller, record)
     if snapshot is None or snapshot.queue_head is None:
         return None  # it has not been seen there yet
-    head, now_s = snapshot.queue_head, controller.now_s()
+    head = snapshot.queue_head
     if head.request_id != record.request_id:
         return Waiting(
             code="behind",
             why=f"others are before it in the queue of {snapshot.instance_id}",
             figures={"num_waiting_reqs": snapshot.num_queued},
         )
-    cluster = [
-        each.snapshot
-        for each in controller.scheduler.instances.values()
-        if each.snapshot is not None and each.schedulable(now_s)
-    ]
+    cluster = controller.scheduler.schedulable_snapshots(controller.now_s())
     reason = queue_reason(snapshot, cluster)
     assert reason is not None
     return Waiting(
@@ -64,8 +59,8 @@ def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
         why=_QUEUE_WORDS[reason],
         figures={
             "needed_blocks": head.demand_blocks,
-            "free_blocks": _free_blocks(snapshot),
-            "cluster_free_blocks": sum(_free_blocks(each) for each in cluster),
+            "free_blocks": max(0, snapshot.admissible_blocks),
+            "cluster_free_blocks": sum(max(0, each.admissible_blocks) for each in cluster),
             "num_running_reqs": snapshot.num_running,
         },
     )
@@ -85,8 +80,3 @@ def _snapshot(controller: Controller, record: RequestRecord) -> InstanceSnapshot
     """Of its instance, as that last reported."""
     known = controller.scheduler.instances.get(record.instance_id or "")
     return None if known is None or known.incarnation != record.incarnation else known.snapshot
-
-
-def _free_blocks(snapshot: InstanceSnapshot) -> int:
-    """That a request may take."""
-    return max(0, snapshot.num_free_blocks - snapshot.watermark_blocks)

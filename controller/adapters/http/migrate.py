@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from controller.adapters.http.errors import ApiError
+from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
 from controller.api.move_models import MigrateRequest, MigrationReport, MovePlanned
@@ -12,8 +12,9 @@ from controller.core.migration.stages import MAX_STAGES
 from controller.core.migration.words import why
 from controller.core.request_record import ENDED, RequestRecord, RequestState
 from controller.core.snapshot import blocks_for
+from controller.runtime import move_calls
+from controller.runtime.calls import MemberDiedError
 from controller.runtime.controller import Controller
-from controller.runtime.move_calls import SourceDiedError
 from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.mover import Order
 
@@ -106,8 +107,8 @@ class Migration:
     async def _ask_plan(self, order: Order, target: str) -> MoveAnswered:
         mover = self.controller.mover
         try:
-            return await mover.calls.plan(
-                order.source_id, order.request_id, mover.destination(target)
+            return await move_calls.plan(
+                self.controller.calls, order.source_id, order.request_id, mover.destination(target)
             )
         except TimeoutError as error:
             raise ApiError(
@@ -116,7 +117,7 @@ class Migration:
                 f"instance {order.source_id}, which runs the request, did not answer in time",
                 "llumctl status",
             ) from error
-        except SourceDiedError as error:
+        except MemberDiedError as error:
             raise ApiError(
                 409,
                 "not_serving",
@@ -135,7 +136,7 @@ class Migration:
                 f"llumctl requests {self.record.request_id}",
             )
         if target is not None and target not in statuses:
-            raise _no_such_instance(target)
+            raise no_such_instance(target)
 
     def _order(self) -> Order:
         """A request that waits holds no blocks."""
@@ -209,7 +210,7 @@ async def find_migration(
     if wanted.to is not None and (
         wanted.to not in members or members[wanted.to].kind != "instance"
     ):
-        raise _no_such_instance(wanted.to)
+        raise no_such_instance(wanted.to)
     record = await find_record(controller, reference)
     request_id, source_id = record.request_id, record.instance_id
     if record.state in ENDED:
@@ -236,12 +237,6 @@ async def find_migration(
             where = f"instance {instance_id}, which {role}," if role else f"instance {instance_id}"
             raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
     return Migration(controller, record, source_id, wanted, controller.mover.next_migration_id())
-
-
-def _no_such_instance(instance_id: str) -> ApiError:
-    return ApiError(
-        404, "no_such_instance", f"there is no instance {instance_id!r}", "llumctl status"
-    )
 
 
 def unschedulable(controller: Controller, instance_id: str) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from controller.adapters.http.errors import ApiError
-from controller.api.audit import AuditLog, printable
+from controller.api.audit import AuditLog, one_short_line
 from controller.api.errors import LlumctlError
 from controller.runtime.journal import Journal
 from controller.runtime.spec_keeper import RevisionConflictError
@@ -92,7 +92,7 @@ class OperatorLog:
     def _tell(
         self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
     ) -> None:
-        because = f": {printable(reason)}" if reason else ""
+        because = f": {one_short_line(reason)}" if reason else ""
         for action, _ in deeds:
             self._journal.operator(
                 operation.cause_id, operation.actor, f"{action} ({outcome}){because}"
@@ -103,7 +103,7 @@ def actor_of(scope: Scope) -> str:
     """Who says to be calling, and from where."""
     claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
     client = scope.get("client")
-    return printable(f"{claimed} from {client[0] if client else 'here'}")
+    return one_short_line(f"{claimed} from {client[0] if client else 'here'}")
 
 
 def _failure(error: BaseException) -> str:

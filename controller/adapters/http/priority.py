@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.requests import find_record
-from controller.api.audit import printable
+from controller.api.audit import one_short_line
 from controller.api.steer_models import PriorityReport, PriorityRequest
 from controller.core.request_record import ENDED, RequestRecord
 from controller.core.snapshot import Level
+from controller.runtime.calls import MemberDiedError
 from controller.runtime.controller import Controller
-from controller.runtime.rank_calls import FrontendDiedError
+from controller.runtime.steer_messages import RankChangeAnswered, RankChangeAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class PriorityChange:
         """For the audit log."""
         return f"priority {self.record.request_id} {self.level.name}, was {self.record.level}"
 
+    @property
+    def is_so(self) -> bool:
+        """The request has that level already."""
+        return self.record.level == self.level.name
+
+    def present(self) -> PriorityReport:
+        return self._report(self.record.level, self.record.instance_id)
+
     async def run(self, cause_id: str = "", actor: str = "") -> PriorityReport:
         """Done when the request's frontend has noted it: from then on it counts, wherever the
         request is. Raises ApiError."""
@@ -34,14 +43,17 @@ class PriorityChange:
         if frontend is None or not frontend.alive:  # while this went on the record
             raise ended(record, f"its frontend {record.frontend_id} died")
         try:
-            answer = await self.controller.ranks.change(
+            answer: RankChangeAnswered = await self.controller.calls.ask(
                 record.frontend_id,
-                record.request_id,
-                self.level.rank,
-                cause_id=cause_id,
-                actor=actor,
-                reason=printable(wanted.reason),
-                dry_run=wanted.dry_run,
+                lambda query_id: RankChangeAsked(
+                    query_id,
+                    record.request_id,
+                    self.level.rank,
+                    cause_id=cause_id,
+                    actor=actor,
+                    reason=one_short_line(wanted.reason),
+                    dry_run=wanted.dry_run,
+                ),
             )
         except TimeoutError as error:
             raise ApiError(
@@ -51,17 +63,20 @@ class PriorityChange:
                 " it may still change the priority",
                 f"llumctl requests {record.request_id}",
             ) from error
-        except FrontendDiedError as error:
+        except MemberDiedError as error:
             raise ended(record, f"its frontend {record.frontend_id} died") from error
         if answer.code:
             raise ended(record, "it ended meanwhile")
+        return self._report(answer.previous_level, answer.instance_id)
+
+    def _report(self, previous: str, instance_id: str | None) -> PriorityReport:
         return PriorityReport(
-            request_id=record.request_id,
-            client_id=record.client_request_id,
-            previous=answer.previous_level,
+            request_id=self.record.request_id,
+            client_id=self.record.client_request_id,
+            previous=previous,
             level=self.level.name,
-            instance_id=answer.instance_id,
-            dry_run=wanted.dry_run,
+            instance_id=instance_id,
+            dry_run=self.wanted.dry_run,
         )
 
 

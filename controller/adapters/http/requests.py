@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.adapters.http.errors import ApiError
+from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.views import request_detail, request_model
 from controller.api.models import RequestDetail, RequestList, RequestState
 from controller.core.request_record import ENDED, Match, RequestRecord
 from controller.core.request_record import RequestState as CoreState
+from controller.runtime import move_calls
 from controller.runtime.controller import Controller
+from controller.runtime.request_query import find_requests
 
 MAX_REFERENCE_CHARS = 256
 _LISTED_MATCHES = 10
@@ -31,10 +33,9 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
     """Raises ApiError for an instance that there is not."""
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
-        raise ApiError(
-            404, "no_such_instance", f"there is no instance {query.instance!r}", "llumctl status"
-        )
-    found = await controller.queries.ask(
+        raise no_such_instance(query.instance)
+    found = await find_requests(
+        controller.calls,
         _serving_frontends(controller),
         instance_id=query.instance,
         states=tuple(CoreState(state.value) for state in query.state),
@@ -70,8 +71,12 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
             f" of up to {MAX_REFERENCE_CHARS} characters",
             "llumctl requests",
         )
-    found = await controller.queries.ask(
-        _serving_frontends(controller), matching=reference, history=True, max_requests=100
+    found = await find_requests(
+        controller.calls,
+        _serving_frontends(controller),
+        matching=reference,
+        history=True,
+        max_requests=100,
     )
     # The best come first, and of those the ones that live.
     best = found.requests[0].match(reference) if found.requests else Match.NONE
@@ -105,7 +110,7 @@ async def refusals_of(
         member = controller.roster.members.get(record.instance_id or "")
         if record.state in _ON_AN_INSTANCE and member is not None and member.serving:
             by_instance.setdefault(member.member_id, []).append(record.request_id)
-    answers = await controller.mover.calls.refusals(by_instance)
+    answers = await move_calls.refusals(controller.calls, by_instance)
     return {
         request_id: answer.get(request_id, "")
         for instance_id, answer in answers.items()

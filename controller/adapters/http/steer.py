@@ -13,11 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from controller.adapters.http.errors import ApiError
+from controller.adapters.http.answers import json_answer
+from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.idempotency import Endpoint
 from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
-from controller.adapters.http.steer_reports import SteerReports, deadline_of, scale_report
-from controller.api.models import WireModel
+from controller.adapters.http.steer_reports import (
+    SteerReports,
+    deadline_of,
+    differs,
+    scale_report,
+)
 from controller.api.steer_models import (
     DrainList,
     DrainRequest,
@@ -61,33 +66,43 @@ class SteerApi:
             sorted(keeper.spec.drains), keeper.revision, lately=True
         )
         # One may have ended while the frontends were asked.
-        return _json(DrainList(drains=tuple(r for r in reports if r.drain_id)))
+        return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
 
     async def _drain(self, request: Request) -> Response:
         wanted = DrainRequest.model_validate_json(await request.body() or b"{}")
         instance_id = self._instance_id(request)
         if wanted.dry_run:
             self._check_drain(instance_id, wanted)
-            return _json(await self._reports.planned(instance_id, wanted, wanted.with_ids))
+            return json_answer(await self._reports.planned(instance_id, wanted, wanted.with_ids))
         async with self._changing:
             self._check_drain(instance_id, wanted)
-            deed = (f"drain {instance_id}{_until(wanted)}", instance_id)
-            async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-                self._check_drain(instance_id, wanted)  # the disk may have taken its time
-                self._controller.drains.begin([_order(instance_id, wanted, operation)])
-                revision = self._controller.keeper.revision
+            keeper = self._controller.keeper
+            changes, revision = (
+                differs(keeper.spec.drains.get(instance_id), wanted),
+                keeper.revision,
+            )
+            if changes:
+                revision = await self._begin_drain(request, instance_id, wanted)
         report = await self._reports.of(instance_id, revision)
-        return _json(report.model_copy(update={"changes": True}))
+        return json_answer(report.model_copy(update={"changes": changes}))
+
+    async def _begin_drain(self, request: Request, instance_id: str, wanted: DrainRequest) -> int:
+        """The revision that it leaves."""
+        deed = (f"drain {instance_id}{_until(wanted)}", instance_id)
+        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+            self._check_drain(instance_id, wanted)  # the disk may have taken its time
+            self._controller.drains.begin([_order(instance_id, wanted, operation)])
+            return self._controller.keeper.revision
 
     async def _undrain(self, request: Request) -> Response:
         wanted = UndrainRequest.model_validate_json(await request.body() or b"{}")
         instance_id = self._instance_id(request)
+        if wanted.dry_run:
+            self._check_undrain(instance_id, wanted)
+            report = await self._reports.of(instance_id, self._controller.keeper.revision)
+            return json_answer(report.model_copy(update={"dry_run": True, "changes": True}))
         async with self._changing:
             self._check_undrain(instance_id, wanted)
-            revision = self._controller.keeper.revision
-            if wanted.dry_run:
-                report = await self._reports.of(instance_id, revision)
-                return _json(report.model_copy(update={"dry_run": True, "changes": True}))
             async with self._log.operation(
                 request.scope, (f"undrain {instance_id}", instance_id), reason=wanted.reason
             ) as operation:
@@ -96,17 +111,17 @@ class SteerApi:
                 self._controller.drains.end(instance_id, why_ended, operation.actor)
                 revision = self._controller.keeper.revision
         report = await self._reports.of(instance_id, revision)
-        return _json(report.model_copy(update={"changes": True}))
+        return json_answer(report.model_copy(update={"changes": True}))
 
     async def _scale(self, request: Request) -> Response:
         wanted = ScaleRequest.model_validate_json(await request.body())
         if wanted.dry_run:
-            return _json(await self._reports.planned_scale(self._scale_plan(wanted), wanted))
+            return json_answer(await self._reports.planned_scale(self._scale_plan(wanted), wanted))
         keeper = self._controller.keeper
         async with self._changing:
             plan = self._scale_plan(wanted)
             if not plan.changes:
-                return _json(scale_report(plan, keeper.revision))
+                return json_answer(scale_report(plan, keeper.revision))
             deeds = _scale_deeds(plan, wanted)
             async with self._log.operation(
                 request.scope, *deeds, reason=wanted.reason
@@ -115,7 +130,7 @@ class SteerApi:
                 added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
                 revision = keeper.revision
         reports = await self._reports.several(plan.drained, revision)
-        return _json(scale_report(plan, revision, added, reports))
+        return json_answer(scale_report(plan, revision, added, reports))
 
     # -- checks --------------------------------------------------------------------------
 
@@ -127,12 +142,7 @@ class SteerApi:
     def _check_still_there(self, instance_id: str) -> None:
         member = self._controller.roster.members.get(instance_id)
         if member is None or member.kind != "instance":
-            raise ApiError(
-                404,
-                "no_such_instance",
-                f"there is no instance {instance_id[:64]!r}",
-                "llumctl status",
-            )
+            raise no_such_instance(instance_id)
 
     def _check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError."""
@@ -214,7 +224,3 @@ def _as_api_errors() -> Iterator[None]:
     except SteerRefusedError as error:
         status = 400 if error.code == "max_instances" else 409  # whatever the cluster is like
         raise ApiError(status, error.code, error.message, error.hint) from error
-
-
-def _json(model: WireModel) -> Response:
-    return Response(model.model_dump_json(), media_type="application/json")

@@ -100,7 +100,7 @@ class SteerReports:
                 "dry_run": True,
                 "reason": wanted.reason,
                 "removes_instance": removes or bool(order and order.removes),
-                "changes": _differs(order, wanted),
+                "changes": differs(order, wanted),
             }
         )
 
@@ -145,13 +145,16 @@ def deadline_of(wanted: DrainRequest | ScaleRequest) -> float | None:
     return None if wanted.deadline_s is None else time.time() + wanted.deadline_s
 
 
-def _differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> bool:
+def differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> bool:
     """Whether an order given now would be another one than that which holds. A deadline counts
     from now: it is another one each time."""
     if before is None or isinstance(wanted, ScaleRequest) or wanted.deadline_s is not None:
         return True
-    held = (before.deadline_s, before.on_deadline, before.reason)
-    return held != (None, wanted.on_deadline, wanted.reason)
+    if before.removes and before.plain is None:
+        return True  # it is to drain on, should the instance not be removed after all
+    orders = (before,) if before.plain is None else (before, before.plain)
+    held = {(each.deadline_s, each.on_deadline, each.reason) for each in orders}
+    return held != {(None, wanted.on_deadline, wanted.reason)}
 
 
 def _stays(departure: Departure) -> bool:
@@ -162,7 +165,7 @@ def _cannot_move(departure: Departure) -> CannotMove:
     request = departure.request
     return CannotMove(
         request_id=request.request_id,
-        client_id=request.client_id,
+        client_id=departure.client_id,
         code=departure.code,
         why=_why(departure),
     )
@@ -172,9 +175,9 @@ def _planned_departure(departure: Departure) -> PlannedDeparture:
     request = departure.request
     return PlannedDeparture(
         request_id=request.request_id,
-        client_id=request.client_id,
+        client_id=departure.client_id,
         num_tokens=request.num_tokens,
-        num_blocks=departure.num_blocks,
+        num_blocks=request.num_blocks,
         to_instance_id=departure.destination_id,
         code=departure.code,
         why=_why(departure),
@@ -186,7 +189,7 @@ def _why(departure: Departure) -> str:
     if departure.destination_id is not None:
         return ""
     if departure.code == MoveRefusal.NO_BLOCKS:
-        return f"no instance has {departure.num_blocks} free blocks"
+        return f"no instance has {departure.request.num_blocks} free blocks"
     if departure.code == MoveRefusal.NO_SLOT:
         return "every instance with room for it has a full batch"
     if departure.code == NO_DESTINATION:

@@ -24,6 +24,7 @@ from controller.core.freeness import freeness
 from controller.core.instance_record import InstanceRecord
 from controller.core.queue_reason import queue_reason
 from controller.core.request_record import RequestRecord
+from controller.core.scaling import planned_instances
 from controller.core.snapshot import InstanceSnapshot
 from controller.core.virtual_usage import instance_virtual_usage, total_headroom_blocks
 from controller.runtime.controller import Controller
@@ -40,14 +41,13 @@ class ClusterLabels:
 
 def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
     now_s = controller.now_s()
-    schedulable = [
-        record.snapshot
-        for record in controller.scheduler.instances.values()
-        if record.snapshot is not None and record.schedulable(now_s)
-    ]
-    instances = tuple(
-        _instance(controller, member, schedulable, now_s)
-        for member in controller.roster.instances()
+    schedulable = controller.scheduler.schedulable_snapshots(now_s)
+    instances = (
+        *(
+            _instance(controller, each, schedulable, now_s)
+            for each in controller.roster.instances()
+        ),
+        *_not_launched(controller),
     )
     frontends = tuple(_frontend(member, now_s) for member in controller.roster.frontends())
     state, detail = _cluster_state(controller, [*instances, *frontends])
@@ -169,6 +169,21 @@ def _instance(
             "age_s": round(now_s - record.last_report_s, 3),
         }
     )
+
+
+def _not_launched(controller: Controller) -> list[InstanceStatus]:
+    """Wanted, but there was no way to start them yet."""
+    return [
+        InstanceStatus(
+            id=instance_id,
+            state=InstanceState.STARTING,
+            detail="could not be launched; it is tried again",
+            incarnation=0,
+            drain=_drain(controller, instance_id),
+        )
+        for instance_id in planned_instances(controller.keeper.spec)
+        if instance_id not in controller.roster.members
+    ]
 
 
 def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:

@@ -1,10 +1,10 @@
 """A Launcher on Ray: detached, named actors in the cluster's namespace."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 import ray
 
 from controller.adapters.ray.member import RayMember
@@ -32,6 +32,8 @@ class RayLauncher:
     log_dir: str
     instance: ActorPlan
     frontend: ActorPlan
+    available_bytes: Callable[[], int]
+    """Of memory, for what is launched."""
     _handles: dict[str, Any] = field(default_factory=dict)
 
     def launch_instance(self, instance_id: str) -> None:
@@ -48,7 +50,7 @@ class RayLauncher:
             if free < num_gpus:
                 return f"{num_gpus} GPUs are needed, Ray has {free} free"
         num_bytes = num_instances * self.instance.num_bytes
-        available = psutil.virtual_memory().available
+        available = self.available_bytes()
         if num_bytes > available:
             needed = f"about {num_bytes / GIB:.1f} GiB are needed"
             return f"{needed}, {available / GIB:.1f} GiB are available"

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from controller.api.key_file import parse_line
 
-# A load balancer and a metrics collector have no key, and these tell no secrets.
-OPEN_PATHS = frozenset({"/health", "/metrics"})
-
 
 class ApiKeys:
     """`lines` as in `key_file`. Holds digests of the keys only; a comparison's time tells nothing
@@ -19,20 +16,18 @@ class ApiKeys:
         self._digests = [_digest(each.key.encode()) for each in parsed]
         self._levels = [each.levels for each in parsed]
 
-    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        return not self._digests or path in OPEN_PATHS or self._place(headers) is not None
-
-    def levels(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
-        """Names of those that may be asked for with the key of these headers; empty: all."""
-        place = self._place(headers)
-        return () if place is None else self._levels[place]
-
-    def _place(self, headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...] | None:
+        """Names of the levels that may be asked for with the key of these headers; empty: all.
+        None: it is none of ours."""
+        if not self._digests:
+            return ()
         scheme, _, key = next((v for k, v in headers if k == b"authorization"), b"").partition(b" ")
         given = _digest(key.strip())
         # All of them, whichever it is: no early way out.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return known.index(True) if scheme.lower() == b"bearer" and any(known) else None
+        if scheme.lower() != b"bearer" or not any(known):
+            return None
+        return self._levels[known.index(True)]
 
 
 def _digest(key: bytes) -> bytes:

@@ -197,11 +197,8 @@ class DestinationMove:
     def _committed_again(self, _said: Said) -> Instructions:
         return [self._committed()]
 
-    def _note(self, _said: Said) -> Instructions:
-        self._noted = True
-        return []
-
-    def _source_died_after(self, _event: object) -> Instructions:
+    def _note(self, _event: object) -> Instructions:
+        """The source has let go of the request: it says so, or is dead."""
         self._noted = True
         return []
 
@@ -324,7 +321,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.APPLYING, Verb.END): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, ClientLeft): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, Verb.ABORT): rule(move._drop_later, _D.APPLYING),
-        (_D.APPLYING, SourceDied): rule(move._source_died_after, _D.APPLYING),
+        (_D.APPLYING, SourceDied): rule(move._note, _D.APPLYING),
         (_D.FREEING, StageReceived): rule(move._freed, _D.ABORTED),
         (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
         (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
@@ -333,7 +330,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.COMMITTED, Verb.END): rule(move._end, _D.COMMITTED),
         (_D.COMMITTED, Verb.PRIORITY): rule(move._set_rank, _D.COMMITTED),
         (_D.COMMITTED, OwnerAsked): rule(move._moved, _D.COMMITTED),
-        (_D.COMMITTED, SourceDied): rule(move._source_died_after, _D.COMMITTED),
+        (_D.COMMITTED, SourceDied): rule(move._note, _D.COMMITTED),
     }
     for state in LEASED:
         called_off = _D.FREEING if state is _D.RECEIVING else _D.ABORTED
@@ -346,7 +343,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         for past in (SourceDied, ClientLeft, Verb.NOTED):
             table[state, past] = rule(move._ignore, state)
     for state in (_D.APPLYING, _D.COMMITTED):
-        for late in (Verb.PRE_ALLOC, Verb.COMMIT, ClientLeft):
+        for late in (Verb.PRE_ALLOC, ClientLeft):
             table.setdefault((state, late), rule(move._ignore, state))
     for answer in _ANSWERS:
         table[_D.ABORTED, answer] = rule(move._ignore, _D.ABORTED)

@@ -5,7 +5,7 @@ event without a rule raises and changes nothing; `late` lists what a network may
 time, which is ignored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -50,7 +50,3 @@ def follow(table: Table[State], state: State, machine: object, event: object) ->
     if state not in rule.to:
         raise AssertionError(f"{event} led to {state}, which its rule does not name")
     return state, instructions
-
-
-def triggers(table: Table[State], state: State) -> Sequence[Trigger]:
-    return [trigger for known, trigger in table if known is state]

@@ -38,7 +38,6 @@ class Verb(StrEnum):
 FROM_SOURCE = frozenset(
     {Verb.PRE_ALLOC, Verb.COMMIT, Verb.ABORT, Verb.END, Verb.PRIORITY, Verb.NOTED}
 )
-FROM_DESTINATION = frozenset(Verb) - FROM_SOURCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ one that takes all that comes while the limit lets little through (`too_slow`)."
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One stage's copy as the source saw it; waits for the bandwidth limit are part of the time."""
+    """One stage's copy, as one side saw it; waits for the bandwidth limit are part of the time."""
 
     num_blocks: int
     num_bytes: int
@@ -89,7 +89,7 @@ class MoveInFlight:
     stage: int
     num_blocks_copied: int
     num_blocks: int
-    """Of the request at the moment: full ones, and the one that is being filled."""
+    """Of the request: full ones, and the one that is being filled; none while it is queued."""
     reason: str
     age_s: float
 

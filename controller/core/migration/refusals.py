@@ -27,6 +27,20 @@ class MoveRefusal(StrEnum):
     DRAINING = "draining"
 
 
+LASTING = frozenset(
+    {
+        MoveRefusal.MULTIMODAL,
+        MoveRefusal.PROMPT_EMBEDS,
+        MoveRefusal.POOLING,
+        MoveRefusal.STREAMED_PROMPT,
+        MoveRefusal.SPECULATIVE,
+        MoveRefusal.KV_GROUPS,
+        MoveRefusal.MODEL_RUNNER,
+        MoveRefusal.PARALLEL,
+    }
+)
+"""A request that its source refuses for one of these never moves."""
+
 SENTENCES = {
     MoveRefusal.UNKNOWN: "the instance does not run this request",
     MoveRefusal.IN_PREFILL: "its prompt is still being computed",

@@ -119,6 +119,8 @@ class SourceMove:
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
         """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken
         none of the bytes that were there for it. Mutates."""
+        if self.over and not self._unanswered:
+            return []  # it is remembered for what comes late, and nothing is due
         clock = self._clock
         up = None if self._must_be_told else clock.gives_up(self.state, now_s, stalled_s)
         if up is not None:
@@ -371,8 +373,6 @@ _LATE = (
     RequestEvicted,
     PriorityChanged,
     MoveCancelled,
-    EpochFenced,
-    AlreadyMoved,
     Verb.PRE_ALLOCATED,
 )
 """What may still come when a move is over: answers to what was asked before."""

@@ -71,12 +71,15 @@ class SourceClock:
 
     def _patience_s(self, state: SourceState) -> float:
         timing = self._timing
-        return {
-            _S.PRE_ALLOCATING: timing.answer_timeout_s,
-            _S.COPYING: timing.stage_timeout_s + LIMIT_SLACK * self.copy_time_s,
-            _S.SUSPENDING: timing.stage_timeout_s,
-            _S.SUSPENDED: timing.suspended_timeout_s,
-            _S.COMMITTING: timing.answer_timeout_s,
-            _S.KEPT: timing.lease_s,
-            _S.ENDED: timing.lease_s,
-        }.get(state, float("inf"))
+        match state:
+            case _S.PRE_ALLOCATING | _S.COMMITTING:
+                return timing.answer_timeout_s
+            case _S.COPYING:
+                return timing.stage_timeout_s + LIMIT_SLACK * self.copy_time_s
+            case _S.SUSPENDING:
+                return timing.stage_timeout_s
+            case _S.SUSPENDED:
+                return timing.suspended_timeout_s
+            case _S.KEPT | _S.ENDED:
+                return timing.lease_s
+        return float("inf")

@@ -72,7 +72,8 @@ class MoveCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EpochFenced:
-    """The frontend reads nothing below hop + 2 for this request."""
+    """The frontend reads nothing below hop + 2 for this request. For who asked, and waits: an
+    answer to a question that was repeated is not passed on."""
 
 
 @dataclass(frozen=True, slots=True)

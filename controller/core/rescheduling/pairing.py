@@ -2,8 +2,8 @@
 
     defrag      sources are below one threshold, destinations above another; the lowest source
                 goes with the highest destination, the next with the next
-    balanced    no thresholds: the lowest goes with the highest while it would still be the lower
-                of the two after a request of average size has moved
+    balanced    no thresholds: the lowest goes with the highest if it would still be the lower
+                of the two after a request of average size has moved, else the next lowest does
 
 A draining instance is below all others. Each instance is in one pair at most. Pairs may be left
 out: the source then takes the freest destination that remains for it, and whoever comes after it
@@ -135,19 +135,16 @@ def _matched(
     suits: Callable[[InstanceLoad, InstanceLoad], bool],
 ) -> LoadPairs:
     """The lowest source takes the freest destination that is not left out for it, then the next
-    one does of those that remain. Who is not suited to the freest of all ends it: nobody after it
-    would be. With nothing left out these are the i-th source and the i-th destination."""
+    one does of those that remain. Who is not suited to that one leaves it to the next: a source of
+    smaller requests may be. Where all suit and nothing is left out, these are the i-th source and
+    the i-th destination."""
     free, used = sorted(destinations, key=_highest_first), set[str]()
     pairs = []
     for source in sorted(sources, key=_lowest_first):
         if source.instance_id in used:
             continue
         place = _first_for(source, free, left_out)
-        if place is None:
-            continue
-        if not suits(source, free[place]):
-            if place == 0:
-                break
+        if place is None or not suits(source, free[place]):
             continue
         destination = free.pop(place)
         used.add(destination.instance_id)

@@ -56,6 +56,22 @@ def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> 
     )
 
 
+def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
+    """The instance once all of these wait there, behind the head that it has."""
+    waiting = sorted(arriving, key=lambda c: c.queue_order)
+    if not waiting:
+        return snapshot
+    bs = snapshot.block_size
+    return replace(
+        snapshot,
+        num_queued=snapshot.num_queued + len(waiting),
+        queued_demand_blocks=snapshot.queued_demand_blocks
+        + sum(c.demand_blocks(bs) for c in waiting),
+        queue_head=snapshot.queue_head or _as_head(waiting[0], bs),
+        num_evicted_queued=snapshot.num_evicted_queued + sum(c.evicted for c in waiting),
+    )
+
+
 def _as_head(candidate: Candidate, block_size: int) -> QueueHead:
     return QueueHead(
         candidate.request_id,

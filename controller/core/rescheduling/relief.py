@@ -18,12 +18,13 @@ from enum import StrEnum
 from controller.core.choose_destination import lacks
 from controller.core.event_log import Number
 from controller.core.freeness import finite, freeness
+from controller.core.migration.refusals import LASTING
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
-from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
+from controller.core.rescheduling.worth import Link, Worth, head_wait, weigh
 from controller.core.snapshot import InstanceSnapshot, Level
 from controller.core.virtual_usage import headroom_blocks
 
@@ -116,14 +117,13 @@ class _Relief:
             if self._balancing
             else view.config.source_below_steps
         )
-        head = self._source.queue_head
-        ranks = [c.rank for c in self._staying if not c.queued]
-        self._lowest_rank = min([head.rank, *ranks] if head else ranks, default=0)
+        self._tried = self._taken_by_policy()
+        may_go = [c.rank for c in self._tried if c.refusal not in LASTING]
+        self._lowest_rank = min(may_go, default=0)
+        """Of those that may go, now or soon: nobody waits for one that never will."""
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
-        self._head_wait = (
-            head_wait(self._source, self._staying, self._step_time_s) if head else HeadWait()
-        )
+        self._head_wait = head_wait(self._source, self._staying, self._step_time_s)
 
     def reason(self) -> MoveReason | None:
         """None: it is no source any more."""
@@ -139,15 +139,16 @@ class _Relief:
     def in_turn(self) -> list[Candidate]:
         if self._draining:
             return departing_in_turn(self._staying, self._config.victim)
-        victims = VICTIMS[self._config.victim]
-        head = self._source.queue_head
+        return sorted(self._tried, key=VICTIMS[self._config.victim].turn)
+
+    def _taken_by_policy(self) -> list[Candidate]:
+        victims, head = VICTIMS[self._config.victim], self._source.queue_head
         head_id = head.request_id if head is not None and victims.takes_head else None
-        tried = [
+        return [
             c
             for c in self._staying
             if (c.request_id == head_id if c.queued else victims.takes_running)
         ]
-        return sorted(tried, key=victims.turn)
 
     # -- what speaks against it ------------------------------------------------------------
 
@@ -170,8 +171,8 @@ class _Relief:
         return refusal
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
-        """It would take its headroom along. So it leaves only when nobody of a lower rank is left,
-        and only what is a source without any headroom wins by that."""
+        """It would take its headroom along. So it leaves only when nobody of a lower rank is left
+        who may, and only what is a source without any headroom wins by that."""
         if candidate.queued or not self._has_headroom(candidate.rank):
             return None
         needed = self._steps_without_headroom < self._enough_steps
@@ -199,7 +200,7 @@ class _Relief:
             lacking,
             {
                 "needed_blocks": num_blocks,
-                "destination_free_blocks": to.num_free_blocks - to.watermark_blocks,
+                "destination_free_blocks": to.admissible_blocks,
                 "destination_num_running": to.num_running,
                 "destination_max_num_running": to.max_num_running,
             },

@@ -16,27 +16,10 @@ has left, the next one is the head.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+
+from controller.core.rescheduling.candidate import Candidate
 
 Turn = tuple[float, float, float, str]
-
-
-class Victim(Protocol):
-    """What an order looks at: a Candidate, or a request of a drain's plan."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def queued(self) -> bool: ...
-    @property
-    def arrival_time_s(self) -> float: ...
-
-
-AnyVictim = TypeVar("AnyVictim", bound=Victim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +27,24 @@ class VictimPolicy:
     """`turn` sorts the candidates: the first comes first. An instance that drains asks it for all
     of them, whichever kinds it would take."""
 
-    turn: Callable[[Victim], Turn]
+    turn: Callable[[Candidate], Turn]
     takes_running: bool = True
     takes_head: bool = False
 
 
-def _shortest(candidate: Victim) -> Turn:
+def _shortest(candidate: Candidate) -> Turn:
     return (0, candidate.rank, candidate.num_tokens, candidate.request_id)
 
 
-def _longest(candidate: Victim) -> Turn:
+def _longest(candidate: Candidate) -> Turn:
     return (0, candidate.rank, -candidate.num_tokens, candidate.request_id)
 
 
-def _last_come(candidate: Victim) -> Turn:
+def _last_come(candidate: Candidate) -> Turn:
     return (0, candidate.rank, -candidate.arrival_time_s, candidate.request_id)
 
 
-def _queue_first(candidate: Victim) -> Turn:
+def _queue_first(candidate: Candidate) -> Turn:
     return (0 if candidate.queued else 1, *_shortest(candidate)[1:])
 
 
@@ -77,11 +60,11 @@ VICTIMS: Mapping[str, VictimPolicy] = MappingProxyType(
 )
 
 
-def departing_in_turn(departing: Iterable[AnyVictim], victim: str) -> list[AnyVictim]:
+def departing_in_turn(departing: Iterable[Candidate], victim: str) -> list[Candidate]:
     """All that leave an instance that drains: the queue in its own order, which moves without a
     copy, then the running ones in that policy's."""
     turn = VICTIMS[victim].turn
     everybody = list(departing)
-    queued = [each for each in everybody if each.queued]
-    queued.sort(key=lambda each: (-each.rank, each.arrival_time_s, each.request_id))
-    return queued + sorted((each for each in everybody if not each.queued), key=turn)
+    queued = (each for each in everybody if each.queued)
+    running = (each for each in everybody if not each.queued)
+    return [*sorted(queued, key=lambda each: each.queue_order), *sorted(running, key=turn)]

@@ -70,21 +70,20 @@ class Worth:
 
 
 def head_wait(
-    source: InstanceSnapshot, candidates: Iterable[Candidate], step_time_s: float
+    source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
 ) -> HeadWait:
     """As if the running requests ended at their limits and nobody grew: a guess, which is why only
     the comparison with a copy is made of it. Nothing is known of requests without a limit."""
     head = source.queue_head
     if head is None:
         return HeadWait()
-    free = source.num_free_blocks - source.watermark_blocks
-    lacking = head.demand_blocks - free
+    lacking = head.demand_blocks - source.admissible_blocks
     if lacking <= 0:
         return HeadWait()
     ending = sorted(
         (c.num_tokens_left, c.num_freed_blocks)
-        for c in candidates
-        if not c.queued and not c.outgoing and c.num_tokens_left is not None
+        for c in staying
+        if not c.queued and c.num_tokens_left is not None
     )
     wait_s, num_freed = 0.0, 0
     for num_tokens_left, num_blocks in ending:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
@@ -38,8 +39,16 @@ class MoveDesk:
         self.draining = False
         self._outgoing: dict[str, OutgoingMove] = {}
         self._incoming: dict[str, IncomingMove] = {}
+        """Those that are over too, for as long as somebody may still ask about them."""
+        self._leaving: dict[str, OutgoingMove] = {}
+        """By request: its last move."""
+        self._arriving: dict[str, IncomingMove] = {}
+        """Statuses are pushed often and moves remembered for long: from these two one that is over
+        goes with the next tick."""
+        self._peers: set[InstanceRef] = set()
+        """Those that the transfer may have links to."""
         self._dead: set[InstanceRef] = set()
-        """Peers that the transfer has not forgotten yet."""
+        """Of which it has not forgotten yet."""
         self.busy = asyncio.Event()
         """Set while anything is remembered, and so ticks are needed."""
 
@@ -50,14 +59,14 @@ class MoveDesk:
 
     @property
     def num_moves_in(self) -> int:
-        return sum(not move.machine.over for move in self._incoming.values())
+        return sum(not move.machine.over for move in self._arriving.values())
 
     @property
     def num_moves(self) -> int:
-        return self.num_moves_in + len(self.in_flight())
+        return self.num_moves_in + sum(not move.machine.over for move in self._leaving.values())
 
     def in_flight(self) -> tuple[MoveInFlight, ...]:
-        moves = self._outgoing.values()
+        moves = self._leaving.values()
         return tuple(move.in_flight() for move in moves if not move.machine.over)
 
     # -- orders --------------------------------------------------------------------------
@@ -75,8 +84,9 @@ class MoveDesk:
     def begin(self, order: MoveOrder) -> OutgoingMove:
         """Raises KeyError if the request is not here; ask `refusal` first."""
         move = OutgoingMove(self._host, order, self._block_size)
+        self._peers.add(order.destination)
         self._host.transfer.warm_up(order.destination)
-        self._outgoing[order.migration_id] = move
+        self._outgoing[order.migration_id] = self._leaving[order.request_id] = move
         self.busy.set()
         move.begin()
         return move
@@ -84,43 +94,44 @@ class MoveDesk:
     # -- what happens --------------------------------------------------------------------
 
     def request_finished(self, request_id: str) -> None:
-        for move in self._live_of(request_id):
+        if move := self._live_of(request_id):
             move.handle(source.RequestEnded("finished"))
 
     def client_left(self, request_id: str, hop: int = 0) -> None:
         """Its frontend says so, or is gone; the engine has been told. A request that is not here
         any more is followed to where it went last. `hop`: in which it was here; what went away
         in an earlier one has come back since."""
-        leaving = self._live_of(request_id) or self._last_of(request_id, hop)
-        for move in leaving:
+        if move := self._live_of(request_id) or self._last_of(request_id, hop):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self._incoming.values()):
             if arriving.request_id == request_id:
                 arriving.handle(destination.ClientLeft())
 
     def request_evicted(self, request_id: str) -> None:
-        for move in self._live_of(request_id):
+        if move := self._live_of(request_id):
             move.handle(source.RequestEvicted())
 
     def set_rank(self, request_id: str, rank: int) -> None:
         """Of a request that is here. One that is leaving takes it along."""
-        leaving = self._live_of(request_id)
-        for move in leaving:
+        if move := self._live_of(request_id):
             move.handle(source.PriorityChanged(rank))
-        if not leaving:
+        else:
             self._host.between_steps(
                 lambda engine: engine.moves.set_rank(request_id, rank), lambda _done: None
             )
 
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        lost = {peer for peer in self._peers if is_lost(peer)}
+        self._peers -= lost
+        self._dead |= lost
         for move in list(self._outgoing.values()):
             if is_lost(move.order.destination):
-                self._dead.add(move.order.destination)
-                move.handle(source.DestinationDied())
+                with _logged(move.order.migration_id):
+                    move.handle(source.DestinationDied())
         for arriving in list(self._incoming.values()):
             if is_lost(arriving.source):
-                self._dead.add(arriving.source)
-                arriving.handle(destination.SourceDied())
+                with _logged(arriving.migration_id):
+                    arriving.handle(destination.SourceDied())
         self._forget_dead()
 
     def _forget_dead(self) -> None:
@@ -137,7 +148,8 @@ class MoveDesk:
         """Nobody reads on what is arriving for it."""
         for arriving in list(self._incoming.values()):
             if arriving.frontend == address:
-                arriving.handle(destination.ClientLeft())
+                with _logged(arriving.migration_id):
+                    arriving.handle(destination.ClientLeft())
 
     def fenced(self) -> None:
         """The cluster counts this incarnation as dead: nothing arrives for it any more, and what is
@@ -146,18 +158,20 @@ class MoveDesk:
         for migration_id, move in list(self._outgoing.items()):
             if move.machine.state in source.IN_DOUBT:
                 del self._outgoing[migration_id]
+                self._leaving.pop(move.order.request_id, None)
                 move.unpin()
         given_back = Said(Verb.ABORT, code="fenced")
         for arriving in list(self._incoming.values()):
             applying = arriving.machine.state is destination.DestinationState.APPLYING
-            arriving.handle(given_back if applying else destination.ClientLeft())
+            with _logged(arriving.migration_id):
+                arriving.handle(given_back if applying else destination.ClientLeft())
 
     def fence_answered(self, answer: FenceAnswered) -> None:
-        for move in self._live_of(answer.request_id):
-            if move.machine.hop + 2 == answer.hop:
-                fenced = source.EpochFenced() if answer.fenced else source.AlreadyMoved()
-                if move.machine.state is source.SourceState.FENCING:
-                    move.handle(fenced)
+        move = self._live_of(answer.request_id)
+        if move is not None and move.machine.hop + 2 == answer.hop:
+            fenced = source.EpochFenced() if answer.fenced else source.AlreadyMoved()
+            if move.machine.state is source.SourceState.FENCING:
+                move.handle(fenced)
 
     def owner_asked(self, asked: OwnerAsked) -> None:
         for arriving in reversed(self._incoming.values()):  # an earlier one came to nothing
@@ -185,13 +199,17 @@ class MoveDesk:
     def tick(self) -> None:
         now_s = self._host.now_s()
         for migration_id, move in list(self._outgoing.items()):
-            move.tick()
+            with _logged(migration_id):
+                move.tick()
             if move.machine.forgettable(now_s):
                 del self._outgoing[migration_id]
         for migration_id, arriving in list(self._incoming.items()):
-            arriving.tick()
+            with _logged(migration_id):
+                arriving.tick()
             if arriving.machine.forgettable(now_s):
                 del self._incoming[migration_id]
+        self._leaving = {r: move for r, move in self._leaving.items() if not move.machine.over}
+        self._arriving = {m: move for m, move in self._arriving.items() if not move.machine.over}
         self._forget_dead()
         if self.quiet:
             self.busy.clear()
@@ -213,8 +231,9 @@ class MoveDesk:
             refusal = MoveRefusal.DRAINING
         elif self.num_moves >= self.max_moves:
             refusal = MoveRefusal.TOO_MANY_MOVES
+        self._peers.add(message.source)
         move = IncomingMove(self._host, message, payload)
-        self._incoming[message.migration_id] = move
+        self._incoming[message.migration_id] = self._arriving[message.migration_id] = move
         self.busy.set()
         move.begin(refusal)
 
@@ -248,20 +267,26 @@ class MoveDesk:
             move.request_id == request_id and not move.machine.settled
             for move in self._incoming.values()
         )
-        return arriving or bool(self._live_of(request_id))
+        return arriving or self._live_of(request_id) is not None
 
-    def _live_of(self, request_id: str) -> list[OutgoingMove]:
-        return [
-            move
-            for move in self._outgoing.values()
-            if move.order.request_id == request_id and not move.machine.over
-        ]
+    def _live_of(self, request_id: str) -> OutgoingMove | None:
+        move = self._leaving.get(request_id)
+        return None if move is None or move.machine.over else move
 
-    def _last_of(self, request_id: str, hop: int) -> list[OutgoingMove]:
-        """The last move away of those that began in that hop or later; none if there is none."""
-        gone = [
+    def _last_of(self, request_id: str, hop: int) -> OutgoingMove | None:
+        """The last move away of those that began in that hop or later."""
+        gone = (
             move
             for move in self._outgoing.values()
             if move.order.request_id == request_id and move.machine.hop >= hop
-        ]
-        return sorted(gone, key=lambda move: move.machine.hop)[-1:]
+        )
+        return max(gone, key=lambda move: move.machine.hop, default=None)
+
+
+@contextmanager
+def _logged(migration_id: str) -> Iterator[None]:
+    """A defect in one move must not leave the others without an end."""
+    try:
+        yield
+    except Exception:
+        log.exception("move %s cannot go on", migration_id)

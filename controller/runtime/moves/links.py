@@ -29,8 +29,8 @@ class Links:
         for found in (self._all, link):
             found.append(bytes_per_s)
 
-    def bytes_per_s(self, destination_id: str | None = None) -> float | None:
-        """To that instance; of all links if nothing went there yet, or none is named. None if
-        nothing was copied at all."""
-        found = self._by_destination.get(destination_id or "") or self._all
+    def bytes_per_s(self, destination_id: str) -> float | None:
+        """To that instance; of all links if nothing went there yet. None if nothing was copied at
+        all."""
+        found = self._by_destination.get(destination_id) or self._all
         return sum(found) / len(found) if found else None

@@ -16,8 +16,8 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.source_instructions import Instruction
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.migration.words import why
+from controller.core.snapshot import blocks_for
 from controller.ports.engine import Engine
-from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
 from controller.runtime.live_request import LiveRequest
 from controller.runtime.move_messages import (
@@ -115,10 +115,15 @@ class OutgoingMove:
             self.machine.state,
             self.machine.stage,
             self._num_copied,
-            max(self._num_copied, len(self._pinned)),
+            max(self._num_copied, self._num_blocks),
             self.order.reason,
             self._host.now_s() - self._began_s,
         )
+
+    @property
+    def _num_blocks(self) -> int:
+        """Of the request, as last looked at: none while it is queued."""
+        return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -196,7 +201,7 @@ class OutgoingMove:
         self._num_tokens = found.pinned.num_tokens
         self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
         if last:
-            num_left = -(-self._num_tokens // self._block_size) - self._num_copied
+            num_left = self._num_blocks - self._num_copied
         self.handle(source.StagePlanned(self._num_reserved, last, self._least_time_s(num_left)))
 
     def _least_time_s(self, num_blocks: int) -> float:
@@ -213,7 +218,7 @@ class OutgoingMove:
         copy.add_done_callback(partial(self._on_copied, stage, block_ids))
 
     def _on_copied(
-        self, stage: int, block_ids: Sequence[int], copy: "asyncio.Future[StageCopy]"
+        self, stage: int, block_ids: Sequence[int], copy: "asyncio.Future[StageRecord]"
     ) -> None:
         if copy.cancelled() or (error := copy.exception()) is not None:
             log.info("stage %s was not sent: %s", self._copying, error)
@@ -222,7 +227,7 @@ class OutgoingMove:
         done = copy.result()
         self._num_copied += done.num_blocks
         if done.num_blocks:
-            self._stages.append(StageRecord(done.num_blocks, done.num_bytes, done.copy_time_s))
+            self._stages.append(done)
         if self._digest is None or self.machine.over:
             self.handle(source.StageSent(stage))
         else:
@@ -248,7 +253,7 @@ class OutgoingMove:
                 pinned = moves.pin(request_id, len(self._pinned))
                 if pinned is None:
                     return source.RequestEvicted()
-                if -(-pinned.num_tokens // self._block_size) > self._num_reserved:
+                if blocks_for(pinned.num_tokens, self._block_size) > self._num_reserved:
                     return pinned
             self._taken_out = True
             return moves.suspend(request_id)

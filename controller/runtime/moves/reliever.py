@@ -7,6 +7,7 @@ controller, which knows of no request, pairs it with another destination then.
 """
 
 import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -91,6 +92,9 @@ class Reliever:
         """Of this order, so far, and it was not told."""
         self._expires_s = 0.0
         self._looking = False
+        self._epoch = secrets.token_hex(3)
+        """Destinations remember moves for longer than a process needs to be started again, and a
+        new controller may give it the incarnation of the one before."""
         self._numbers = itertools.count(1)
         self._sent: dict[str, _Sent] = {}
         """By migration id: on their way, or there and perhaps not in the destination's count."""
@@ -217,8 +221,8 @@ class Reliever:
     # -- moves ---------------------------------------------------------------------------
 
     def _begin(self, chosen: Candidate, decision: Decision, order: Relief) -> None:
-        me = self._host.me
-        migration_id = f"m-{me.instance_id}-{me.incarnation}-{next(self._numbers)}"
+        instance_id = self._host.me.instance_id
+        migration_id = f"m-{instance_id}-{self._epoch}-{next(self._numbers)}"
         move = self._desk.begin(
             MoveOrder(
                 migration_id,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
@@ -10,7 +11,6 @@ from controller.core.snapshot import (
     InstanceSnapshot,
     Level,
     QueueHead,
-    RequestSnapshot,
     blocks_for,
 )
 
@@ -20,6 +20,19 @@ THREE_LEVELS = (
     Level("high", 1, target_load_tokens=1600),
     Level("urgent", 2, target_load_tokens=160),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """One request on one instance. `num_tokens` counts prompt and outputs so far."""
+
+    request_id: str
+    rank: int
+    num_tokens: int
+    num_held_blocks: int
+    running: bool
+    in_prefill: bool = False
+    arrival_time_s: float = 0.0
 
 
 def running(request_id: str, held_blocks: int, rank: int = 0) -> RequestSnapshot:

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from core_builders import THREE_LEVELS, queued, running, snapshot_of, snapshots
+from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
 from dispatch_oracle import Candidate, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +14,6 @@ from controller.core.snapshot import (
     NORMAL,
     InstanceSnapshot,
     Level,
-    RequestSnapshot,
     Unreported,
     blocks_for,
 )

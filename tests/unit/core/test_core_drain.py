@@ -1,5 +1,6 @@
 """The plan of a drain, how long it may take, and what a deadline means."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,15 @@ from hypothesis import strategies as st
 
 from controller.core.choose_destination import NO_DESTINATION
 from controller.core.cluster_spec import DrainOrder
-from controller.core.departure_plan import TOO_BUSY, Departing, Departure, plan_departures
+from controller.core.departure_plan import TOO_BUSY, Departure, DeparturePlan
 from controller.core.drain import Remainder, is_overdue
 from controller.core.drain_pace import MovePace, estimate_s, measured_pace
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import ReliefView, _Relief
-from controller.core.rescheduling.victims import VICTIMS
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
+from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 
 
 def leaving(
@@ -27,15 +28,35 @@ def leaving(
     rank: int = 0,
     queued: bool = False,
     arrival: float = 0.0,
-    refusal: str = "",
-) -> Departing:
-    return Departing(request_id, "", rank, blocks * BLOCK_SIZE, queued, arrival, refusal)
+    refusal: str | None = None,
+) -> Candidate:
+    held = 0 if queued else blocks
+    return Candidate(
+        request_id,
+        rank,
+        blocks * BLOCK_SIZE,
+        held,
+        held,
+        queued,
+        arrival_time_s=arrival,
+        refusal=refusal,
+    )
 
 
-def plan(
-    requests: list[Departing], *destinations: InstanceSnapshot
-) -> list[tuple[str, str | None, str]]:
-    planned = plan_departures(requests, destinations, DEFAULT_LEVELS, BLOCK_SIZE)
+def planned_departures(
+    requests: list[Candidate],
+    others: Sequence[InstanceSnapshot],
+    levels: Sequence[Level] = DEFAULT_LEVELS,
+    is_open: Callable[[InstanceSnapshot], bool] = lambda _: True,
+    victim: str = "llumnix",
+) -> list[Departure]:
+    """Each request once, in the order in which they are tried."""
+    plan = DeparturePlan(others, levels, is_open)
+    return [plan.place(each, "") for each in departing_in_turn(requests, victim)]
+
+
+def plan(requests: list[Candidate], *others: InstanceSnapshot) -> list[tuple[str, str | None, str]]:
+    planned = planned_departures(requests, others)
     return [(each.request.request_id, each.destination_id, each.code) for each in planned]
 
 
@@ -78,13 +99,8 @@ def test_what_is_no_destination_gets_nothing_though_it_has_room() -> None:
     def is_open(snapshot: InstanceSnapshot) -> bool:
         return snapshot.num_free_blocks > 40
 
-    planned = plan_departures(
-        [leaving("r0"), leaving("r1"), leaving("r2", 90)],
-        [other("b", 50), other("c", 30)],
-        DEFAULT_LEVELS,
-        BLOCK_SIZE,
-        is_open,
-    )
+    requests = [leaving("r0"), leaving("r1"), leaving("r2", 90)]
+    planned = planned_departures(requests, [other("b", 50), other("c", 30)], is_open=is_open)
     assert [(each.destination_id, each.code) for each in planned] == [
         ("b", ""),
         (None, TOO_BUSY),
@@ -121,9 +137,8 @@ def test_a_placement_looks_anew_at_one_destination_only() -> None:
         return True
 
     others = [other(f"d{n}", 100, total_blocks=10_000) for n in range(64)]
-    planned = plan_departures(
-        [leaving(f"r{n}", 3) for n in range(200)], others, DEFAULT_LEVELS, BLOCK_SIZE, is_open
-    )
+    requests = [leaving(f"r{n}", 3) for n in range(200)]
+    planned = planned_departures(requests, others, is_open=is_open)
     assert all(each.destination_id for each in planned)
     assert len(looked) == 64 + 200
 
@@ -132,19 +147,7 @@ def test_a_placement_looks_anew_at_one_destination_only() -> None:
 def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(
     requests: st.DataObject, victim: str
 ) -> None:
-    wanted = [replace(each, refusal="") for each in requests.draw(departing())]
-    candidates = [
-        Candidate(
-            r.request_id,
-            r.rank,
-            r.num_tokens,
-            0 if r.queued else 1,
-            0 if r.queued else 1,
-            r.queued,
-            arrival_time_s=r.arrival_time_s,
-        )
-        for r in wanted
-    ]
+    candidates = requests.draw(departing())
     source = snapshot_of([running("x", 1)], draining=True)
     view = ReliefView(
         source,
@@ -156,21 +159,20 @@ def test_a_plan_is_in_the_order_in_which_the_instance_tries_them(
         block_bytes=1,
     )
     tried = [candidate.request_id for candidate in _Relief(view).in_turn()]
-    planned = plan_departures(wanted, [], DEFAULT_LEVELS, BLOCK_SIZE, victim=victim)
+    planned = planned_departures(candidates, [], victim=victim)
     assert [each.request.request_id for each in planned] == tried
 
 
 @st.composite
-def departing(draw: st.DrawFn) -> list[Departing]:
+def departing(draw: st.DrawFn) -> list[Candidate]:
     return [
-        Departing(
+        leaving(
             f"r{index}",
-            "",
-            draw(st.sampled_from([0, 1, 2, 7])),
-            draw(st.integers(1, 800)),
-            draw(st.booleans()),
-            float(draw(st.integers(0, 5))),
-            draw(st.sampled_from(["", "", "", "in_prefill"])),
+            draw(st.integers(1, 50)),
+            rank=draw(st.sampled_from([0, 1, 2, 7])),
+            queued=draw(st.booleans()),
+            arrival=float(draw(st.integers(0, 5))),
+            refusal=draw(st.sampled_from([None, None, None, "in_prefill"])),
         )
         for index in range(draw(st.integers(0, 12)))
     ]
@@ -192,25 +194,22 @@ def destinations(draw: st.DrawFn) -> list[InstanceSnapshot]:
 @settings(deadline=None)
 @given(requests=departing(), others=destinations())
 def test_a_plan_never_takes_more_than_there_is(
-    requests: list[Departing], others: list[InstanceSnapshot]
+    requests: list[Candidate], others: list[InstanceSnapshot]
 ) -> None:
-    planned = plan_departures(requests, others, THREE_LEVELS, BLOCK_SIZE)
+    planned = planned_departures(requests, others, THREE_LEVELS)
     assert sorted(each.request.request_id for each in planned) == sorted(
         each.request_id for each in requests
     ), "each once"
     for snapshot in others:
         arriving = [each for each in planned if each.destination_id == snapshot.instance_id]
         assert not (arriving and snapshot.draining)
-        blocks = sum(each.num_blocks for each in arriving)
-        free = max(0, snapshot.num_free_blocks - snapshot.watermark_blocks)
-        assert blocks <= free
+        blocks = sum(each.request.num_blocks for each in arriving)
+        assert blocks <= max(0, snapshot.admissible_blocks)
         places = sum(not each.request.queued for each in arriving)
         if snapshot.max_num_running:
             assert places <= max(0, snapshot.max_num_running - snapshot.num_running)
     for each in planned:
         assert (each.destination_id is None) == (each.code != "")
-        wanted = blocks_for(each.request.num_tokens, BLOCK_SIZE)
-        assert each.num_blocks == (0 if each.request.queued else wanted)
         if each.request.refusal:
             assert each.code == each.request.refusal
 
@@ -218,17 +217,17 @@ def test_a_plan_never_takes_more_than_there_is(
 @settings(deadline=None)
 @given(requests=departing(), others=destinations())
 def test_who_stays_would_not_have_fitted_alone(
-    requests: list[Departing], others: list[InstanceSnapshot]
+    requests: list[Candidate], others: list[InstanceSnapshot]
 ) -> None:
     """Nobody is left behind for whom there is room when all others are placed."""
-    planned = plan_departures(requests, others, THREE_LEVELS, BLOCK_SIZE)
-    left = {s.instance_id: s.num_free_blocks - s.watermark_blocks for s in others if not s.draining}
+    planned = planned_departures(requests, others, THREE_LEVELS)
+    left = {s.instance_id: s.admissible_blocks for s in others if not s.draining}
     for each in planned:
         if each.destination_id is not None:
-            left[each.destination_id] -= each.num_blocks
+            left[each.destination_id] -= each.request.num_blocks
     for each in planned:
         if each.code == "no_blocks":
-            assert all(free < each.num_blocks for free in left.values())
+            assert all(free < each.request.num_blocks for free in left.values())
 
 
 # -- how long -----------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def test_the_pace_is_that_of_moves_that_came_to_something() -> None:
 
 
 def goes(blocks: int, to: str | None = "b", code: str = "") -> Departure:
-    return Departure(leaving(blocks=max(1, blocks), queued=not blocks), blocks, to, code)
+    return Departure(leaving(blocks=max(1, blocks), queued=not blocks), "", to, code)
 
 
 def test_an_estimate_is_the_copies_and_what_surrounds_them() -> None:

@@ -2,10 +2,10 @@
 
 import math
 
-from core_builders import queued, running, snapshot_of
+from core_builders import RequestSnapshot, queued, running, snapshot_of
 
 from controller.core.freeness import freeness
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, RequestSnapshot
+from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.virtual_usage import instance_virtual_usage
 
 T_SOURCE = T_DESTINATION = 48.0

@@ -2,7 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from core_builders import THREE_LEVELS, queued, running, snapshot_of, snapshots
+from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,6 @@ from controller.core.snapshot import (
     NORMAL,
     InstanceSnapshot,
     Level,
-    RequestSnapshot,
     Unreported,
 )
 

@@ -66,6 +66,12 @@ def test_one_that_is_merely_drained_counts() -> None:
     assert plan_scale(drained, 1, {"i-0": 3, "i-1": 0}).drained == ("i-1",)
 
 
+@pytest.mark.parametrize("left", [0, 7])
+def test_one_that_is_drained_goes_before_one_that_serves(left: int) -> None:
+    drained = spec(3).with_drains(DrainOrder("d", "i-2", 0.0))
+    assert plan_scale(drained, 2, {"i-0": 0, "i-1": 1, "i-2": left}).drained == ("i-2",)
+
+
 def test_a_cluster_has_at_least_one() -> None:
     with pytest.raises(ValueError, match="at least one"):
         plan_scale(spec(2), 0, {})

@@ -21,6 +21,7 @@ from controller.core.events import (
     RejectCode,
     Ticked,
 )
+from controller.core.instance_record import LOST_AFTER_S
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.snapshot import Unreported
 
@@ -41,7 +42,7 @@ def _feed(scheduler: GlobalScheduler, now_s: float, *events: Event) -> list[Inst
     instructions: list[Instruction] = []
     for event in events:
         instructions += scheduler.handle(event, now_s)
-        scheduler.check()
+        scheduler.check(now_s)
     return instructions
 
 
@@ -87,6 +88,21 @@ def test_a_status_that_saw_nothing_new_ends_nothing() -> None:
     scheduler = _scheduler("a")
     _feed(scheduler, 0.0, request("r0"), request("r1"), status("a", seen=0))
     assert scheduler.instances["a"].unreported.num_requests == 2
+
+
+def test_a_dispatch_that_never_arrives_is_not_charged_for_ever() -> None:
+    scheduler = _scheduler("a")
+    _feed(scheduler, 1.0, request("lost", tokens=160))
+    _feed(scheduler, 5.0, request("late", tokens=320))
+    record = scheduler.instances["a"]
+    _feed(scheduler, LOST_AFTER_S + 0.5, status("a"))
+    assert record.unreported == Unreported(2, 30), "it may still come"
+    _feed(scheduler, LOST_AFTER_S + 1.0, status("a"))
+    assert record.unreported == Unreported(1, 20)
+    instructions = _feed(scheduler, LOST_AFTER_S + 1.0, request("next"))
+    assert instructions == [Dispatch("next", "f", "a", incarnation=1, seq=3)]
+    _feed(scheduler, LOST_AFTER_S + 1.0, status("a", seen=3))
+    assert record.unreported == Unreported()
 
 
 def test_a_new_scheduler_continues_the_sequence_of_its_predecessor() -> None:

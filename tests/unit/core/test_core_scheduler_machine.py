@@ -23,6 +23,7 @@ from controller.core.events import (
     Reject,
     Ticked,
 )
+from controller.core.instance_record import LOST_AFTER_S
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.snapshot import Level
 
@@ -38,8 +39,9 @@ class ModelInstance:
     alive: bool = True
     draining: bool = False
     last_report_s: float | None = None
-    issued: list[int] = field(default_factory=list)
-    seen: int = 0
+    issued: list[tuple[int, float, str]] = field(default_factory=list)
+    """Not reported yet: (sequence number, when it was sent, by which frontend)."""
+    last_seq: int = 0
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -51,8 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.draining: set[str] = set()
         self.num_requests = 0
 
-    @initialize(policy=st.sampled_from(list(POLICIES)))
-    def start(self, policy: str) -> None:
+    @initialize(policy=st.sampled_from(list(POLICIES)), serving=st.sets(IDS))
+    def start(self, policy: str, serving: set[str]) -> None:
         self.config = SchedulerConfig(
             policy=policy,
             max_held_reqs=MAX_HELD,
@@ -61,6 +63,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.most_held = MAX_HELD
         self.scheduler = GlobalScheduler(self.config)
+        for instance_id in sorted(serving):
+            self.comes_to_serve(instance_id)
 
     def schedulable(self) -> set[str]:
         return {
@@ -85,9 +89,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert x.instance_id in ready
                 target = self.instances[x.instance_id]
                 assert x.incarnation == target.incarnation
-                assert x.seq == max([target.seen, *target.issued]) + 1
+                assert x.seq == target.last_seq + 1
                 assert x.scores.keys() == ready
-                target.issued.append(x.seq)
+                target.last_seq = x.seq
+                target.issued.append((x.seq, self.now_s, x.frontend_id))
             elif x.code == "overloaded":
                 assert asked is event
                 assert len(waiting) > self.config.max_held_reqs
@@ -137,18 +142,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         rank=st.sampled_from([-1, 0, 1, 9]),
         arrival=st.integers(0, 3),
         tokens=st.integers(1, 4000),
+        count=st.sampled_from([1, 1, 3, 5]),
     )
-    def ask(self, frontend_id: str, rank: int, arrival: int, tokens: int) -> None:
-        event = request(
-            f"r{self.num_requests}",
-            frontend_id=frontend_id,
-            rank=rank,
-            arrival=float(arrival),
-            tokens=tokens,
-        )
-        self.num_requests += 1
-        self.held[frontend_id, event.request_id] = (event, self.now_s)
-        self.feed(event)
+    def ask(self, frontend_id: str, rank: int, arrival: int, tokens: int, count: int) -> None:
+        for _ in range(count):
+            event = request(
+                f"r{self.num_requests}",
+                frontend_id=frontend_id,
+                rank=rank,
+                arrival=float(arrival),
+                tokens=tokens,
+            )
+            self.num_requests += 1
+            self.held[frontend_id, event.request_id] = (event, self.now_s)
+            self.feed(event)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), rank=st.sampled_from([-1, 0, 1, 9]))
@@ -170,6 +177,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(frontend_id=FRONTENDS)
     def frontend_dies(self, frontend_id: str) -> None:
         self.held = {key: value for key, value in self.held.items() if key[0] != frontend_id}
+        for known in self.instances.values():
+            known.issued = [each for each in known.issued if each[2] != frontend_id]
         self.feed(FrontendDied(frontend_id))
 
     @rule(instance_id=IDS, incarnation=INCARNATIONS)
@@ -180,6 +189,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 incarnation, draining=instance_id in self.draining
             )
         self.feed(InstanceStarted(instance_id, incarnation))
+
+    @rule(instance_id=IDS)
+    def comes_to_serve(self, instance_id: str) -> None:
+        """All that it takes in one step: else few would within so many."""
+        known = self.instances.get(instance_id)
+        incarnation = 1 if known is None else known.incarnation + 1
+        self.instance_starts(instance_id, incarnation)
+        self.drain_ends(instance_id)
+        self.instances[instance_id].draining = False
+        self.instances[instance_id].last_report_s = self.now_s
+        self.feed(status(instance_id, incarnation=incarnation))
 
     @rule(instance_id=IDS, incarnation=INCARNATIONS)
     def instance_dies(self, instance_id: str, incarnation: int) -> None:
@@ -219,12 +239,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         instance_id = data.draw(st.sampled_from(sorted(self.instances)))
         known = self.instances[instance_id]
         incarnation = known.incarnation + late
-        seen = data.draw(st.sampled_from([known.seen, *known.issued]))
+        seen = data.draw(st.sampled_from([0, known.last_seq, *(seq for seq, *_ in known.issued)]))
         if incarnation == known.incarnation and known.alive:
             known.draining = draining or instance_id in self.draining
             known.last_report_s = self.now_s
-            known.seen = max(known.seen, seen)
-            known.issued = [seq for seq in known.issued if seq > known.seen]
+            known.issued = [
+                (seq, sent_s, frontend_id)
+                for seq, sent_s, frontend_id in known.issued
+                if seq > seen and sent_s > self.now_s - LOST_AFTER_S
+            ]
         requests = [running("x", held)] if held else []
         requests += [queued(f"q{i}", 30) for i in range(waits)]
         self.feed(
@@ -241,7 +264,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def agrees_with_the_model(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check()
+        self.scheduler.check(self.now_s)
         assert self.scheduler.num_held == len(self.held) <= self.most_held
         records = self.scheduler.instances
         assert records.keys() == self.instances.keys()

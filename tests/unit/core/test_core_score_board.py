@@ -115,7 +115,7 @@ def test_every_decision_is_that_of_asking_everybody(
     for passed_s, event in [*((0.0, event) for event in first), *drawn]:
         now_s += passed_s
         found = kept.handle(event, now_s)
-        kept.check()
+        kept.check(now_s)
         expected = simple.handle(event, now_s)
         assert found == expected
         assert _scores(found) == _scores(expected)
@@ -163,6 +163,18 @@ def test_nobody_is_asked_whether_it_may_take_a_request() -> None:
     assert {call.args[0].instance_id for call in asked.mock_calls} <= {"i40", "i01"}
 
 
+def test_a_request_that_is_given_up_has_nobody_asked() -> None:
+    scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
+    scheduler.handle(request("r0"), 0.0)
+    with mock.patch.object(
+        InstanceRecord, "schedulable", autospec=True, side_effect=InstanceRecord.schedulable
+    ) as asked:
+        scheduler.handle(DispatchCancelled("r0", "f"), 1.0)
+        scheduler.handle(Ticked(), 1.0)
+        scheduler.handle(request("r1"), 1.0)
+    assert {call.args[0].instance_id for call in asked.mock_calls} <= {"i01"}
+
+
 def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
     score = mock.Mock(side_effect=POLICIES["llumnix"].score)
     scheduler = _counting(score)
@@ -170,7 +182,7 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
         scheduler.handle(request(f"r{rank}", rank=rank), 0.0)
     num_kept = len(scheduler._board._scores)
     assert 1 <= num_kept <= MAX_RANKS
-    scheduler.check()
+    scheduler.check(0.0)
 
 
 def test_scores_are_a_mapping_of_what_was_then() -> None:

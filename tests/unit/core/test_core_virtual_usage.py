@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from core_builders import (
     THREE_LEVELS,
+    RequestSnapshot,
     queued,
     request_lists,
     running,
@@ -12,6 +13,7 @@ from core_builders import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from usage_oracle import headroom_share_blocks, request_virtual_usage
 
 from controller.core.snapshot import (
     DEFAULT_LEVELS,
@@ -19,18 +21,10 @@ from controller.core.snapshot import (
     NORMAL,
     InstanceSnapshot,
     Level,
-    RequestSnapshot,
 )
 from controller.core.virtual_usage import (
-    fill_blocks,
-    head_of_line_usage,
     headroom_blocks,
-    headroom_share_blocks,
     instance_virtual_usage,
-    other_queued_usage,
-    request_virtual_usage,
-    running_usage,
-    terminating_usage,
     total_headroom_blocks,
 )
 
@@ -96,23 +90,6 @@ def test_requests_of_a_level_share_its_headroom() -> None:
     assert headroom_share_blocks(7, snapshot, DEFAULT_LEVELS) == 0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "held", "in_prefill", "expected"),
-    [
-        (100, 3, True, 4),
-        (100, 7, True, 0),
-        (100, 9, True, 0),
-        (100, 3, False, 0),
-        (1, 0, True, 1),
-    ],
-)
-def test_fill_is_what_a_prefill_still_takes(
-    tokens: int, held: int, in_prefill: bool, expected: int
-) -> None:
-    request = RequestSnapshot("r", 0, tokens, held, running=True, in_prefill=in_prefill)
-    assert fill_blocks(request, 16) == expected
-
-
 def test_the_rules_one_by_one() -> None:
     decoding = running("decoding", 7)
     prefilling = RequestSnapshot("prefilling", 1, 100, 3, running=True, in_prefill=True)
@@ -123,10 +100,6 @@ def test_the_rules_one_by_one() -> None:
         for r in (decoding, prefilling, head, behind)
     }
     assert usage == {"decoding": 7, "prefilling": 3 + 4 + 900, "head": 11, "behind": 0}
-    assert running_usage(prefilling, snapshot, DEFAULT_LEVELS) == 907
-    assert head_of_line_usage(head, 16) == 11
-    assert other_queued_usage() == 0
-    assert terminating_usage() == math.inf
     assert instance_virtual_usage(snapshot, DEFAULT_LEVELS) == 7 + 907 + 11
 
 

@@ -230,13 +230,14 @@ async def test_a_peer_that_is_gone_fails_what_is_with_it_only() -> None:
     a, b, c = sides("a", "b", "c")
     to_b, _, _ = begin(a, b, "to-b", 3)
     waits, _, _ = begin(a, b, "waits", 3)
-    _, from_b, _ = begin(b, a, "from-b", 3)
+    by_b, from_b, _ = begin(b, a, "from-b", 3)
     to_c, _, _ = begin(a, c, "to-c", 3)
     a.transfer.forget(Peer("b", 0, "at b"))
     assert not to_b.done(), "that was another incarnation"
     a.transfer.forget(b.peer)
     for future in (to_b, waits, from_b):
         await fails(future, "b is gone")
+    await fails(by_b, "a does not expect the stage")
     await to_c
     # Its next incarnation begins anew.
     b.peer = Peer("b", 2, "at b")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +28,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def set_available(gib: float) -> None:
-        known = SimpleNamespace(available=int(gib * emulation.GIB))
-        monkeypatch.setattr(emulation.psutil, "virtual_memory", lambda: known)
+        monkeypatch.setattr(emulation, "available_bytes", lambda: int(gib * emulation.GIB))
 
     return set_available
 

@@ -155,8 +155,9 @@ async def test_cancelled_after_any_slice_by_either_side(
     assert num_opened(source) == 1, "a cancelled stage costs no link"
 
 
-async def test_nothing_to_cancel(source: Instance) -> None:
+async def test_nothing_to_cancel(source: Instance, destination: Instance) -> None:
     source.transfer.cancel("m/0")
+    await copy(source, destination, "m/0")
 
 
 async def test_who_stops_waiting_does_no_harm(source: Instance, destination: Instance) -> None:
@@ -323,8 +324,12 @@ async def test_a_forgotten_peer_ends_all_that_is_under_way_with_it(
     await outcome(received)
 
 
-async def test_forgetting_who_was_never_known(source: Instance) -> None:
-    source.transfer.forget(Peer("i-9", 4, "at i-9"))
+async def test_forgetting_an_incarnation_that_was_never_known(
+    source: Instance, destination: Instance
+) -> None:
+    """The one of now is no predecessor of it."""
+    source.transfer.forget(Peer("i-1", 4, "at i-1"))
+    await copy(source, destination, "m/0")
 
 
 async def test_nobody_answers(source: Instance) -> None:
@@ -348,6 +353,7 @@ async def test_a_destination_that_hears_late(source: Instance, destination: Inst
     for message in held:
         destination.hear(*message)
     await asyncio.gather(outcome(sent), outcome(received))
+    assert destination.blocks.content(range(3)) == source.blocks.content(range(3))
 
 
 # -- incarnations ----------------------------------------------------------------------------

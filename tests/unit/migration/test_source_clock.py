@@ -1,6 +1,7 @@
 """What the source waits for, for how long, and whose fault it is that it waited in vain."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from move_pair import KEPT, MOVED, RESUMED, Pair, at
@@ -8,7 +9,7 @@ from move_pair import KEPT, MOVED, RESUMED, Pair, at
 from controller.core.migration.protocol import DEFAULT_TIMING
 from controller.core.migration.record import DESTINATION_FAILED
 from controller.core.migration.source_clock import LIMIT_SLACK, SourceClock
-from controller.core.migration.source_events import TimedOut, TookTooLong
+from controller.core.migration.source_events import MoveCancelled, TimedOut, TookTooLong
 from controller.core.migration.source_state import SourceState
 from controller.core.migration.words import why
 
@@ -89,3 +90,14 @@ def test_a_last_copy_for_which_there_is_just_time_does() -> None:
     pair.copy_time_s = DEFAULT_TIMING.suspended_timeout_s
     pair.settle()
     assert pair.outcome == MOVED
+
+
+def test_once_nothing_is_to_be_said_of_a_move_that_is_over_nothing_happens_to_it() -> None:
+    """It is remembered for a minute, and looked at twenty times a second."""
+    pair = at("copying", "copying")
+    pair.tell_source(MoveCancelled("drain_cancelled"))
+    pair.run()
+    assert pair.source.state is SourceState.KEPT
+    with mock.patch.object(pair.source, "handle", wraps=pair.source.handle) as handled:
+        pair.pass_time(TIMING.lease_s + 1)
+    assert not handled.mock_calls

@@ -1,6 +1,5 @@
 """Pairs of a round, from one number per instance."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -139,6 +138,16 @@ def test_balanced_lets_a_draining_instance_send_to_whoever_may_take() -> None:
     assert ids(loads, BALANCED) == [("a", "b")]
 
 
+def test_balanced_passes_over_a_source_whose_requests_are_too_large() -> None:
+    """One request of 5,000 tokens would only change places; one of 50 small ones helps."""
+    loads = [
+        InstanceLoad("a", 100, num_in_batch=1, mean_request_tokens=5000),
+        InstanceLoad("b", 110, num_in_batch=50, mean_request_tokens=20),
+        InstanceLoad("c", 1000, num_in_batch=1, mean_request_tokens=100),
+    ]
+    assert ids(loads, BALANCED) == [("b", "c")]
+
+
 # -- pairs that are left out ------------------------------------------------------------------
 
 
@@ -196,8 +205,8 @@ def clusters(draw: st.DrawFn) -> list[InstanceLoad]:
 
 
 def in_order(loads: list[InstanceLoad], config: ReschedulingConfig) -> list[tuple[str, str]]:
-    """docs/metrics.md to the letter: sources ascending, destinations descending, i-th with i-th;
-    balanced ends with the first two that do not suit each other."""
+    """docs/scheduling.md to the letter: sources ascending, destinations descending, i-th with i-th;
+    by balanced the i-th destination goes with the next source that suits it."""
     balanced = config.pairing == "balanced"
     sources = [each for each in loads if (each.may_send if balanced else is_source(each, config))]
     takers = [
@@ -205,16 +214,20 @@ def in_order(loads: list[InstanceLoad], config: ReschedulingConfig) -> list[tupl
     ]
     sources.sort(key=lambda each: (each.freeness, each.instance_id))
     takers.sort(key=lambda each: (-each.freeness, each.instance_id))
-    pairs = list(zip(sources, takers, strict=False))
-    if balanced:
-        suiting = itertools.takewhile(lambda two: pairing._stays_lower(*two), pairs)
-        pairs = list(suiting)
-    return [(source.instance_id, to.instance_id) for source, to in pairs]
+    pairs: list[tuple[str, str]] = []
+    for source in sources:
+        to = takers[len(pairs)] if len(pairs) < len(takers) else None
+        taken = {one for two in pairs for one in two}
+        if to is None or source.instance_id in taken:
+            continue
+        if not balanced or pairing._stays_lower(source, to):
+            pairs.append((source.instance_id, to.instance_id))
+    return pairs
 
 
 @settings(deadline=None)
 @given(clusters(), st.sampled_from(sorted(PAIRINGS)))
-def test_with_nothing_left_out_the_ith_goes_with_the_ith(
+def test_with_nothing_left_out_the_ith_goes_with_the_next_that_suits_it(
     loads: list[InstanceLoad], name: str
 ) -> None:
     config = replace(CONFIG, pairing=name)

@@ -7,7 +7,7 @@ from relief_builders import EASY, STEP_TIME_S, begun, instance, queued, running,
 
 from controller.core.freeness import freeness
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import LASTING, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.relief import Decision, MoveReason, ReliefView, next_move
@@ -204,6 +204,32 @@ def test_a_waiting_neighbour_keeps_the_high_one_too() -> None:
     source = [running("high", 400, rank=1), queued("n", 399)]
     view = view_of(source, [running("w", 300)], total_blocks=410)
     assert codes(next_move(view)) == {"n": "no_blocks", "high": "headroom"}
+
+
+CROWDED_HIGH = [running(f"h{i}", 30, rank=1) for i in range(3)]
+"""With nine more blocks in use of 110 a source without its headroom too, which is 10."""
+
+
+@pytest.mark.parametrize("code", sorted(LASTING))
+def test_the_high_one_does_not_wait_for_a_neighbour_that_never_moves(code: str) -> None:
+    view = view_of([*CROWDED_HIGH, running("n", 9, refusal=code)], total_blocks=110)
+    decision = next_move(view)
+    assert (decision.chosen, decision.reason) == (CROWDED_HIGH[0], "balance")
+    assert codes(decision) == {"n": code}
+
+
+@pytest.mark.parametrize("code", sorted({*MoveRefusal, "no_answer"} - LASTING))
+def test_the_high_one_waits_for_a_neighbour_that_may_go_soon(code: str) -> None:
+    view = view_of([*CROWDED_HIGH, running("n", 9, refusal=code)], total_blocks=110)
+    assert codes(next_move(view)) == {"n": code, **{f"h{i}": "headroom" for i in range(3)}}
+
+
+@pytest.mark.parametrize("victim", ["SR", "LR", "LCR"])
+def test_the_high_one_does_not_wait_for_a_head_that_the_policy_never_takes(victim: str) -> None:
+    view = view_of([*CROWDED_HIGH, queued("n", 21)], total_blocks=110)
+    decision = next_move(replace(view, config=replace(EASY, victim=victim)))
+    assert decision.chosen in CROWDED_HIGH
+    assert decision.reason == "queue head"
 
 
 # -- draining -------------------------------------------------------------------------------------

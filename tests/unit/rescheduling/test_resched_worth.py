@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from relief_builders import BLOCK_BYTES, STEP_TIME_S, instance, queued, running
 
-from controller.core.rescheduling.projection import with_arrivals, without
+from controller.core.rescheduling.projection import with_arrivals, with_queued, without
 from controller.core.rescheduling.worth import HeadWait, Link, head_wait, weigh
 
 LINK = Link(BLOCK_BYTES, 1e9)
@@ -111,9 +111,23 @@ def test_nobody_leaves_and_nobody_comes() -> None:
     snapshot = instance(*BATCH)
     assert without(snapshot, BATCH, {"somebody else"}) is snapshot
     assert with_arrivals(snapshot, []) is snapshot
+    assert with_queued(snapshot, []) is snapshot
 
 
 def test_who_comes_runs_also_out_of_a_queue() -> None:
     after = with_arrivals(instance(*BATCH), [running("h", 3, rank=1), queued("q", 7)])
     assert (after.num_free_blocks, after.num_running, after.num_queued) == (10, 4, 0)
     assert dict(after.num_running_by_rank) == {0: 3, 1: 1}
+
+
+def test_who_comes_to_wait_waits_behind_the_head_that_is_there() -> None:
+    waiting = [queued("urgent", 9, rank=1), queued("q", 7, evicted=True)]
+    after = with_queued(instance(*BATCH, LONG), waiting)
+    assert after.queue_head == instance(LONG).queue_head
+    assert (after.num_queued, after.queued_demand_blocks, after.num_evicted_queued) == (3, 66, 1)
+    assert (after.num_free_blocks, after.num_running) == (20, 2)
+
+
+def test_who_comes_to_wait_where_nobody_does_is_the_head() -> None:
+    after = with_queued(instance(*BATCH), [queued("q", 7), queued("urgent", 9, rank=1)])
+    assert after == instance(*BATCH, queued("urgent", 9, rank=1), queued("q", 7))

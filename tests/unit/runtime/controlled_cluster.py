@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from fakes import FakeLauncher, FakeNetwork
+from fakes import FakeLauncher, FakeNetwork, until
 from members import CONTROLLER, Frontend, Instance
 
 from controller.core.cluster_spec import ClusterSpec
@@ -11,8 +11,6 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.controller import Controller
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.spec_keeper import SpecKeeper
-
-PATIENCE_S = 10.0
 
 
 class ControlledCluster:
@@ -36,11 +34,7 @@ class ControlledCluster:
         return self.instances[instance_id]
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async def holds() -> None:
-            while not condition():
-                await asyncio.sleep(0.002)
-
-        await asyncio.wait_for(holds(), PATIENCE_S)
+        await until(condition)
 
     async def end(self) -> None:
         for instance in self.instances.values():

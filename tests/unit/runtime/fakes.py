@@ -56,12 +56,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a VirtualTimeLoop. Not for tests with threads or sockets."""
+    """Run an async test on a VirtualTimeLoop; no callback may raise. Not for tests with threads or
+    sockets."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
+        in_callbacks: list[dict[str, Any]] = []
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.get_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
             runner.run(test(*args, **kwargs))
+        assert not in_callbacks, in_callbacks
 
     return run
 
@@ -142,7 +146,7 @@ class FakeNetwork:
         for mailbox in self.mailboxes.values():
             if address in mailbox.connected:
                 mailbox.connected.discard(address)
-                asyncio.get_running_loop().call_soon(mailbox.on_lost, address)
+                mailbox.hear_lost(address)
 
 
 class FakeMailbox:
@@ -176,7 +180,7 @@ class FakeMailbox:
             return
         if address in self._network.gone:
             if not droppable:
-                asyncio.get_running_loop().call_soon(self.on_lost, address)
+                self.hear_lost(address)
             return
         self.connected.add(address)
         sealed = tuple(bytes(part) for part in payload)
@@ -188,6 +192,9 @@ class FakeMailbox:
     def forget(self, address: str) -> None:
         self.connected.discard(address)
         self.forgotten.append(address)
+
+    def hear_lost(self, address: str) -> None:
+        asyncio.get_running_loop().call_soon(self._call, self.on_lost, address)
 
     async def close(self) -> None:
         self._network.mailboxes.pop(self.address, None)
@@ -201,8 +208,12 @@ class FakeMailbox:
         if self._on_message is None:
             self._early.append((frame, payload))
             return
+        self._call(self._on_message, memoryview(frame), [memoryview(part) for part in payload])
+
+    def _call(self, handler: Callable[..., None], *arguments: Any) -> None:
+        """The loop only logs what a callback raises."""
         try:
-            self._on_message(memoryview(frame), [memoryview(part) for part in payload])
+            handler(*arguments)
         except Exception as error:
             self._network.errors.append(error)
             raise
@@ -247,6 +258,16 @@ class FakePeer:
     def _on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
         self.inbox.append((decode(head), [bytes(part) for part in payload]))
         self._arrived.set()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Of what threads do too."""
+
+    async def holds() -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(holds(), PATIENCE_S)
 
 
 async def settle(turns: int = 10) -> None:

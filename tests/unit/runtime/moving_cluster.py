@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fake_engine import FakeEngine, assert_empty, tokens_of
-from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot
+from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
 from members import CONTROLLER, Frontend, Instance
 
 from controller.core.event_log import EventKind, LoggedEvent
@@ -144,11 +144,7 @@ class MovingCluster:
         await self.frontend.router.close()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async def holds() -> None:
-            while not condition():
-                await asyncio.sleep(0.001)
-
-        await asyncio.wait_for(holds(), PATIENCE_S)
+        await until(condition)
 
     # -- requests ------------------------------------------------------------------------
 
@@ -250,9 +246,8 @@ class MovingCluster:
             self.controller.send(member_id, InstanceLost(instance_id, 1))
 
     async def nothing_is_left(self) -> None:
-        """Of requests and of moves, once what is remembered of them may be forgotten."""
-        for instance in self.instances.values():
-            instance.engine.go_on()
+        """Of requests and of moves, once what is remembered of them may be forgotten. Engines that
+        are held stay so: what nobody ends there does not come to its end by itself."""
 
         def quiet() -> bool:
             self.clock.now_s += 5.0

@@ -7,7 +7,8 @@ from typing import Any
 from controller_bed import Bed
 from fakes import FakeNetwork, idle_snapshot, settle
 
-from controller.core.cluster_spec import DrainOrder
+from controller.api.errors import LlumctlError
+from controller.core.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.request_record import RequestRecord, RequestState
@@ -44,6 +45,22 @@ def record(request_id: str, instance_id: str, state: RequestState, tokens: int) 
     )
 
 
+class Disk:
+    """Only counts, until it is full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.num_saved = 0
+
+    def load(self) -> ClusterSpec | None:
+        return None
+
+    def save(self, _spec: ClusterSpec) -> None:
+        if self.is_full:
+            raise LlumctlError("no space left")
+        self.num_saved += 1
+
+
 class SteeringBed(Bed):
     """Frontends answer with `requests`, instances with `refusals`, all of them until told not to;
     instances say in their statuses that they drain, if the controller told them so."""
@@ -68,6 +85,10 @@ class SteeringBed(Bed):
         self.requests = [r for r in self.requests if r.instance_id != instance_id]
         running = RequestState.RUNNING
         self.requests += [record(r, instance_id, running, tokens) for r in request_ids]
+
+    async def is_gone(self, instance_id: str = "i-0") -> None:
+        while instance_id in self.controller.roster.members:
+            await asyncio.sleep(0.05)
 
     async def reports(
         self,

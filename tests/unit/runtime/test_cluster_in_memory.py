@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from controlled_cluster import PATIENCE_S, ControlledCluster
+from controlled_cluster import ControlledCluster
 from fake_engine import tokens_of
-from fakes import FakeNetwork
+from fakes import PATIENCE_S, FakeNetwork
 from members import CONTROLLER, Instance, repeat_often
 
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.runtime.request_query import find_requests
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ async def cluster(
         cluster.join(instance_id)
     await cluster.until(lambda: cluster.frontend.known == ["i-0", "i-1"])
     yield cluster
-    cluster.controller.scheduler.check()
+    cluster.controller.scheduler.check(cluster.controller.now_s())
     await cluster.end()
 
 
@@ -114,7 +115,7 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
 
     await cluster.until(lambda: "finished" in kinds())
     assert sorted(kinds()) == ["admitted", "dispatched", "finished"]
-    found = await cluster.controller.queries.ask(["f-0"], matching="r", history=True)
+    found = await find_requests(cluster.controller.calls, ["f-0"], matching="r", history=True)
     (record,) = found.requests
     assert (record.state.value, record.num_output_tokens) == ("finished", 30)
     history = [event.kind.value for event in record.history]

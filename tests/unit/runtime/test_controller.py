@@ -19,11 +19,14 @@ from controller.runtime.messages import (
     DrainFrontend,
     InstanceLost,
     Refused,
+    RequestsAnswered,
+    RequestsAsked,
     StatusPull,
     StatusPushed,
     Welcome,
 )
 from controller.runtime.move_messages import MoveLimitsSet
+from controller.runtime.request_query import find_requests
 from controller.runtime.steer_messages import FrontendLimitsSet, StatusIntervalSet
 
 # -- coming up ----------------------------------------------------------------------------
@@ -60,6 +63,7 @@ async def test_an_instance_that_serves_is_announced_and_asked_for_its_status(
     await bed.joins("i-1")
     assert not bed.controller.was_ready
     await bed.reports("i-1")
+    await asyncio.sleep(TICK_S)
     assert bed.controller.was_ready
 
 
@@ -113,7 +117,7 @@ async def test_what_was_dispatched_counts_until_a_status_names_it(network: FakeN
     await bed.reports("i-0", seen=1, num_running=1, free=54, num_steps=9)
     assert records["i-0"].unreported.num_requests == 1
     assert bed.controller.statuses["i-0"].num_steps == 9
-    bed.controller.scheduler.check()
+    bed.controller.scheduler.check(bed.controller.now_s())
 
 
 @virtual_time
@@ -245,14 +249,14 @@ async def test_another_configuration_keeps_what_is_held_and_may_release_it(
     await settle()
     assert bed.controller.scheduler.num_held == 2
     bed.controller.configure(LiveConfig(replace(CONFIG, max_held_reqs=0)))
-    bed.controller.scheduler.check()
+    bed.controller.scheduler.check(bed.controller.now_s())
     bed.asks("c")
     assert (await bed.f0.receive(Refused)).request_id == "c"
     assert bed.controller.scheduler.num_held == 2
     patient = replace(CONFIG, policy="num-requests", stall_timeout_s=60.0)
     bed.controller.configure(LiveConfig(patient))
     assert {(await bed.f0.receive(Dispatched)).request_id for _ in "ab"} == {"a", "b"}
-    bed.controller.scheduler.check()
+    bed.controller.scheduler.check(bed.controller.now_s())
     with pytest.raises(ValueError, match="unknown dispatch policy"):
         bed.controller.configure(LiveConfig(replace(CONFIG, policy="best")))
     assert bed.controller.config == patient
@@ -397,3 +401,50 @@ async def test_a_cluster_that_has_not_started_stops_at_once(network: FakeNetwork
     await asyncio.sleep(0.1)
     assert bed.controller.stopped
     assert len(bed.launcher.terminated) == 3
+
+
+@virtual_time
+async def test_loads_are_told_now_and_then_and_who_serves_at_once(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    for free in range(20):
+        await bed.reports("i-0", free=free)
+        await asyncio.sleep(TICK_S)
+    told = bed.f0.received(Directory)
+    assert 4 <= len(told) <= 6, "every 0.4 s"
+    bed.f0.inbox.clear()
+    await bed.joins("i-0", nonce="another", incarnation=0)
+    (told,) = bed.f0.received(Directory)[:1]
+    assert [entry.incarnation for entry in told.instances if entry.instance_id == "i-0"] == [2]
+
+
+@virtual_time
+async def test_a_frontend_that_dies_while_it_is_asked_is_not_waited_for(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    await bed.f0.receive(RequestsAsked)
+    network.lose("mem://f-0")
+    await settle()
+    assert asking.done()
+    assert (await asking).silent == ("f-0",)
+
+
+@virtual_time
+async def test_an_answer_to_the_controller_before_this_one_is_none(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    late = await bed.f0.receive(RequestsAsked)
+    asking.cancel()
+    bed.restart_controller()
+    await bed.serve()
+    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    asked = await bed.f0.receive(RequestsAsked)
+    bed.says("f-0", RequestsAnswered(late.query_id, "f-0", (), 7))
+    await settle()
+    assert not asking.done()
+    bed.says("f-0", RequestsAnswered(asked.query_id, "f-0", (), 1))
+    assert (await asking).num_matching == 1

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 from fakes import FakeNetwork, settle, virtual_time
-from steering_bed import MOVE, SteeringBed
+from steering_bed import MOVE, Disk, SteeringBed
 
-from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.cluster_spec import DrainOrder
 from controller.core.drain import DrainState
 from controller.core.event_log import EventKind
 from controller.core.instance_record import LOST_AFTER_S
@@ -134,11 +133,6 @@ async def test_the_last_instance_that_serves_is_not_drained(network: FakeNetwork
 
 async def becomes(bed: SteeringBed, state: DrainState, instance_id: str = "i-0") -> None:
     while bed.controller.drains.progress(instance_id).state is not state:
-        await asyncio.sleep(0.05)
-
-
-async def is_gone(bed: SteeringBed, instance_id: str = "i-0") -> None:
-    while instance_id in bed.controller.roster.members:
         await asyncio.sleep(0.05)
 
 
@@ -307,6 +301,25 @@ async def test_keep_goes_on_and_names_once_what_cannot_move(network: FakeNetwork
 
 
 @virtual_time
+async def test_a_drain_that_is_taken_back_while_it_is_looked_at_is_not_overdue(
+    network: FakeNetwork,
+) -> None:
+    bed = SteeringBed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    bed.begin("i-0", deadline_s=bed.controller.now_s() + 1.0)
+    await bed.reports("i-0", num_running=1)
+    bed.silent.add("f-0")  # and so the look takes a while
+    await asyncio.sleep(1.5)
+    bed.controller.drains.end("i-0", "undrained")
+    await asyncio.sleep(5)
+    assert [event.kind for event in bed.events()] == [
+        EventKind.DRAIN_STARTED,
+        EventKind.DRAIN_ENDED,
+    ]
+
+
+@virtual_time
 async def test_abort_ends_the_drain_and_no_request(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
     await bed.serve()
@@ -351,7 +364,7 @@ async def test_a_removed_instance_is_forgotten_and_no_failure(network: FakeNetwo
     assert bed.launcher.terminated == []
     bed.f0.inbox.clear()
     await bed.reports("i-0")
-    await asyncio.wait_for(is_gone(bed), 5.0)
+    await asyncio.wait_for(bed.is_gone(), 5.0)
     assert bed.launcher.terminated == ["i-0"]
     assert bed.controller.keeper.spec.instance_ids == ("i-1", "i-2")
     assert bed.controller.keeper.spec.drains == {}
@@ -374,34 +387,22 @@ async def test_a_hello_of_the_removed_one_comes_to_nothing(network: FakeNetwork)
     await bed.serve()
     bed.begin("i-0", removes=True)
     await bed.reports("i-0")
-    await asyncio.wait_for(is_gone(bed), 5.0)
+    await asyncio.wait_for(bed.is_gone(), 5.0)
     await bed.joins("i-0", incarnation=1)
     await bed.reports("i-0")
     assert "i-0" not in bed.controller.roster.members
     assert "i-0" not in bed.controller.statuses
 
 
-class FullDisk:
-    def __init__(self) -> None:
-        self.is_full = False
-
-    def load(self) -> ClusterSpec | None:
-        return None
-
-    def save(self, _spec: ClusterSpec) -> None:
-        if self.is_full:
-            raise LlumctlError("no space left")
-
-
 @virtual_time
 async def test_a_removal_that_cannot_be_saved_is_tried_again(network: FakeNetwork) -> None:
     bed = SteeringBed(network)
-    disk = bed.keeper._store = FullDisk()
+    disk = bed.keeper._store = Disk()
     await bed.serve()
     bed.begin("i-0", removes=True)
     disk.is_full = True
     await bed.reports("i-0")
-    await asyncio.wait_for(is_gone(bed), 5.0)
+    await asyncio.wait_for(bed.is_gone(), 5.0)
     await asyncio.sleep(3)
     assert not bed.task.done()
     assert "i-0" in bed.keeper.spec.instance_ids
@@ -428,11 +429,11 @@ async def test_one_that_cannot_be_ended_harms_no_other_drain(
     for instance_id in ("i-0", "i-1"):
         bed.begin(instance_id, removes=True)
         await bed.reports(instance_id)
-    await asyncio.wait_for(is_gone(bed, "i-1"), 5.0)
+    await asyncio.wait_for(bed.is_gone("i-1"), 5.0)
     assert not bed.task.done()
     assert "i-0" in bed.controller.roster.members
     monkeypatch.undo()
-    await asyncio.wait_for(is_gone(bed, "i-0"), 5.0)
+    await asyncio.wait_for(bed.is_gone("i-0"), 5.0)
 
 
 @virtual_time
@@ -440,7 +441,7 @@ async def test_an_abort_that_cannot_be_saved_is_tried_now_and_then(
     network: FakeNetwork, caplog: pytest.LogCaptureFixture
 ) -> None:
     bed = SteeringBed(network)
-    disk = bed.keeper._store = FullDisk()
+    disk = bed.keeper._store = Disk()
     await bed.serve()
     bed.begin("i-0", deadline_s=bed.controller.now_s() + 1.0, on_deadline="abort")
     await bed.reports("i-0", num_running=1)
@@ -461,11 +462,11 @@ async def test_who_watches_a_drain_has_it_looked_at_once_a_second(network: FakeN
     await bed.serve()
     bed.runs("i-0", "r-1")
     await bed.reports("i-0", num_running=1)
-    asked = bed.controller.queries._ids
+    asked = bed.controller.calls._query_ids
     first = next(asked)
     seen = await asyncio.gather(*(bed.controller.departures.lately("i-0") for _ in range(5)))
     assert [each.request.request_id for each in seen[0].departures] == ["r-1"]
-    assert next(asked) == first + 2, "one question for five"
+    assert next(asked) == first + 3, "one question to the frontend and one to i-0, for five"
     bed.runs("i-0")
     await asyncio.sleep(LATELY_S)
     assert (await bed.controller.departures.lately("i-0")).departures == ()
@@ -520,7 +521,7 @@ async def test_a_new_controller_goes_on_with_the_drains_of_the_old_one(
     assert bed.launcher.terminated == []
     bed.runs("i-0")
     await bed.reports("i-0")
-    await asyncio.wait_for(is_gone(bed), 5.0)
+    await asyncio.wait_for(bed.is_gone(), 5.0)
     assert bed.launcher.terminated == ["i-0"]
 
 

@@ -357,6 +357,25 @@ async def test_the_engine_thread_s_death_ends_the_process(bed: Bed) -> None:
     assert HERE not in bed.network.mailboxes, "its inbox is closed, so others notice"
 
 
+async def test_an_engine_that_is_built_but_cannot_serve_is_reported_as_failed(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_socket(*_: object) -> None:
+        raise OSError("no socket can be had")
+
+    monkeypatch.setattr(FakeTransfer, "start", no_socket)
+    bed.run()
+    failed = await bed.controller.receive(Hello, lambda hello: hello.phase == "failed")
+    assert failed.detail == "OSError: no socket can be had"
+    bed.add("early")
+    assert (await bed.f0.receive(RequestRefused)).retryable
+    bed.controller.inbox.clear()
+    bed.controller.send(HERE, StatusPull())
+    for _ in range(2):
+        assert (await bed.controller.receive(Hello)).phase == "failed"
+    assert bed.controller.received(StatusPushed) == []
+
+
 async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
     await bed.start()
     bed.engine.hold()
@@ -370,7 +389,7 @@ async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
     bed.engine.go_on()
     status = await bed.status(lambda s: s.snapshot.num_running == 0)
     assert (status.snapshot.incarnation, status.snapshot.num_free_blocks) == (2, 64)
-    assert (await bed.pull()).last_dispatch_seq == 0
+    assert (await bed.pull()).last_dispatch_seq == 5, "the numbers go on"
     bed.f0.inbox.clear()
     bed.add("late", incarnation=1)
     assert (await bed.f0.receive(RequestRefused)).retryable

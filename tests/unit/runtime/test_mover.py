@@ -18,12 +18,10 @@ from controller.core.migration.record import (
     MoveRecord,
     StageRecord,
 )
+from controller.runtime import calls
+from controller.runtime.calls import MemberDiedError
 from controller.runtime.messages import EventsTold
-from controller.runtime.move_calls import (
-    PLAN_PATIENCE_S,
-    REFUSALS_PATIENCE_S,
-    SourceDiedError,
-)
+from controller.runtime.move_calls import REFUSALS_PATIENCE_S, plan, refusals
 from controller.runtime.move_messages import (
     MoveAnswered,
     MoveAsked,
@@ -262,21 +260,21 @@ async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None
 async def test_a_plan(network: FakeNetwork) -> None:
     bed = await serving(network)
     mover = bed.controller.mover
-    planning = asyncio.create_task(mover.calls.plan("i-0", "r", mover.destination("i-1")))
+    planning = asyncio.create_task(plan(bed.controller.calls, "i-0", "r", mover.destination("i-1")))
     asked = await asked_of(bed)
     assert asked.dry_run
-    plan = MovePlan(60, 4, 4096, 0.01)
-    bed.says("i-0", MoveAnswered(asked.query_id, "", plan))
-    assert (await planning).plan == plan
+    found = MovePlan(60, 4, 4096, 0.01)
+    bed.says("i-0", MoveAnswered(asked.query_id, "", found))
+    assert (await planning).plan == found
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        await mover.calls.plan("i-0", "r", mover.destination("i-1"))
+        await plan(bed.controller.calls, "i-0", "r", mover.destination("i-1"))
     waited_s = asyncio.get_running_loop().time() - began_s
-    assert waited_s == pytest.approx(PLAN_PATIENCE_S, abs=0.2)
-    planning = asyncio.create_task(mover.calls.plan("i-0", "r", mover.destination("i-1")))
+    assert waited_s == pytest.approx(calls.PATIENCE_S, abs=0.2)
+    planning = asyncio.create_task(plan(bed.controller.calls, "i-0", "r", mover.destination("i-1")))
     await settle()
     network.lose("mem://i-0")
-    with pytest.raises(SourceDiedError):
+    with pytest.raises(MemberDiedError):
         await planning
 
 
@@ -289,13 +287,12 @@ async def refused(bed: Bed, instance_id: str, *refusals: tuple[str, str]) -> Any
 @virtual_time
 async def test_all_instances_are_asked_at_once_who_cannot_move(network: FakeNetwork) -> None:
     bed = await serving(network)
-    calls = bed.controller.mover.calls
     wanted = {"i-0": ["a", "b"], "i-1": ["c"], "i-2": ["d"]}
-    asking = asyncio.create_task(calls.refusals(wanted))
+    asking = asyncio.create_task(refusals(bed.controller.calls, wanted))
     assert await refused(bed, "i-0", ("b", "in_prefill")) == ("a", "b")
     assert await refused(bed, "i-1") == ("c",)
     began_s = asyncio.get_running_loop().time()
     assert await asking == {"i-0": {"b": "in_prefill"}, "i-1": {}}, "i-2 says nothing"
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(REFUSALS_PATIENCE_S, abs=0.2)
-    assert await calls.refusals({}) == {}
+    assert await refusals(bed.controller.calls, {}) == {}

@@ -45,6 +45,51 @@ async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:
     await moving.nothing_is_left()
 
 
+async def test_the_link_to_a_peer_is_closed_when_that_is_gone(moving: MovingCluster) -> None:
+    """Though no move is remembered any more."""
+    await moving.stream()
+    await moving.move()
+    await moving.finishes()
+    await moving.nothing_is_left()
+    assert moving.a.transfer.forgotten == []
+    await moving.kill("i-1")
+    await moving.until(lambda: moving.a.transfer.forgotten == ["i-1"])
+
+
+async def test_a_defect_in_one_move_leaves_the_others_their_end(
+    moving: MovingCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moving.hold()
+    for request_id in ("r", "s"):
+        await moving.frontend.submit(request_id, 100, 20)
+    await moving.until(lambda: len(moving.a.engine.waiting) == 2)
+    moving.a.engine.allow(1)
+    await moving.until(lambda: all(moving.frontend.tokens[r] for r in ("r", "s")))
+    moving.a.transfer.holds = lambda stage_id: True
+    defective, other = moving.order(), moving.order(request_id="s")
+    for move_id in (defective, other):
+        await moving.until(lambda m=move_id: moving.source_state(m) == "copying")
+    machine = moving.a.llumlet.serving.desk._outgoing[defective].machine
+
+    tick = type(machine).tick
+
+    def tick_or_fail(self, *args) -> object:
+        if self is machine:
+            raise RuntimeError("a defect")
+        return tick(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(machine), "tick", tick_or_fail)
+        await moving.kill("i-1")
+        await moving.until(lambda: other in moving.controller.answers)
+        await moving.until(lambda: "a defect" in caplog.text)
+    assert moving.controller.answers[other].code == "destination_died"
+    caplog.clear()
+    moving.a.transfer.let_go()
+    for request_id in ("r", "s"):
+        await moving.finishes(request_id, 20)
+
+
 async def test_blocks_that_the_destination_has_are_not_copied(moving: MovingCluster) -> None:
     moving.b.engine.moves.num_cached = 5
     await moving.stream()
@@ -286,6 +331,7 @@ async def test_moves_in_flight_are_part_of_the_status(moving: MovingCluster) -> 
     await moving.until(lambda: statuses["i-0"].moves and statuses["i-1"].num_moves_in)
     (move,) = statuses["i-0"].moves
     assert (move.migration_id, move.destination_id) == (move_id, "i-1")
+    assert move.num_blocks == 7, "six full ones, and the one that is being filled"
     snapshot = statuses["i-1"].snapshot
     assert (snapshot.num_running, snapshot.num_free_blocks) == (1, 58)
     moving.a.transfer.let_go()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from fake_engine import tokens_of
+from fake_engine import assert_empty, tokens_of
 from moving_cluster import MovingCluster
 
 from controller.core.event_log import EventKind
@@ -195,6 +195,22 @@ async def test_the_frontend_dies(moving: MovingCluster, hold: Hold) -> None:
     for request_id in moving.frontend.router.routes:
         moving.frontend.router.routes.pop(request_id)
     phase.let_go()
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("hold", [reserving, copying, suspended])
+async def test_the_destination_alone_hears_that_the_frontend_is_gone(
+    moving: MovingCluster, hold: Hold
+) -> None:
+    """It gives back what it holds, though the source says nothing."""
+    await moving.stream()
+    phase = await hold(moving)
+    moving.b.llumlet.serving.address_lost("mem://f-0")
+    await moving.until(lambda: moving.destination_state(phase.move_id) == "aborted")
+    phase.let_go()
+    await moving.at_boundary(moving.b, assert_empty)
+    await moving.finishes()
+    assert moving.record().instance_id == "i-0"
     await moving.nothing_is_left()
 
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from controlled_cluster import PATIENCE_S, ControlledCluster
+from controlled_cluster import ControlledCluster
 from fake_engine import tokens_of
-from fakes import FakeNetwork
+from fakes import PATIENCE_S, FakeNetwork
 from members import Instance, repeat_often
 
 from controller.core.event_log import EventKind

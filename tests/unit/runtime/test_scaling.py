@@ -4,33 +4,13 @@ import asyncio
 
 import pytest
 from fakes import FakeNetwork, settle, virtual_time
-from steering_bed import SteeringBed
+from steering_bed import Disk, SteeringBed
 
 from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import ClusterSpec
 from controller.core.drain import DrainState
 from controller.core.event_log import EventKind
 from controller.core.scaling import ScalePlan
 from controller.runtime.drains import SteerRefusedError
-
-
-class Disk:
-    def __init__(self) -> None:
-        self.is_full = False
-        self.num_saved = 0
-
-    def load(self) -> ClusterSpec | None:
-        return None
-
-    def save(self, _spec: ClusterSpec) -> None:
-        if self.is_full:
-            raise LlumctlError("no space left")
-        self.num_saved += 1
-
-
-async def is_gone(bed: SteeringBed, instance_id: str) -> None:
-    while instance_id in bed.controller.roster.members:
-        await asyncio.sleep(0.05)
 
 
 @virtual_time
@@ -63,7 +43,7 @@ async def test_shrinking_drains_the_least_busy_and_removes_it_when_it_is_empty(
     await asyncio.sleep(2)
     assert bed.controller.drains.progress("i-1").state is DrainState.DRAINING
     await bed.reports("i-1")
-    await asyncio.wait_for(is_gone(bed, "i-1"), 5.0)
+    await asyncio.wait_for(bed.is_gone("i-1"), 5.0)
     assert bed.launcher.terminated == ["i-1"]
     assert bed.keeper.spec.instance_ids == ("i-0", "i-2")
     kinds = [e.kind for e in bed.events()]
@@ -214,7 +194,7 @@ async def test_one_whose_process_has_ended_already_is_not_taken_back(
     bed.scale(2)
     disk.is_full = True
     await bed.reports("i-0")
-    await asyncio.wait_for(is_gone(bed, "i-0"), 5.0)
+    await asyncio.wait_for(bed.is_gone("i-0"), 5.0)
     assert bed.keeper.spec.drains["i-0"].removes
     disk.is_full = False
     assert bed.scale(3) == ScalePlan(2, 3, num_added=1)
