@@ -2,13 +2,14 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from controller.api.client import ControlClient
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
+OWN_PORTS = range(20_000, 32_768)
+"""Above those of Ray's workers, below Linux's ip_local_port_range."""
 NOTHING_MOVES = {"LLUMCTL_MIGRATION_ENABLED": "false"}
 """By itself: for tests that say what is where."""
 
@@ -37,11 +40,14 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> 
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Of those that the kernel gives to nobody who asks for any: it takes a cluster half a minute
+    until it listens on its own."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.choice(OWN_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.add(port)
+    return list(ports)
 
 
 def hear_interrupts() -> None:
