@@ -6,17 +6,18 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-scheduler bench-cluster clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-transfer bench-scheduler bench-cluster clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
-	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 10 minutes)"
+	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 20 minutes)"
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
+	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
@@ -64,6 +65,9 @@ bench-startup: $(STAMP)
 
 bench-migration: $(STAMP)
 	$(BIN)/python -m benchmarks.migration $(ARGS)
+
+bench-transfer: $(STAMP)
+	$(BIN)/python -m benchmarks.transfer $(ARGS)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
