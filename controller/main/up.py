@@ -228,8 +228,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
                 if run_state.load(state.cluster) != state:
-                    progress(f"cluster {state.cluster} was stopped by another command")
-                    return
+                    break
                 status = _status_or_none(client)
                 if status is not None:
                     progress(status)
@@ -237,13 +236,25 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
     except KeyboardInterrupt:
         _stop_on_request(state, progress)
         return
-    if run_state.load(state.cluster) != state:
+    if _is_stopped_elsewhere(state):
+        progress(f"cluster {state.cluster} was stopped by another command")
         return
     tear_down(state, drain=False, grace_s=0.0)
     raise LlumctlError(
         f"Ray of cluster {state.cluster} died (its head process ended with {head.returncode})",
         f"see {state.log_dir}/head.log, then: llumctl up",
     )
+
+
+def _is_stopped_elsewhere(state: RunState) -> bool:
+    """Waits for a `down` that is at work: it ends Ray before it takes the run state away."""
+    while run_state.load(state.cluster) == state:
+        try:
+            with run_state.lock(state.cluster):
+                return run_state.load(state.cluster) != state
+        except RefusedError:
+            time.sleep(STAY_POLL_S)
+    return True
 
 
 def _stop_on_request(state: RunState, progress: Progress) -> None:

@@ -1,0 +1,74 @@
+"""`up` in the foreground, when its cluster ends under it."""
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.api.run_state import RunState
+from controller.main import up
+
+STATE = RunState(
+    cluster="c1",
+    nonce="ab12",
+    control_url="http://127.0.0.1:9",
+    control_token="secret",
+    endpoint_url="http://127.0.0.1:9",
+    ray_address="",
+    owns_ray=True,
+    ray_head_pid=2**22,
+    ray_head_started_s=0.0,
+    namespace="llumctl-c1",
+    started_at_s=7,
+    log_dir="/l",
+    temp_dir="",
+)
+
+
+@pytest.fixture
+def head() -> subprocess.Popen[bytes]:
+    """Ray's, which has ended."""
+    head = subprocess.Popen([sys.executable, "-c", "raise SystemExit(15)"])
+    head.wait()
+    return head
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunState:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "STAY_POLL_S", 0.01)
+    state = replace(STATE, temp_dir=str(tmp_path / "none"))
+    run_state.save(state)
+    return state
+
+
+def test_a_head_that_a_down_has_just_ended_is_no_failure(
+    head: subprocess.Popen[bytes], state: RunState
+) -> None:
+    told: list[object] = []
+    ended = threading.Event()
+
+    def stay() -> None:
+        up._stay(head, state, told.append)
+        ended.set()
+
+    staying = threading.Thread(target=stay, daemon=True)
+    with run_state.lock("c1"):
+        staying.start()
+        assert not ended.wait(0.2), "it waits for the down that is at work"
+        run_state.remove("c1")
+    assert ended.wait(10)
+    assert told == ["cluster c1 was stopped by another command"]
+
+
+def test_a_head_that_died_is_told_and_cleared(
+    head: subprocess.Popen[bytes], state: RunState
+) -> None:
+    with pytest.raises(LlumctlError, match="its head process ended with 15"):
+        up._stay(head, state, lambda _: None)
+    assert run_state.load("c1") is None
