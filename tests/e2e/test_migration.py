@@ -159,12 +159,12 @@ def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
 
 
 def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) -> None:
-    """Of 24 requests that together need more blocks than there are: room is refused, requests are
+    """Of 16 requests that together need more blocks than there are: room is refused, requests are
     evicted, and no reader can tell."""
     kinds = [kind for kind in SAMPLING if kind != "n=2"]
     bodies = [
-        (path, body | {"max_tokens": 800, "ignore_eos": "response_format" not in body})
-        for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(24))
+        (path, body | {"max_tokens": 1500, "ignore_eos": "response_format" not in body})
+        for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(16))
     ]
     for index, (_path, body) in enumerate(bodies):
         body["seed"] = index
