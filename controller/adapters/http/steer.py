@@ -77,10 +77,8 @@ class SteerApi:
         async with self._changing:
             self._check_drain(instance_id, wanted)
             keeper = self._controller.keeper
-            changes, revision = (
-                differs(keeper.spec.drains.get(instance_id), wanted),
-                keeper.revision,
-            )
+            changes = differs(keeper.spec.drains.get(instance_id), wanted)
+            revision = keeper.revision
             if changes:
                 revision = await self._begin_drain(request, instance_id, wanted)
         report = await self._reports.of(instance_id, revision)
