@@ -132,7 +132,10 @@ def load(cluster: str) -> RunState | None:
     """The cluster's run state, None if there is none."""
     path = run_file(cluster)
     try:
-        return RunState.from_json(path.read_text(encoding="utf-8"))
+        state = RunState.from_json(path.read_text(encoding="utf-8"))
+        if state.cluster != cluster:  # a copy: whoever stops this one would stop the other
+            raise ValueError(f"it is that of cluster {state.cluster[:60]!r}")
+        return state
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -183,11 +186,12 @@ def _private_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
-        if found.st_uid != os.geteuid():
-            raise RefusedError(
-                f"{path} belongs to another user (uid {found.st_uid})",
-                "XDG_STATE_HOME=<a folder of yours> llumctl ...",
-            )
+        for uid in (path.lstat().st_uid, found.st_uid):  # of a link, then of where it leads
+            if uid != os.geteuid():
+                raise RefusedError(
+                    f"{path} belongs to another user (uid {uid})",
+                    "XDG_STATE_HOME=<a folder of yours> llumctl ...",
+                )
         if stat.S_IMODE(found.st_mode) & 0o077:
             path.chmod(0o700)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError
 from controller.api.models import StopRequest
 from controller.api.run_state import RunState
+from controller.main import temp_folder
 from controller.main.processes import end, same_process, sweep
 from controller.main.ray_environment import NONCE_VARIABLE
 
@@ -91,7 +91,8 @@ def tear_down(
     else:
         _kill_actors(state)
     sweep(state.nonce)
-    shutil.rmtree(state.temp_dir, ignore_errors=True)
+    if left := temp_folder.remove(state.temp_dir, state.nonce):
+        progress(f"{state.temp_dir} is left as it is: {left}")
     folder = run_state.state_path(state.cluster)
     for file in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
         (folder / file).unlink(missing_ok=True)

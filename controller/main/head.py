@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from controller.adapters.ray.launcher import launch_actor
+from controller.main import temp_folder
 from controller.main.plan import ClusterPlan
 
 # Nothing of ours goes through the object store; this is about Ray's minimum.
@@ -38,7 +39,7 @@ def main(plan_file: str) -> None:
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=plan.temp_dir,
+            _temp_dir=str(Path(plan.temp_dir) / temp_folder.RAY),
         )
     if stop.is_set():
         return

@@ -10,9 +10,9 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ from controller.api.errors import LlumctlError, RefusedError, TimedOutError, Unr
 from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
-from controller.main import emulation, preflight
+from controller.main import emulation, preflight, temp_folder
 from controller.main.down import note, present_grace_s, tear_down
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
@@ -40,8 +40,6 @@ POLL_S = 0.25
 STAY_POLL_S = 1.0
 PLAN_FILE = "plan.json"
 LOOPBACK = "127.0.0.1"
-# A Unix socket's path may have 107 bytes; Ray's own part of it takes 66.
-MAX_TEMP_DIR_CHARS = 40
 
 
 def run(
@@ -59,15 +57,15 @@ def run(
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings)
-            state: RunState | None = None
+            state = _run_state(plan)
             try:
-                head, state = _start_head(plan)
+                run_state.save(state)
+                head, state = _start_head(plan, state)
                 until_ready = wait or not detach
                 status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
             except BaseException:
-                if state is not None:
-                    with _no_interrupts():
-                        tear_down(state, drain=False, grace_s=0.0)
+                with _no_interrupts():
+                    tear_down(state, drain=False, grace_s=0.0)
                 raise
         if detach:
             return status
@@ -101,11 +99,12 @@ def make_plan(settings: Settings) -> ClusterPlan:
         control_token=secrets.token_urlsafe(32),
         view_token=secrets.token_urlsafe(32),
         api_keys=_api_keys(settings),
-        namespace=f"llumctl-{cluster.name}",
+        # Somebody else's Ray may run a cluster of the same name from another state folder.
+        namespace=f"llumctl-{cluster.name}-{nonce}",
         nonce=nonce,
         state_dir=str(state_dir),
         log_dir=str(log_dir),
-        temp_dir=str(_temp_dir(cluster.name)),
+        temp_dir=str(temp_folder.make(nonce)),
     )
 
 
@@ -140,8 +139,31 @@ def _emulated_engines(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
-    """The head in its own session, with the run state on disk before it can leave traces."""
+def _run_state(plan: ClusterPlan) -> RunState:
+    """Before anything runs: `down` finds by the nonce what a start that was cut short left."""
+    table = plan.settings
+    address = table.cluster.ray_address or ""
+    return RunState(
+        cluster=table.cluster.name,
+        nonce=plan.nonce,
+        control_url=f"http://{table.control.host}:{table.control.port}",
+        control_token=plan.control_token,
+        endpoint_url=endpoint_url(plan),
+        ray_address=address,
+        owns_ray=not address,
+        ray_head_pid=None,
+        ray_head_started_s=None,
+        namespace=plan.namespace,
+        started_at_s=time.time(),
+        log_dir=plan.log_dir,
+        temp_dir=plan.temp_dir,
+        grace_s=table.scheduler.grace_s,
+        ray_environment=ray_authentication(plan.state_dir, address),
+    )
+
+
+def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
+    """The head in its own session, and the run state with its pid."""
     (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
     plan_file = Path(plan.state_dir) / PLAN_FILE
     with _private_file(plan_file) as file:
@@ -155,37 +177,19 @@ def _start_head(plan: ClusterPlan) -> tuple[subprocess.Popen[bytes], RunState]:
         outcome="begun",
         cause_id=f"up-{plan.nonce}",
     )
-    address = plan.settings.cluster.ray_address or ""
-    authentication = ray_authentication(plan.state_dir, address)
     with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
             [sys.executable, "-P", "-m", "controller.main.head", str(plan_file)],
             cwd=plan.state_dir,
-            env=head_environment(plan.nonce, authentication, loopback=_on_loopback(plan)),
+            env=head_environment(plan.nonce, state.ray_environment, loopback=_on_loopback(plan)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             umask=0o077,  # logs of Ray and of all members too
         )
-    table = plan.settings
-    state = RunState(
-        cluster=table.cluster.name,
-        nonce=plan.nonce,
-        control_url=f"http://{table.control.host}:{table.control.port}",
-        control_token=plan.control_token,
-        endpoint_url=endpoint_url(plan),
-        ray_address=address,
-        owns_ray=not address,
-        ray_head_pid=head.pid,
-        ray_head_started_s=psutil.Process(head.pid).create_time(),
-        namespace=plan.namespace,
-        started_at_s=time.time(),
-        log_dir=plan.log_dir,
-        temp_dir=plan.temp_dir,
-        grace_s=table.scheduler.grace_s,
-        ray_environment=authentication,
-    )
+    started_s = psutil.Process(head.pid).create_time()
+    state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
     run_state.save(state)
     return head, state
 
@@ -306,17 +310,6 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
 def _cache_dir() -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or "")
     return (home if home.is_absolute() else Path.home() / ".cache") / "llumctl" / "models"
-
-
-def _temp_dir(cluster: str) -> Path:
-    base = Path(tempfile.gettempdir())
-    if len(str(base)) > MAX_TEMP_DIR_CHARS - len(cluster) - 16:
-        base = Path("/tmp")
-    folder = base / f"llumctl-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise RefusedError(f"{folder} is not a private folder of yours", f"ls -ld {folder}")
-    return folder / cluster
 
 
 @contextlib.contextmanager

@@ -87,6 +87,7 @@ class Cluster:
     control_port: int = 0
     process: subprocess.Popen[bytes] | None = None
     nonce: str = ""
+    temp_dir: str = ""
 
     def __post_init__(self) -> None:
         self.port, self.control_port = free_ports(2)
@@ -140,7 +141,8 @@ class Cluster:
         run_file = self.state_dir / "run.json"
         wait_for(lambda: run_file.exists() or self.process.poll() is not None, "the run state", 30)
         assert self.process.poll() is None, self.read_stderr()
-        self.nonce = json.loads(run_file.read_text())["nonce"]
+        state = json.loads(run_file.read_text())
+        self.nonce, self.temp_dir = state["nonce"], state["temp_dir"]
 
     def wait_ready(self) -> None:
         """`up` prints the endpoint once everything serves."""
@@ -201,8 +203,8 @@ class Cluster:
     def leftovers(self) -> list[str]:
         """What a stopped cluster must not leave: processes, sockets, shared memory, files."""
         processes = [f"{p.pid} {' '.join(p.cmdline())[:120]}" for p in marked_processes(self.nonce)]
-        temp_root = Path(f"/tmp/llumctl-{os.getuid()}")
-        files = [temp_root / self.name, self.state_dir / "run.json", self.state_dir / "plan.json"]
+        files = [self.state_dir / "run.json", self.state_dir / "plan.json"]
+        files += [Path(self.temp_dir)] if self.temp_dir else []
         ports = [
             c
             for c in psutil.net_connections("tcp")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.api import run_state
-from controller.api.errors import LlumctlError
+from controller.api.errors import LlumctlError, RefusedError
 from controller.api.run_state import RunState
 
 STATE = RunState(
@@ -64,6 +64,19 @@ def test_an_open_folder_is_closed(root: Path) -> None:
     assert mode(run_state.state_dir("c1")) == 0o700
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_link_that_another_user_put_there_is_not_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine").chmod(0o755)
+    root.symlink_to(tmp_path / "mine")
+    os.lchown(root, 12345, 12345)
+    with pytest.raises(RefusedError, match="belongs to another user"):
+        run_state.state_dir("c1")
+    assert mode(tmp_path / "mine") == 0o755
+    os.lchown(root, os.geteuid(), os.getegid())
+    assert run_state.state_dir("c1").is_dir(), "a link of one's own is one's own choice"
+
+
 def test_saving_replaces_in_one_step(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_state.save(STATE)
 
@@ -104,6 +117,7 @@ GOOD = {name: getattr(STATE, name) for name in RunState.__dataclass_fields__}
         (json.dumps(GOOD | {"ray_head_pid": "1"}), "ray_head_pid has the wrong type"),
         (json.dumps(GOOD | {"control_url": None}), "control_url has the wrong type"),
         (json.dumps(GOOD | {"schema_version": 2}), "written by a newer llumctl"),
+        (json.dumps(GOOD | {"cluster": "c2"}), "is corrupt: it is that of cluster 'c2'"),
     ],
 )
 def test_unusable_state_is_told(root: Path, text: str, part: str) -> None:

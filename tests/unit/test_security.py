@@ -119,7 +119,7 @@ def test_the_head_gets_its_secrets_through_a_private_file_only(
     monkeypatch.setattr(subprocess, "Popen", popen)
     old = os.umask(0)
     try:
-        _, state = up._start_head(plan(tmp_path))
+        _, state = up._start_head(plan(tmp_path), up._run_state(plan(tmp_path)))
     finally:
         os.umask(old)
     assert len(started) == 1

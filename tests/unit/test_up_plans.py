@@ -1,0 +1,60 @@
+"""What `up` promises to itself before it starts anything: names that no other cluster shares."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.api.settings import Settings
+from controller.main import emulation, preflight, temp_folder, up
+from controller.main.plan import ClusterPlan
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[ClusterPlan]]:
+    """Plans whose temporary folders are removed in the end."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(preflight, "check_port", lambda *_: None)
+    monkeypatch.setattr(emulation, "check_memory", lambda *_: None)
+    monkeypatch.setattr(preflight, "resolve_model", lambda *_: ("m", tmp_path))
+    plans: list[ClusterPlan] = []
+    yield plans
+    for plan in plans:
+        temp_folder.remove(plan.temp_dir, plan.nonce)
+
+
+EMULATED = Settings.model_validate({"cluster": {"engine": "emulated"}})
+
+
+def test_two_clusters_of_one_name_share_nothing(
+    made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for home in ("a", "b"):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / home))
+        made.append(up.make_plan(EMULATED))
+    for field in ("temp_dir", "namespace", "nonce", "state_dir", "log_dir", "members_key"):
+        assert getattr(made[0], field) != getattr(made[1], field), field
+
+
+def test_a_start_that_fails_at_its_first_file_leaves_nothing(
+    made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise LlumctlError("cannot write the audit log", "llumctl doctor")
+
+    def remember(settings: Settings) -> ClusterPlan:
+        made.append(make_plan(settings))
+        return made[-1]
+
+    make_plan = up.make_plan
+    monkeypatch.setattr(up, "make_plan", remember)
+    monkeypatch.setattr(up.AuditLog, "write", fail)
+    with pytest.raises(LlumctlError, match="audit log"):
+        up.run(EMULATED, detach=True, wait=False, timeout_s=1.0, progress=lambda _: None)
+    assert not Path(made[0].temp_dir).exists()
+    left = {path.name for path in Path(made[0].state_dir).rglob("*") if path.is_file()}
+    assert left <= {"lock"}
+    assert run_state.load("default") is None
