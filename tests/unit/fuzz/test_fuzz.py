@@ -1,0 +1,149 @@
+"""The fuzzer finds what is planted, names its culprit, and can send it again."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from faulty_endpoint import FaultyEndpoint, error, error_json
+
+from tests.footprints import Footprint, ProcessKey
+from tests.fuzz import families
+from tests.fuzz.__main__ import main
+from tests.fuzz.case import Case, post
+from tests.fuzz.exchange import Answer
+from tests.fuzz.judge import Fault, judge
+from tests.fuzz.mutation import mutate
+from tests.fuzz.shrink import reductions
+from tests.fuzz.watch import growth, last_lines
+
+FREEZE_S = 0.6
+
+
+def fuzzed(plant: Callable[[bytes], bytes | None], out: Path, *more: str) -> int:
+    with FaultyEndpoint(plant).serving() as endpoint:
+        fixed = ("--seed", "1", "--seconds", "0.5", "--stall", "0.4", "--deadline", "5")
+        return main([*fixed, "--url", endpoint.url, "--out", str(out), *more])
+
+
+def findings(out: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted(out.glob("finding-*.json"))]
+
+
+def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
+    assert fuzzed(lambda _: None, tmp_path) == 0
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["findings"] == {}
+    assert run["num_sent"] >= 24
+    assert len(run["outcomes"]) >= 8
+
+
+@pytest.mark.parametrize(("kind", "planted"), [("5xx", error(500)), ("no answer", b" ")])
+def test_a_bad_answer_is_found_shrunk_and_sent_again(
+    kind: str, planted: bytes, tmp_path: Path
+) -> None:
+    def plant(request: bytes) -> bytes | None:
+        return planted if b'"tool_choice"' in request else None
+
+    assert fuzzed(plant, tmp_path, "--families", "tools") == 1
+    found = next(each for each in findings(tmp_path) if each["kind"] == kind)
+    assert list(json.loads(found["shrunk"]["body"])) == ["tool_choice"]
+    again = tmp_path / "finding-000-x.json"
+    again.write_text(json.dumps(found))
+    assert fuzzed(plant, tmp_path, "--replay", str(again)) == 1
+    assert fuzzed(lambda _: None, tmp_path, "--replay", str(again)) == 0
+
+
+def test_the_culprit_of_a_stall_is_found(tmp_path: Path) -> None:
+    def plant(request: bytes) -> None:
+        if b'"suffix"' in request:
+            time.sleep(FREEZE_S)
+
+    assert fuzzed(plant, tmp_path, "--families", "grammars,sampling", "--clients", "1") == 1
+    stalls = [each for each in findings(tmp_path) if each["kind"] == "stall"]
+    assert stalls
+    assert all('"suffix"' in each["case"]["body"] for each in stalls)
+
+
+def test_every_case_comes_again_and_can_be_written() -> None:
+    for number in range(200):
+        case = families.draw(7, number)
+        assert families.draw(7, number) == case
+        assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+        assert b"".join(case.pieces()) == case.head + case.body
+
+
+def test_every_family_is_drawn_and_changed() -> None:
+    cases = [families.draw(3, number) for number in range(400)]
+    assert {case.family for case in cases} >= set(families.JSON) | {"bodies", "transfer"}
+    assert len({case.head + case.body for case in cases}) > 350
+
+
+def test_a_change_leaves_the_original() -> None:
+    good = {"a": [1, {"b": "text"}], "c": None}
+    before = json.dumps(good)
+    changed = [mutate(good, random.Random(n), 1 + n % 4) for n in range(200)]
+    assert json.dumps(good) == before
+    assert sum(json.dumps(each) != before for each in changed) > 180
+
+
+def test_reductions_leave_one_thing_out() -> None:
+    found = list(reductions({"a": [1, 2], "b": "xy"}))
+    assert {"b": "xy"} in found
+    assert {"a": [1, 2]} in found
+    assert {"a": [1], "b": "xy"} in found
+    assert {"a": [1, 2], "b": "y"} in found
+
+
+def test_verdicts() -> None:
+    case = post("f", "n", "/v1/completions", b"{}")
+    stream = {"content-type": "text/event-stream"}
+    good = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    assert judge(case, Answer(0.0, 200, stream, good, is_whole=True)) == []
+    cut = judge(case, Answer(0.0, 200, stream, good[:-14], is_whole=True))
+    assert [each.kind for each in cut] == ["cut answer"]
+    failed = b'data: {"error": {"code": 500, "message": "x"}}\n\ndata: [DONE]\n\n'
+    assert [f.kind for f in judge(case, Answer(0.0, 200, stream, failed, is_whole=True))] == ["5xx"]
+    refused = failed.replace(b"500", b"400")
+    assert judge(case, Answer(0.0, 200, stream, refused, is_whole=True)) == []
+    assert judge(case, Answer(0.0, left=True)) == []
+    assert [each.kind for each in judge(case, Answer(0.0, late=True))] == ["late"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "body"),
+    [
+        ("error body", 400, b'{"detail": "x"}'),
+        ("error body", 400, error_json(400, "x" * 9000)),
+        ("error body", 400, error_json(404)),
+        ("error body", 503, error_json(503)),  # without Retry-After
+        ("5xx", 500, error_json(500)),
+        ("not JSON", 200, b"<html>"),
+    ],
+)
+def test_verdicts_on_bodies(kind: str, status: int, body: bytes) -> None:
+    case = post("f", "n", "/v1/completions", b"{}")
+    answer = Answer(0.0, status, {"content-type": "application/json"}, body, is_whole=True)
+    assert kind in [fault.kind for fault in judge(case, answer)]
+    assert judge(case, replace(answer, status=400, body=error_json(400))) == []
+
+
+def test_the_same_defect_has_one_signature() -> None:
+    one = Fault("5xx", "500 /v1/completions: id cmpl-0a1b2c3d4e took 17 s")
+    assert (
+        one.signature == Fault("5xx", "500 /v1/completions: id cmpl-ffffffffff took 9 s").signature
+    )
+    assert one.signature != Fault("5xx", "500 /v1/responses: id cmpl-0 took 17 s").signature
+
+
+def test_tracebacks_and_growth() -> None:
+    log = "x\nTraceback (most recent call last):\n  File \"a\"\n    b\nKeyError: 'name'\nnext\n"
+    assert last_lines(log) == ["KeyError: 'name'"]
+    small, key = Footprint(100 << 20, 0, 30, 10, 0.0), ProcessKey("f-0", 7)
+    large = Footprint(900 << 20, 0, 90, 60, 0.0)
+    assert growth({key: small}, {key: small}) == []
+    assert len(growth({key: small}, {key: large})) == 3
+    assert [each.what for each in growth({key: small}, {})] == ["f-0 is not there any more"]
