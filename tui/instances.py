@@ -197,19 +197,40 @@ def note(row: InstanceRow) -> tuple[str, Span] | None:
     return "freeness", Span(words, Tone.BAD if item.state is InstanceState.FAILED else Tone.PLAIN)
 
 
-Value = float | None
+_WORST = (
+    InstanceState.FAILED,
+    InstanceState.STALLED,
+    InstanceState.RESTARTING,
+    InstanceState.DRAINING,
+)
+"""Less free than any figure says, the worst first."""
+
+Value = tuple[float, ...] | None
+
+
+def _freeness(row: InstanceRow) -> Value:
+    state, steps = row.item.state, row.item.freeness_steps
+    if state in _WORST:
+        return (0, _WORST.index(state))
+    return None if steps is None else (1, steps)
+
+
+def _figure(of: Callable[[InstanceRow], float | None]) -> Callable[[InstanceRow], Value]:
+    return lambda row: None if (figure := of(row)) is None else (figure,)
+
+
 SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
-    "freeness": lambda row: _number_of(row.item, row.item.freeness_steps, draining=float("-inf")),
-    "id": lambda _: 0.0,
-    "state": lambda row: float(list(InstanceState).index(row.item.state)),
-    "kv": lambda row: row.item.kv_cache_usage,
-    "virtual": lambda row: virtual_ratio(row.item),
-    "run": lambda row: row.item.num_running_reqs,
-    "wait": lambda row: row.item.num_waiting_reqs,
-    "moves": lambda row: (row.item.num_moves_in or 0) + (row.item.num_moves_out or 0),
-    "headroom": lambda row: row.item.headroom_blocks,
-    "ttft": lambda row: row.item.ttft_p99_s,
-    "up": lambda row: row.item.up_s,
+    "freeness": _freeness,
+    "id": lambda _: (),
+    "state": _figure(lambda row: list(InstanceState).index(row.item.state)),
+    "kv": _figure(lambda row: row.item.kv_cache_usage),
+    "virtual": _figure(lambda row: virtual_ratio(row.item)),
+    "run": _figure(lambda row: row.item.num_running_reqs),
+    "wait": _figure(lambda row: row.item.num_waiting_reqs),
+    "moves": _figure(lambda row: (row.item.num_moves_in or 0) + (row.item.num_moves_out or 0)),
+    "headroom": _figure(lambda row: row.item.headroom_blocks),
+    "ttft": _figure(lambda row: row.item.ttft_p99_s),
+    "up": _figure(lambda row: row.item.up_s),
 }
 """In the order in which the key goes through them."""
 
@@ -235,7 +256,3 @@ def matches(text: str, wanted: str) -> bool:
         (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
         for word in wanted.lower().split()
     )
-
-
-def _number_of(item: InstanceStatus, value: Value, *, draining: float) -> Value:
-    return draining if item.state is InstanceState.DRAINING else value

@@ -1,8 +1,11 @@
 """A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
 
-The cursor stays with its row through sorting and refreshing. Only rows whose cells differ are
-painted again, from the first such cell to the last: Textual begins each region of a line at the
-line's start, so that one region costs fewer bytes than many.
+Until somebody moves the cursor it lies on the first row, whichever row that is by now: the table
+shows the top of its order, the worst first. From then on the cursor is held: it stays with its row
+through sorting and refreshing, until somebody goes to the first row.
+
+Only rows whose cells differ are painted again, from the first such cell to the last: Textual begins
+each region of a line at the line's start, so that one region costs fewer bytes than many.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,6 +75,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         super().__init__(id=id)
         self.items: Sequence[Item] = ()
         self.cursor_id: str | None = None
+        self.held = False
+        """The cursor stays with its row; else it lies at the top."""
         self._columns = columns
         self._glyphs = glyphs
         self._note_of = note_of
@@ -87,12 +92,14 @@ class TableView(Widget, Generic[Item], can_focus=True):
     # What is shown
 
     def show(self, items: Sequence[Item], title: Line, *, follow: bool = False) -> None:
-        """`follow`: to the last row, as new ones come."""
+        """`follow`: to the last row, as new ones come; a cursor that followed is held when it no
+        longer does."""
         self.items = items
         if follow:
             self._cursor = max(0, len(items) - 1)
+            self.held = True
         else:
-            self._cursor = self._place_of_cursor()
+            self._cursor = self._place_of_cursor() if self.held else 0
         self.cursor_id = items[self._cursor].id if items else None
         self._title = title
         self._scroll()
@@ -215,13 +222,15 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self._move_to(self._cursor + pages * max(1, self._num_visible() - 1))
 
     def action_first(self) -> None:
-        self._move_to(0)
+        """And there the cursor stays, whichever row comes to be the first."""
+        self._move_to(0, held=False)
 
     def action_last(self) -> None:
         self._move_to(len(self.items) - 1)
 
     def action_open(self) -> None:
         if self.cursor_id is not None:
+            self.held = True
             self.post_message(self.Opened(self, self.cursor_id))
 
     def on_click(self, event: Click) -> None:
@@ -240,7 +249,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         event.stop()
         self._move_to(self._cursor - WHEEL_ROWS)
 
-    def _move_to(self, row: int) -> None:
+    def _move_to(self, row: int, *, held: bool = True) -> None:
+        self.held = held
         if not self.items:
             return
         self._cursor = max(0, min(row, len(self.items) - 1))
