@@ -14,7 +14,7 @@ import zmq.asyncio
 from mailbox_support import PATIENCE_S, Inbox
 from zmq.utils.monitor import recv_monitor_message
 
-from controller.adapters.zmq import cluster_key
+from controller.adapters.zmq import cluster_key, doorkeeper, mailbox, parts
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.runtime.messages import AbortRequests, StatusPull, decode, encode
@@ -207,6 +207,73 @@ async def test_a_flood_of_strangers_does_not_stop_it(bare: Bare, inboxes: Open) 
     assert friend.lost == []
 
 
+async def open_door(inbox: Inbox) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = inbox.address.removeprefix("tcp://").split(":")
+    return await asyncio.open_connection(host, port)
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), PATIENCE_S)
+    return True
+
+
+async def test_a_stranger_who_claims_a_large_frame_is_cut(inboxes: Open) -> None:
+    """libzmq sets aside what a frame claims, and kept what came of it for 30 s."""
+    inbox, friend = inboxes(), inboxes()
+    await still_serves(inbox, friend)
+    for claimed in (parts.MAX_WIRE_BYTES + 1, 8 << 30):
+        reader, stream = await open_door(inbox)
+        stream.write(CURVE_GREETING + b"\x06" + struct.pack(">Q", claimed) + b"\x05HELLO")
+        assert await is_cut(reader)
+        stream.close()
+    await still_serves(inbox, friend)
+    assert friend.lost == []
+
+
+async def test_a_stranger_who_says_nothing_is_cut(
+    inboxes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "HANDSHAKE_TIMEOUT_S", 0.05)
+    inbox = inboxes()
+    monkeypatch.undo()
+    silent = [await open_door(inbox) for _ in range(3)]
+    silent[1][1].write(CURVE_GREETING[:20])
+    silent[2][1].write(CURVE_GREETING + b"\x04\xc8\x05HELLO")
+    for reader, stream in silent:
+        assert await is_cut(reader)
+        stream.close()
+    await still_serves(inbox, inboxes())
+
+
+async def test_of_too_many_strangers_the_oldest_are_shown_out(
+    inboxes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorkeeper, "MAX_STRANGERS", 8)
+    inbox, friend = inboxes(), inboxes()
+    await still_serves(inbox, friend)
+    strangers = [await open_door(inbox) for _ in range(50)]
+    for reader, _ in strangers[:-8]:
+        assert await is_cut(reader)
+    await still_serves(inbox, friend)
+    await still_serves(inbox, inboxes())
+    stays = asyncio.ensure_future(strangers[-1][0].read())
+    await asyncio.sleep(0)
+    assert not stays.done()
+    stays.cancel()
+    for _, stream in strangers:
+        stream.close()
+    assert friend.lost == [], "it came first and has shown the key"
+
+
+def test_where_the_kernel_does_not_tell_nobody_is_shown_out() -> None:
+    class Silent:
+        def getsockopt(self, *_: int) -> bytes:
+            return bytes(100)
+
+    assert doorkeeper.has_shown_the_key(Silent())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -311,16 +378,16 @@ async def test_what_is_no_message_of_ours_is_refused_and_not_quoted(
         if heard[-1] == StatusPull():
             done.set()
 
-    mailbox = ZmqMailbox("127.0.0.1", key=ClusterKey(SECRET))
-    mailbox.start(on_message, friend.on_lost)
+    heard_by = ZmqMailbox("127.0.0.1", key=ClusterKey(SECRET))
+    heard_by.start(on_message, friend.on_lost)
     sent = msgspec.msgpack.encode(foreign)
     try:
-        friend.mailbox.send(mailbox.address, encode(AbortRequests(("r",))))
-        friend.mailbox.send(mailbox.address, sent)
-        friend.mailbox.send(mailbox.address, encode(StatusPull()))
+        friend.mailbox.send(heard_by.address, encode(AbortRequests(("r",))))
+        friend.mailbox.send(heard_by.address, sent)
+        friend.mailbox.send(heard_by.address, encode(StatusPull()))
         await asyncio.wait_for(done.wait(), PATIENCE_S)
     finally:
-        await mailbox.close()
+        await heard_by.close()
     assert heard == [AbortRequests(("r",)), StatusPull()]
     assert caplog.messages == [f"message refused: {len(sent)} bytes that are none of ours"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

@@ -20,6 +20,8 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from controller.adapters.zmq.cluster_key import ClusterKey
+from controller.adapters.zmq.doorkeeper import Doorkeeper
+from controller.adapters.zmq.parts import MAX_WIRE_BYTES, cut, joined
 from controller.ports.mailbox import OnLost, OnMessage
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ HIGH_WATER_MARK = 1000
 # Messages that are delivered before everything else on the loop has its turn: of statuses, which
 # take 10 us each, 0.2 ms.
 MAX_PER_TURN = 16
+# A handshake takes some milliseconds, and its last word is the event loop's, which may lag.
+# libzmq's own patience is 30 s.
+HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class ZmqMailbox:
@@ -42,9 +47,14 @@ class ZmqMailbox:
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_BYTES)
+        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_TIMEOUT_S * 1000))
+        self._doorkeeper: Doorkeeper | None = None
         if key is not None:
             self._door = key.guard(self._inbox)
             self._spawn(key.admit(self._door))
+            self._doorkeeper = Doorkeeper()
+            self._doorkeeper.watch(self._inbox)
         self._inbox.bind(f"tcp://{host}:{port or '*'}")
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[tuple[str, bool], _Peer] = {}
@@ -61,7 +71,7 @@ class ZmqMailbox:
         if peer is None:
             peer = self._peers[address, droppable] = self._connect(address, droppable)
         with contextlib.suppress(zmq.Again):  # droppable and the peer lags behind
-            peer.out.send_multipart([frame, *payload], flags=zmq.NOBLOCK, copy=not payload)
+            peer.out.send_multipart(cut([frame, *payload]), flags=zmq.NOBLOCK)
 
     def forget(self, address: str) -> None:
         for droppable in (False, True):
@@ -76,6 +86,8 @@ class ZmqMailbox:
             self._close_peer(peer)
         self._peers.clear()
         self._context.destroy(linger=0)
+        if self._doorkeeper is not None:
+            self._doorkeeper.join()
 
     async def _receive(self, on_message: OnMessage) -> None:
         """Only the first message of a turn comes through asyncio, which takes 17 us; the others
@@ -93,11 +105,12 @@ class ZmqMailbox:
 
     @staticmethod
     def _deliver(on_message: OnMessage, frames: Sequence[zmq.Frame]) -> None:
-        head, *payload = frames
+        head = frames[0].buffer
         try:
-            on_message(head.buffer, [frame.buffer for frame in payload])
+            head, *payload = joined([frame.buffer for frame in frames])
+            on_message(head, payload)
         except msgspec.DecodeError:  # its text quotes what was sent
-            log.error("message refused: %d bytes that are none of ours", len(head.buffer))
+            log.error("message refused: %d bytes that are none of ours", len(head))
         except Exception:
             log.exception("message refused")
 
