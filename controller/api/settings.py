@@ -31,7 +31,8 @@ class ClusterTable(Table):
     """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
     instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
     """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
-    frontends: Annotated[int, Field(ge=1, le=64)] = 1
+    frontends: Annotated[int, Field(ge=1, le=64)] | None = None
+    """None: two with 4 cores and 2.2 GB of memory beside the instances, else one."""
     ray_address: str | None = None
     """`host:port` of a running Ray head; None starts one of our own."""
     host: str = "127.0.0.1"

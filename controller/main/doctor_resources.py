@@ -10,13 +10,13 @@ from controller.api.doctor_models import Check, CheckResult
 from controller.api.run_state import RunState
 from controller.api.settings import EMBEDDED_MODEL, Settings
 from controller.main import emulation
+from controller.main.frontends import FRONTEND_BYTES, default_frontends, num_cores
 from controller.main.memory import available_bytes
 
 GIB = 1 << 30
 
 INSTANCE_BYTES = GIB
 """An engine of the embedded model in a process of its own: 0.8-0.9 GiB resident measured."""
-FRONTEND_BYTES = int(0.6 * GIB)
 RAY_BYTES = GIB
 """Ray's head processes and the controller."""
 DEFAULT_KV_BYTES = GIB // 4
@@ -32,7 +32,9 @@ def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) ->
         return _check(name, CheckResult.OK, f"{_gib(available)} left beside the running cluster")
     instances = num_instances(settings, num_gpus)
     each = instance_bytes(settings)
-    rest = settings.cluster.frontends * FRONTEND_BYTES + RAY_BYTES
+    wanted = settings.cluster.frontends
+    frontends = wanted or default_frontends(num_cores(), available - instances * each)
+    rest = frontends * FRONTEND_BYTES + RAY_BYTES
     needed = instances * each + rest
     what = f"{_gib(available)} available, about {_gib(needed)} needed by {instances} instances"
     if available < each + rest:

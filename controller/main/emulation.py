@@ -7,13 +7,13 @@ from typing import Any
 
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EmulatedTable, Settings
+from controller.main.frontends import FRONTEND_BYTES
 from controller.main.memory import available_bytes
 from controller.model.config import ModelConfig
 from controller.model.profile import LatencyProfile, load_profile
 
 GIB = 1 << 30
 INSTANCE_BYTES = 120_000_000
-FRONTEND_BYTES = 1_100_000_000
 DEFAULT_INSTANCES = 4
 # No KV cache is made of it: an argument that vLLM's configuration wants on a CPU.
 UNUSED_KV_BYTES = 1 << 20

@@ -1,18 +1,22 @@
-"""The head process: starts Ray (or joins one) and the controller, then stays as Ray's owner.
+"""The head process: starts Ray (or joins one) and the controller, then stays: it keeps the
+endpoint's listening socket for the frontends, and owns Ray if that is ours.
 
-Run by `up` as `python -P -m controller.main.head PLAN_FILE` in the state folder, never in a
-user's folder: Ray puts its driver's working folder first in every worker's `sys.path`, and
-a `controller.py` there would be imported instead of ours. It outlives `up`; SIGTERM from
-`down` ends Ray. With somebody else's Ray it ends as soon as the controller is started.
+Run by `up` as `python -P -m controller.main.head DESCRIPTOR PLAN_FILE` in the state folder, never
+in a user's folder: Ray puts its driver's working folder first in every worker's `sys.path`, and
+a `controller.py` there would be imported instead of ours. DESCRIPTOR is that of the listening
+socket, which `up` has bound. It outlives `up`; SIGTERM from `down` closes the socket and ends Ray.
 """
 
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
+from controller.adapters.listener.keeper import Keeper
+from controller.adapters.listener.shared_listener import HEAD, keeper_path
 from controller.adapters.ray.launcher import launch_actor
 from controller.main import temp_folder
 from controller.main.plan import ClusterPlan
@@ -21,13 +25,16 @@ from controller.main.plan import ClusterPlan
 OBJECT_STORE_BYTES = 80_000_000
 
 
-def main(plan_file: str) -> None:
+def main(descriptor: int, plan_file: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     plan = ClusterPlan.model_validate_json(Path(plan_file).read_text(encoding="utf-8"))
     os.chdir(plan.state_dir)
+    listening = socket.socket(fileno=descriptor)
+    listening.set_inheritable(False)  # Ray's processes would keep the port
+    keeper = Keeper(listening, keeper_path(plan.listener_dir, HEAD))
     import ray
 
     table = plan.settings.cluster
@@ -52,10 +59,10 @@ def main(plan_file: str) -> None:
         node_id=ray.get_runtime_context().get_node_id(),
     )
     logging.info("controller launched on Ray at %s", ray.get_runtime_context().gcs_address)
-    if not table.ray_address:
-        stop.wait()
+    stop.wait()
+    keeper.close()
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]), sys.argv[2])

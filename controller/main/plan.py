@@ -1,6 +1,7 @@
 """What one cluster is made of: settings with every open choice made. Made once by `up`,
 kept in a 0600 file, read by the head process and handed to every actor as JSON."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,7 @@ class ClusterPlan(BaseModel):
     settings: Settings
     engine_args: dict[str, Any]
     num_instances: int
+    num_frontends: int
     num_gpus_per_instance: int
     num_threads_per_instance: int
     members_port: int
@@ -42,6 +44,11 @@ class ClusterPlan(BaseModel):
     def for_frontends(self) -> "ClusterPlan":
         """Without the control API's tokens."""
         return self.model_copy(update={"control_token": "", "view_token": ""})
+
+    @property
+    def listener_dir(self) -> Path:
+        """Where the keepers of the endpoint's socket are found."""
+        return Path(self.temp_dir) / "listener"
 
     @property
     def model_name(self) -> str:

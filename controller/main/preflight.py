@@ -3,20 +3,23 @@
 Each check raises LlumctlError with what, why and the next command.
 """
 
+import contextlib
 import errno
 import json
 import math
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from controller.adapters.embedded_model import ensure
+from controller.adapters.listener.listening_socket import listen
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings import EMBEDDED_MODEL, Settings
+from controller.api.settings import EMBEDDED_MODEL, EndpointTable, Settings
 from controller.core.dispatch import POLICIES, find_policy
 from controller.core.snapshot import blocks_for
 from controller.main.engine_args import check_engine_args
@@ -68,17 +71,29 @@ def default_instances(gpus: int, per_instance: int) -> int:
     return gpus // per_instance
 
 
-def threads_per_instance(num_instances: int) -> int:
-    """One core is left to the frontend; a user's OMP_NUM_THREADS wins."""
+def threads_per_instance(num_instances: int, num_frontends: int) -> int:
+    """A core is left to each frontend; a user's OMP_NUM_THREADS wins."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given):
         return int(given)
-    return max(1, ((os.cpu_count() or 1) - 1) // num_instances)
+    return max(1, ((os.cpu_count() or 1) - num_frontends) // num_instances)
 
 
 def check_port(host: str, port: int, what: str, flag: str) -> None:
-    try:
+    with _port_errors(host, port, what, flag):
         socket.create_server((host, port), family=_family(host)).close()
+
+
+def hold_endpoint(table: EndpointTable) -> socket.socket:
+    """Its port belongs to whoever has the socket, from now on."""
+    with _port_errors(table.host, table.port, "the endpoint", "--port"):
+        return listen(table.host, table.port, table.write_timeout_s)
+
+
+@contextlib.contextmanager
+def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         raise LlumctlError(

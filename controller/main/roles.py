@@ -59,7 +59,7 @@ async def controller(plan_json: str) -> None:
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
     service = Controller(mailbox, launcher, live_config(settings), keeper)
-    service.start(plan.settings.cluster.frontends)
+    service.start(plan.num_frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,
         model=plan.model_name,
@@ -144,10 +144,11 @@ def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTrans
 
 async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:
     plan = ClusterPlan.model_validate_json(plan_json)
-    if plan.settings.cluster.frontends > 1:  # before anything imports prometheus_client
+    if plan.num_frontends > 1:  # before anything imports prometheus_client
         from controller.adapters.prometheus.shared import share
 
         share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
+    from controller.adapters.listener.shared_listener import SharedListener
     from controller.adapters.prometheus.requests import RequestMetrics
     from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
     from controller.adapters.vllm.gate import GateLimits
@@ -169,13 +170,12 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
         num_instances=plan.num_instances,
         host=table.host,
         port=table.port,
-        share_port=plan.settings.cluster.frontends > 1,
         api_keys=plan.api_keys,
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
-        write_timeout_s=table.write_timeout_s,
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
-    service = OpenAIFrontend(config, member, mailbox, metrics)
+    listener = SharedListener(plan.listener_dir, member_id)
+    service = OpenAIFrontend(config, member, mailbox, listener, metrics)
     await service.run()
 
 

@@ -29,6 +29,8 @@ from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation, preflight, temp_folder
 from controller.main.down import note, present_grace_s, tear_down
+from controller.main.frontends import default_frontends, num_cores
+from controller.main.memory import available_bytes
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
 from controller.main.ray_environment import head_environment, ray_authentication
@@ -93,7 +95,9 @@ def make_plan(settings: Settings) -> ClusterPlan:
     return ClusterPlan(
         settings=settings,
         **choices,
-        num_threads_per_instance=preflight.threads_per_instance(choices["num_instances"]),
+        num_threads_per_instance=preflight.threads_per_instance(
+            choices["num_instances"], choices["num_frontends"]
+        ),
         members_port=preflight.free_port(cluster.host),
         members_key=new_secret_key(),
         control_token=secrets.token_urlsafe(32),
@@ -118,9 +122,11 @@ def _vllm_engines(settings: Settings) -> dict[str, Any]:
     if not gpus:
         preflight.check_kv_cache(args, config_file)
         preflight.check_memory(args, config_file.parent, num_instances)
+    each = preflight.instance_bytes(args, config_file.parent)
     return {
         "engine_args": args,
         "num_instances": num_instances,
+        "num_frontends": _num_frontends(settings, num_instances * each),
         "num_gpus_per_instance": per_instance,
     }
 
@@ -129,14 +135,21 @@ def _emulated_engines(settings: Settings) -> dict[str, Any]:
     """The same, and what they emulate."""
     profile = emulation.profile_of(settings.emulated)
     num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
-    emulation.check_memory(num_instances, settings.cluster.frontends)
+    num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
+    emulation.check_memory(num_instances, num_frontends)
     model, _ = preflight.resolve_model(settings.cluster.model, _cache_dir())
     return {
         "engine_args": emulation.engine_args(settings, profile, model),
         "num_instances": num_instances,
+        "num_frontends": num_frontends,
         "num_gpus_per_instance": 0,
         "profile": profile,
     }
+
+
+def _num_frontends(settings: Settings, instances_bytes: int) -> int:
+    spare_bytes = available_bytes() - instances_bytes
+    return settings.cluster.frontends or default_frontends(num_cores(), spare_bytes)
 
 
 def _run_state(plan: ClusterPlan) -> RunState:
@@ -163,7 +176,15 @@ def _run_state(plan: ClusterPlan) -> RunState:
 
 
 def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
-    """The head in its own session, and the run state with its pid."""
+    """The head in its own session, and the run state with its pid. The endpoint's port is held
+    before anything else, and by the head from then on."""
+    with preflight.hold_endpoint(plan.settings.endpoint) as listening:
+        return _start_head_with(plan, state, listening.fileno())
+
+
+def _start_head_with(
+    plan: ClusterPlan, state: RunState, listening: int
+) -> tuple[subprocess.Popen[bytes], RunState]:
     (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
     plan_file = Path(plan.state_dir) / PLAN_FILE
     with _private_file(plan_file) as file:
@@ -179,7 +200,8 @@ def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[by
     )
     with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
-            [sys.executable, "-P", "-m", "controller.main.head", str(plan_file)],
+            [sys.executable, "-P", "-m", "controller.main.head", str(listening), str(plan_file)],
+            pass_fds=(listening,),
             cwd=plan.state_dir,
             env=head_environment(plan.nonce, state.ray_environment, loopback=_on_loopback(plan)),
             stdin=subprocess.DEVNULL,
@@ -211,7 +233,7 @@ def _watch_start(
     progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
     with ControlClient(state.control_url, state.control_token) as client:
         while time.monotonic() < deadline_s:
-            if head.poll() is not None and (state.owns_ray or head.returncode):
+            if head.poll() is not None:
                 raise head_failure(Path(plan.log_dir), state.ray_address)
             status = _status_or_none(client)
             if status is not None:

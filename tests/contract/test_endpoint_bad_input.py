@@ -16,7 +16,7 @@ import pytest
 from uvicorn import Config, Server
 from vllm.exceptions import GracefulHTTPError
 
-from controller.adapters.vllm import listener
+from controller.adapters.listener import listening_socket
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.error_bodies import error_type
 from controller.adapters.vllm.gate import Gate, GateLimits
@@ -520,8 +520,8 @@ async def a_client_that_does_not_read(bed: Bed) -> None:
     body = {"model": "embedded", "prompt": "one", "max_tokens": 500, "ignore_eos": True}
     content = json.dumps(body | {"stream": True, "logprobs": 20}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listener, "SEND_BUFFER_BYTES", 4096)
-        listening = listener.listen("127.0.0.1", 0, shared=False, write_timeout_s=0.2)
+        patch.setattr(listening_socket, "SEND_BUFFER_BYTES", 4096)
+        listening = listening_socket.listen("127.0.0.1", 0, write_timeout_s=0.2)
     server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     loop = asyncio.get_running_loop()

@@ -337,7 +337,7 @@ def test_threads(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     monkeypatch.setattr(preflight.os, "cpu_count", lambda: cores)
-    assert preflight.threads_per_instance(instances) == threads
+    assert preflight.threads_per_instance(instances, 1) == threads
 
 
 # -- engine arguments ---------------------------------------------------------------------

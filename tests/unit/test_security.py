@@ -47,6 +47,7 @@ def plan(tmp_path: Path) -> ClusterPlan:
         settings=Settings(),
         engine_args={"model": "m"},
         num_instances=1,
+        num_frontends=1,
         num_gpus_per_instance=0,
         num_threads_per_instance=1,
         members_port=1,

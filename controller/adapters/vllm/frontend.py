@@ -9,8 +9,8 @@ from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.gate import Gate, GateLimits
-from controller.adapters.vllm.listener import listen, set_write_timeout
 from controller.api.key_file import parse_line
+from controller.ports.listener import Listener
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
 from controller.runtime.messages import EngineInfo, InstanceEntry, OutputsEmitted
@@ -29,25 +29,26 @@ class FrontendConfig:
     num_instances: int
     host: str
     port: int
-    share_port: bool
     api_keys: tuple[str, ...] = field(repr=False)
     """Lines of the key file."""
     limits: GateLimits
-    write_timeout_s: float
 
 
 class OpenAIFrontend:
-    """What survives it: nothing. Its connections end with it, and its requests are aborted
-    by the instances as soon as its socket closes."""
+    """What survives it: the listening socket, and all connections that it has not accepted. Those
+    that it has end with it, and its requests are aborted by the instances as soon as its inbox
+    closes."""
 
     def __init__(
         self,
         config: FrontendConfig,
         member: Membership,
         mailbox: Mailbox,
+        listener: Listener,
         observer: RequestObserver,
     ) -> None:
         self._config = config
+        self._listener = listener
         self._member = member
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._llm: Any = None
@@ -115,8 +116,8 @@ class OpenAIFrontend:
         self._server = await openai_app.build_server(
             self._llm, args, self._gate, info.supported_tasks
         )
-        self._socket = listen(cfg.host, cfg.port, cfg.share_port, cfg.write_timeout_s)
-        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        listening = await self._listener.open()
+        serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         if serving.done():
@@ -149,7 +150,7 @@ class OpenAIFrontend:
             max_live_requests=limits.max_live_requests,
             request_timeout_s=limits.request_timeout_s,
         )
-        set_write_timeout(self._socket, limits.write_timeout_s)
+        self._listener.set_write_timeout(limits.write_timeout_s)
 
     def _on_drain(self, grace_s: float) -> None:
         task = asyncio.get_running_loop().create_task(self._drain(grace_s))

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from uvicorn import Config, Server
 
+from controller.adapters.listener.listening_socket import (
+    SEND_BUFFER_BYTES,
+    listen,
+    set_write_timeout,
+)
 from controller.adapters.vllm import exchange
 from controller.adapters.vllm.gate import Gate
-from controller.adapters.vllm.listener import SEND_BUFFER_BYTES, listen, set_write_timeout
 
 PATH = "/v1/completions"
 EVENT = b"data: " + b"x" * 1000 + b"\n\n"
@@ -43,7 +47,7 @@ class EndlessStream:
 async def serving(app: EndlessStream, write_timeout_s: float) -> AsyncIterator[tuple[Server, Any]]:
     gate = Gate()
     gate.app, gate.json_paths = app, frozenset({PATH})
-    listening = listen("127.0.0.1", 0, False, write_timeout_s)
+    listening = listen("127.0.0.1", 0, write_timeout_s)
     server = Server(Config(gate, log_level="critical", lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:
@@ -85,7 +89,7 @@ def test_another_write_timeout_is_inherited_by_connections_that_come_later() -> 
             with client, connection:
                 return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    with listen("127.0.0.1", 0, False, 60.0) as listening:
+    with listen("127.0.0.1", 0, 60.0) as listening:
         assert accepted(listening) == 60_000
         set_write_timeout(listening, 0.25)
         assert accepted(listening) == 250

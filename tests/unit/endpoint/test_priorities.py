@@ -254,10 +254,8 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
         num_instances=1,
         host="h",
         port=1,
-        share_port=False,
         api_keys=KEYS,
         limits=GateLimits(),
-        write_timeout_s=1.0,
     )
     for shown in (repr(config), repr(parse_line(KEYS[1])), repr(vars(ApiKeys(KEYS)))):
         assert "sk-" not in shown

@@ -4,23 +4,26 @@ import socket
 
 # What the kernel may hold back for a client that reads slowly; its own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
+# Connections that wait until a frontend accepts them; uvicorn sets its own default again, this.
+BACKLOG = 2048
 
 
-def listen(host: str, port: int, shared: bool, write_timeout_s: float) -> socket.socket:
-    """`shared` lets several frontends of one machine share the port.
+def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
+    """Holds the port from now on. Without SO_REUSEPORT no other program can join it.
 
     A client that takes nothing for `write_timeout_s`, or is gone without a word, is cut by the
     kernel; vLLM then hears that it has left, and aborts. Until then little is kept for it: the
     kernel's buffer, 64 KB in the server, and what vLLM has generated meanwhile.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.create_server((host, port), family=family, reuse_port=shared, backlog=2048)
+    found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    found.setblocking(False)  # all processes share this flag, too
     set_write_timeout(found, write_timeout_s)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return found
 
 
 def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
-    """For connections that come from now on: they inherit it."""
+    """For connections that come from now on, whichever process accepts them: they inherit it."""
     milliseconds = round(write_timeout_s * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -1,0 +1,1 @@
+"""The endpoint's listening socket: bound once, kept, and handed to every frontend."""

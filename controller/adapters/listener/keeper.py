@@ -1,0 +1,75 @@
+"""How a process gets the listening socket that another one keeps: over a Unix socket.
+
+A keeper hands out duplicates of one socket, so every frontend accepts from the same queue.
+The folder is private to the user; both ends also ask the kernel which user the other one is.
+"""
+
+import logging
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+# A keeper answers at once; one that is stopped or hangs is passed over.
+PATIENCE_S = 1.0
+ROOT = 0
+
+
+class Keeper:
+    """Hands out `kept`, from a thread of its own, until it is closed; `kept` is its from now on."""
+
+    def __init__(self, kept: socket.socket, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a process that had this name before
+        self._kept = kept
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(path))
+        self._door.listen()
+        self._thread = threading.Thread(target=self._serve, name="keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Other processes' duplicates of the socket stay open."""
+        self._door.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        self._thread.join()
+        self._kept.close()
+
+    def _serve(self) -> None:
+        while caller := self._next():
+            with caller:
+                try:
+                    check_peer(caller)
+                    socket.send_fds(caller, [b"."], [self._kept.fileno()])
+                except OSError as error:
+                    log.warning("the listening socket was not handed out: %s", error)
+        self._door.close()
+
+    def _next(self) -> socket.socket | None:
+        try:
+            return self._door.accept()[0]
+        except OSError:
+            return None
+
+
+def receive(path: Path) -> socket.socket:
+    """The socket that the keeper at `path` keeps. Raises OSError if it hands out none."""
+    with socket.socket(socket.AF_UNIX) as keeper:
+        keeper.settimeout(PATIENCE_S)
+        keeper.connect(str(path))
+        check_peer(keeper)
+        _, descriptors, _, _ = socket.recv_fds(keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise ConnectionError(f"the keeper at {path} handed out nothing")
+    return socket.socket(fileno=descriptors[0])
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises PermissionError unless this user, or root, is at the other end."""
+    size = struct.calcsize("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = struct.unpack("3i", found)
+    if uid not in (os.getuid(), ROOT):
+        raise PermissionError(f"user {uid} is at the other end")

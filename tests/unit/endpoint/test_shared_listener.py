@@ -1,0 +1,195 @@
+"""One listening socket that several server processes accept from, and what dies beside it."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from controller.adapters.listener import keeper as keeper_module
+from controller.adapters.listener.keeper import Keeper, receive
+from controller.adapters.listener.listening_socket import listen
+from controller.adapters.listener.shared_listener import HEAD, SharedListener, keeper_path
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+PATIENCE_S = 20.0
+NUM_CLIENTS = 64
+
+Start = Callable[..., "list[subprocess.Popen[str]]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "k"  # a Unix socket's path is short
+
+
+@pytest.fixture
+def kept(folder: Path) -> Iterator[socket.socket]:
+    kept = listen("127.0.0.1", 0, 60.0)
+    keeper = Keeper(kept, keeper_path(folder, HEAD))
+    yield kept
+    keeper.close()
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts server processes by name, and returns when they serve."""
+    with ExitStack() as started:
+
+        def start(*names: str) -> list[subprocess.Popen[str]]:
+            command = [sys.executable, "-m", "tests.unit.endpoint.listening_process", str(folder)]
+            processes = [
+                subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True)
+                for name in names
+            ]
+            for process in processes:
+                started.enter_context(process)
+                started.callback(process.kill)
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "serving\n"
+            return processes
+
+        yield start
+
+
+def ask(kept: socket.socket) -> socket.socket:
+    client = socket.create_connection(kept.getsockname(), timeout=PATIENCE_S)
+    client.sendall(REQUEST)
+    return client
+
+
+def answer(client: socket.socket) -> str:
+    """The name of the process that answered; raises OSError if none did."""
+    with client:
+        got = b""
+        while chunk := client.recv(4096):
+            got += chunk
+    assert got.startswith(b"HTTP/1.1 200"), got
+    return got.rpartition(b"\r\n")[2].decode()
+
+
+def burst(kept: socket.socket) -> Counter[str]:
+    return Counter(map(answer, [ask(kept) for _ in range(NUM_CLIENTS)]))
+
+
+def test_a_frontend_that_dies_costs_no_connection_that_it_has_not_accepted(
+    kept: socket.socket, start: Start
+) -> None:
+    dying, _other = start("a", "b")
+    dying.send_signal(signal.SIGSTOP)  # so that it surely accepts none of these
+    clients = [ask(kept) for _ in range(NUM_CLIENTS)]
+    dying.kill()
+    dying.wait()
+    assert Counter(map(answer, clients)) == {"b": NUM_CLIENTS}
+
+
+def test_a_frontend_that_hangs_costs_no_connection_that_it_has_not_accepted(
+    kept: socket.socket, start: Start
+) -> None:
+    hanging, _other = start("a", "b")
+    hanging.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, hanging.pid, os.WSTOPPED)
+    assert burst(kept) == {"b": NUM_CLIENTS}
+    hanging.send_signal(signal.SIGCONT)
+
+
+def test_a_frontend_that_drains_costs_no_connection_and_closes_the_socket_for_itself_alone(
+    kept: socket.socket, start: Start
+) -> None:
+    draining, other = start("a", "b")
+    draining.send_signal(signal.SIGTERM)
+    assert draining.wait(PATIENCE_S) == 0
+    assert burst(kept) == {"b": NUM_CLIENTS}
+    other.send_signal(signal.SIGTERM)
+    assert other.wait(PATIENCE_S) == 0
+
+
+def test_connections_wait_while_no_frontend_serves(kept: socket.socket, start: Start) -> None:
+    early = ask(kept)
+    (first,) = start("a")
+    assert answer(early) == "a"
+    first.kill()
+    first.wait()
+    waiting = ask(kept)
+    start("b")
+    assert answer(waiting) == "b"
+
+
+def test_a_burst_spreads(kept: socket.socket, start: Start) -> None:
+    start("a", "b")
+    spread = burst(kept) + burst(kept) + burst(kept)
+    assert spread.total() == 3 * NUM_CLIENTS
+    assert min(spread["a"], spread["b"]) > NUM_CLIENTS // 4, spread
+
+
+def test_no_other_program_can_join_the_port(kept: socket.socket) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+            other.bind(kept.getsockname())
+
+
+async def test_the_socket_is_found_at_another_frontend_when_the_head_has_died(
+    folder: Path, kept: socket.socket
+) -> None:
+    listeners = SharedListener(folder, "f-0"), SharedListener(folder, "f-1")
+    first = await listeners[0].open()
+    keeper_path(folder, HEAD).unlink()
+    stale = keeper_path(folder, "f-1")
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(stale))
+    second = await listeners[1].open()
+    with first, second, receive(stale) as third:
+        assert first.getsockname() == second.getsockname() == kept.getsockname()
+        assert not second.get_inheritable()
+        assert third.getsockname() == kept.getsockname()
+    for listener in listeners:
+        listener.close()
+
+
+async def test_a_socket_that_nobody_keeps_is_an_error_with_a_way_out(folder: Path) -> None:
+    folder.mkdir()
+    with pytest.raises(ConnectionError, match="llumctl down"):
+        await SharedListener(folder, "f-0").open()
+
+
+async def test_a_keeper_that_hangs_is_passed_over(
+    folder: Path, kept: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "PATIENCE_S", 0.05)
+    other = Keeper(kept.dup(), keeper_path(folder, "f-7"))
+    listener = SharedListener(folder, "f-0")
+    head = keeper_path(folder, HEAD)
+    head.unlink()
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(str(head))
+        hanging.listen()
+        with await listener.open() as found:
+            assert found.getsockname() == kept.getsockname()
+    listener.close()
+    other.close()
+
+
+@pytest.mark.usefixtures("kept")
+def test_another_user_gets_no_socket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "ROOT", -1)
+    monkeypatch.setattr(keeper_module.os, "getuid", lambda: 4242)
+    with pytest.raises(PermissionError, match="is at the other end"):
+        receive(keeper_path(folder, HEAD))
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs, pytest.raises(PermissionError):
+        keeper_module.check_peer(ours)
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_folder_of_the_keepers_is_private(folder: Path) -> None:
+    assert folder.stat().st_mode & 0o077 == 0
