@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from llumctl.bench.response import Answer, BadAnswerError, ResponseReader
 
 MAX_IDLE_S = 1.0
-"""Well under the 5 s after which uvicorn closes an idle connection: none is used while it does."""
+"""Well under the 5 s after which other servers close an idle connection: none is used meanwhile."""
 
 
 class ExchangeError(Exception):

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from controller.adapters.vllm.connections import KeepAlive
 from controller.adapters.vllm.engine import VllmEngine
 from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
@@ -226,7 +227,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     limits = PoolLimits(info.supported_tasks, {"normal": 0, "high": 1}, max_engine_index=1)
     llm = PoolLLM(config, router, limits, log_stats=False)  # type: ignore[arg-type]
     gate = openai_app.Gate(levels=limits.levels)
-    await openai_app.build_server(llm, args, gate, info.supported_tasks)
+    await openai_app.build_server(llm, args, gate, KeepAlive(9), info.supported_tasks)
     bed = Bed(engine, llm, gate, router)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:

@@ -52,6 +52,8 @@ from controller.runtime.spec_keeper import RevisionConflictError
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.
 LAST_BYTES_S = 1
+# Longer than clients keep theirs: none is closed while its next request is on its way.
+KEEP_ALIVE_S = 620
 
 Query = TypeVar("Query", bound=BaseModel)
 
@@ -141,6 +143,7 @@ class ControlServer:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=LAST_BYTES_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = uvicorn.Server(config)
 

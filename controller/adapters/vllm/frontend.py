@@ -104,6 +104,7 @@ class OpenAIFrontend:
 
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
         from controller.adapters.vllm import openai_app
+        from controller.adapters.vllm.connections import KeepAlive, max_kept_connections
         from controller.adapters.vllm.pool_client import PoolLimits
         from controller.adapters.vllm.pool_llm import PoolLLM
 
@@ -113,8 +114,9 @@ class OpenAIFrontend:
         limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
         self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
         self._gate = Gate(cfg.limits, cfg.api_keys, levels)
+        self._keep_alive = KeepAlive(max_kept_connections())
         self._server = await openai_app.build_server(
-            self._llm, args, self._gate, info.supported_tasks
+            self._llm, args, self._gate, self._keep_alive, info.supported_tasks
         )
         listening = await self._listener.open()
         serving = asyncio.create_task(self._server.serve(sockets=[listening]))
@@ -161,6 +163,7 @@ class OpenAIFrontend:
         if self._server is None:
             return  # nothing was served yet
         self._gate.closed = True
+        self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while self.router.num_live_reqs and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.02)

@@ -2,7 +2,7 @@
 
 Touch points (vllm 0.32): entrypoints/launchers/cli_args.py `make_arg_parser`,
 `validate_parsed_serve_args`; launchers/app.py `build_app`; api_server/app_state.py
-`init_app_state`; launchers/launcher.py `NoSignalServer`.
+`init_app_state`; launchers/launcher.py `NoSignalServer`; envs.py `is_set`.
 """
 
 from argparse import Namespace
@@ -21,6 +21,7 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.gate import Gate
 from controller.adapters.vllm.pool_llm import PoolLLM
 from controller.runtime.messages import EngineInfo
@@ -61,7 +62,7 @@ def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) 
 
 
 async def build_server(
-    llm: PoolLLM, args: Namespace, gate: Gate, tasks: tuple[str, ...]
+    llm: PoolLLM, args: Namespace, gate: Gate, keep_alive: KeepAlive, tasks: tuple[str, ...]
 ) -> NoSignalServer:
     app = build_app(args, tasks, llm.model_config)
     app.router.routes[:] = [
@@ -73,11 +74,17 @@ async def build_server(
         gate,
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        http=keep_alive,
+        timeout_keep_alive=_keep_alive_s(),
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
     app.state.server = server = NoSignalServer(config)
     return server
+
+
+def _keep_alive_s() -> float:
+    given = envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
+    return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE if given else KEEP_ALIVE_S
 
 
 def json_paths(app: FastAPI) -> frozenset[str]:

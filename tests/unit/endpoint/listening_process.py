@@ -14,6 +14,7 @@ import uvloop
 from uvicorn import Config, Server
 
 from controller.adapters.listener.shared_listener import SharedListener
+from controller.adapters.vllm.connections import KeepAlive
 
 
 class NamedServer(Server):
@@ -30,7 +31,8 @@ async def main(folder: str, name: str) -> None:
         await send({"type": "http.response.body", "body": name.encode()})
 
     listening = await SharedListener(Path(folder), name).open()
-    server = NamedServer(Config(app, log_level="critical", lifespan="off"))
+    config = Config(app, http=KeepAlive(1000), log_level="critical", lifespan="off")
+    server = NamedServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:
         await asyncio.sleep(0.001)

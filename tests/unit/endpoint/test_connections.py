@@ -1,0 +1,170 @@
+"""Kept connections: none is closed under a request that is on its way.
+
+On uvloop, as in a frontend: its timers come before what its sockets have to say, so a busy loop
+closes an idle connection although the next request is in the kernel already.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvloop
+from uvicorn import Config, Server
+
+from controller.adapters.vllm import connections
+from controller.adapters.vllm.connections import KeepAlive, max_kept_connections
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+PATIENCE_S = 5.0
+
+
+async def app(_scope: Any, _receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Client:
+    """One connection. It connects and sends at once, and only reading lets the server go on."""
+
+    def __init__(self, address: Any) -> None:
+        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
+
+    def send(self, data: bytes = REQUEST) -> None:
+        self.socket.sendall(data)
+
+    async def read(self) -> bytes:
+        """One answer, or nothing where the connection was closed without one."""
+        got = b""
+        while not got.endswith(b"\r\n\r\nok"):
+            chunk = await asyncio.to_thread(self.socket.recv, 4096)
+            if not chunk:
+                break
+            got += chunk
+        return got
+
+    async def ask(self) -> bytes:
+        self.send()
+        return await self.read()
+
+
+@asynccontextmanager
+async def serving(
+    keep_alive: KeepAlive, keep_alive_s: float = 60.0
+) -> AsyncIterator[tuple[Server, Callable[[], Client]]]:
+    clients: list[Client] = []
+    config = Config(
+        app,
+        http=keep_alive,
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # a number of seconds
+        log_level="critical",
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+    )
+    server = Server(config)
+
+    def client() -> Client:
+        clients.append(Client(listening.getsockname()))
+        return clients[-1]
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ending = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.001)
+        try:
+            yield server, client
+        finally:
+            for each in clients:
+                each.socket.close()
+            server.should_exit = True
+            await ending
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within_time() -> None:
+        async with asyncio.timeout(4 * PATIENCE_S):
+            await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(within_time())
+
+
+def test_a_request_that_came_while_the_loop_was_busy_is_answered() -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(9), keep_alive_s=0.2) as (_, client):
+            one = client()
+            assert await one.ask()
+            one.send()
+            time.sleep(0.4)
+            assert (await one.read()).startswith(b"HTTP/1.1 200"), "closed without an answer"
+            assert await one.read() == b"", "an idle connection is closed in the end"
+
+    run(test)
+
+
+def test_too_many_connections_are_told_which_answer_is_their_last() -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(1)) as (_, client):
+            first, second = client(), client()
+            assert b"connection: close" not in await first.ask()
+            assert b"connection: close" in await second.ask()
+            assert await second.read() == b""
+            assert b"connection: close" not in await first.ask()
+
+    run(test)
+
+
+def test_a_server_that_drains_tells_each_client_that_it_closes() -> None:
+    async def test() -> None:
+        keep_alive = KeepAlive(9)
+        async with serving(keep_alive) as (_, client):
+            one = client()
+            assert b"connection: close" not in await one.ask()
+            keep_alive.ends = True
+            assert b"connection: close" in await one.ask()
+            assert await one.read() == b""
+
+    run(test)
+
+
+def test_a_server_that_ends_answers_what_has_come_and_what_has_just_connected() -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(9)) as (server, client):
+            idle, used, half, fresh = client(), client(), client(), client()
+            await idle.ask()
+            await used.ask()
+            half.send(REQUEST[:10])
+            await asyncio.sleep(0.05)  # until the server has read that
+            server.should_exit = True
+            used.send()
+            await asyncio.sleep(0.15)  # uvicorn looks every 0.1 s
+            half.send(REQUEST[10:])
+            fresh.send()
+            for each in (used, half, fresh):
+                answer = await each.read()
+                assert answer.startswith(b"HTTP/1.1 200")
+            assert await idle.read() == b""
+
+    run(test)
+
+
+def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(9)) as (server, client):
+            silent = client()
+            await asyncio.sleep(0.05)
+            started_s = time.monotonic()
+            server.should_exit = True
+            assert await silent.read() == b""
+            assert time.monotonic() - started_s < connections.FIRST_REQUEST_S + 1
+
+    run(test)
+
+
+def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) -> None:
+    for limit, kept in [(1024, 512), (1 << 20, 4096), (connections.resource.RLIM_INFINITY, 4096)]:
+        monkeypatch.setattr(connections.resource, "getrlimit", lambda _, n=limit: (n, n))
+        assert max_kept_connections() == kept
