@@ -84,11 +84,10 @@ def tear_down(
     Safe to call again after it was interrupted."""
     with contextlib.suppress(LlumctlError):
         _ask_controller(state, drain, grace_s, progress)
-    if state.owns_ray:
-        head = same_process(state.ray_head_pid, state.ray_head_started_s)
-        if head is not None:
-            end([head], HEAD_PATIENCE_S)
-    else:
+    head = same_process(state.ray_head_pid, state.ray_head_started_s)
+    if head is not None:
+        end([head], HEAD_PATIENCE_S)
+    if not state.owns_ray:
         _kill_actors(state)
     sweep(state.nonce)
     if left := temp_folder.remove(state.temp_dir, state.nonce):
