@@ -47,7 +47,7 @@ class EnginePlan:
         kv_bytes = self.engine_args.get("kv_cache_memory_bytes")
         fixed = ["--engine-arg", f"kv_cache_memory_bytes={kv_bytes}"] if kv_bytes else []
         return [
-            *("--cluster", self.cluster, "-n", str(self.num_engines)),
+            *("--cluster", self.cluster, "-n", str(self.num_engines), "--frontends", "1"),
             *("--port", str(self.port), "--control-port", str(self.control_port)),
             *fixed,
         ]

@@ -37,6 +37,7 @@ def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(root / "config"),
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
+        "LLUMCTL_CLUSTER_FRONTENDS": "1",
     }
 
 
