@@ -2,17 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from controller.api.errors import UnreachableError
+from controller.api.errors import NotRunningError
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.run_state import RunState
 
 DEFAULT_TIMEOUT_S = 5.0
-
-
-class NotRunningError(UnreachableError):
-    """There is no run state: nothing was started under that name, or it was stopped."""
 
 
 def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
@@ -32,8 +28,13 @@ def running(cluster: str) -> "RunState":
 
     state = run_state.load(cluster)
     if state is None:
+        from controller.api.last_stop import last_stop
+
+        stop = last_stop(cluster)
+        told = "" if stop is None else f": it was stopped at {stop.words()}"
         others = [f"llumctl status --cluster {name}" for name in run_state.clusters()]
         raise NotRunningError(
-            f"cluster {cluster} is not running", "      or      ".join(["llumctl up", *others[:3]])
+            f"cluster {cluster} is not running{told}",
+            "      or      ".join(["llumctl up", *others[:3]]),
         )
     return state

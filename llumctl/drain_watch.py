@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from controller.api.bounds import MAX_DEADLINE_S
-from controller.api.errors import LlumctlError, TimedOutError, UnreachableError
+from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
 from controller.api.steer_models import DrainReport
 from controller.api.words import duration, latency
 from llumctl import connect, drain_text, output
@@ -76,7 +76,7 @@ class Watch:
                 over = {report.instance_id for report in self.unfinished} - set(found)
                 # A whole status is much to ask for each second.
                 still_there = {i.id for i in client.status().instances} if over else set()
-        except connect.NotRunningError:
+        except NotRunningError:
             raise
         except UnreachableError as error:
             if not self._trouble:

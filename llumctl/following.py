@@ -4,7 +4,7 @@ import queue
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from controller.api.errors import LlumctlError, UnreachableError
+from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
 from controller.api.words import printable
 from llumctl import connect, output
 
@@ -20,8 +20,8 @@ def follow(
 ) -> Iterator["Frame | None"]:
     """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
 
-    Trouble and its end are told on stderr, once each. The `patient` wait out anything, even for
-    another cluster of that name; to others it is raised:
+    Trouble and its end are told on stderr, once each. The `patient` wait out a controller that
+    answers and refuses, too.
 
     Raises:
         NotRunningError: the cluster was stopped.
@@ -43,8 +43,7 @@ def follow(
                 yield None
                 continue
             if isinstance(item, Lost):
-                if not patient:
-                    _raise_what_lasts(item.error, cluster)
+                _raise_what_lasts(item.error, cluster, patient=patient)
                 if not in_trouble:
                     output.say(f"{printable(item.error.message)}; trying again")
                 in_trouble = True
@@ -57,7 +56,7 @@ def follow(
         follower.stop()
 
 
-def _raise_what_lasts(error: LlumctlError, cluster: str) -> None:
-    if not isinstance(error, UnreachableError):
+def _raise_what_lasts(error: LlumctlError, cluster: str, *, patient: bool) -> None:
+    if isinstance(error, NotRunningError) or not (patient or isinstance(error, UnreachableError)):
         raise error
     connect.running(cluster)

@@ -7,7 +7,13 @@ and requests, lost connections and controllers that are not there yet.
 
 import time
 
-from controller.api.errors import LlumctlError, NotFoundError, TimedOutError, UnreachableError
+from controller.api.errors import (
+    LlumctlError,
+    NotFoundError,
+    NotRunningError,
+    TimedOutError,
+    UnreachableError,
+)
 from controller.api.models import ClusterState
 from controller.api.words import latency
 from llumctl import connect, output
@@ -51,7 +57,7 @@ def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> s
                 raise
             return f"instance {condition.instance_id} is gone"
         except UnreachableError as error:
-            stopped = answered and isinstance(error, connect.NotRunningError)
+            stopped = answered and isinstance(error, NotRunningError)
             if stopped or not (answered or expected):
                 raise
             if not trouble:

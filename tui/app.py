@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.words import duration, printable
 from tui import commands, keys
-from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, width_of
+from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, fitted, width_of
 from tui.header import Liveness
 from tui.instances import SORTS
 from tui.keys import KEYS, Key, Place
@@ -128,7 +129,13 @@ class Dashboard(App[None]):
 
     @property
     def is_stale(self) -> bool:
-        return self.state.is_stale(self.source.now_s(), self.source.status_every_s)
+        return self.liveness().is_stale
+
+    @property
+    def is_barred(self) -> bool:
+        """What is on the screen is not how things are now: the header is a bar."""
+        replays = isinstance(self.source, ReplaySource)
+        return replays or self.frozen is not None or self.is_stale
 
     def liveness(self) -> Liveness:
         now_s = self.source.now_s()
@@ -136,7 +143,7 @@ class Dashboard(App[None]):
         if self.frozen is not None:
             badges.append(f"FROZEN {duration(now_s - self._frozen_at_s)}")
         if self.options.recording:
-            badges.append("REC FAILED" if self.state.recording_failed else "REC")
+            badges.append(self._recording())
         status = self.state.status
         return Liveness(
             self.state,
@@ -145,25 +152,36 @@ class Dashboard(App[None]):
             status.cluster if status else self.source.cluster,
             tuple(badges),
             self.options.zone,
+            _progress(self.source) if isinstance(self.source, ReplaySource) else "",
         )
+
+    def _recording(self) -> str:
+        if self.state.recording_failed:
+            return "REC FAILED"
+        return "REC ENDED" if self.state.recording_ended else "REC"
 
     def key_of(self, action_id: str) -> str:
         """As people call it, after rebinding."""
         return keys.first_of(action_id, self.options.keymap)
 
     def bottom_line(self, *places: Place) -> Line:
-        """What there is to say, else where the replay is, and the keys."""
+        """What there is to say, else the keys."""
         if self._message:
             return self._message
-        replay = self.source if isinstance(self.source, ReplaySource) else None
-        trouble = self.state.recording_failed or self.state.lost
+        state = self.state
+        stopped = state.stopped.reason if state.stopped else ""
+        trouble = state.recording_failed or stopped or state.lost
         pairs = keys.footer(
-            self.options.keymap, (*places, Place.ANYWHERE), replay=replay is not None
+            self.options.keymap,
+            (*places, Place.ANYWHERE),
+            replay=isinstance(self.source, ReplaySource),
         )
-        if trouble:
-            return (Span(f" ! {printable(trouble)}  ", Tone.BAD), *key_line(pairs[-2:], 0))
-        before = () if replay is None else (Span(f" {_progress(replay)} ", Tone.WARN),)
-        return (*before, *key_line(pairs, self.size.width - width_of(before)))
+        if not trouble:
+            return key_line(pairs, self.size.width)
+        leave = key_line(pairs[-2:], 0)
+        room = max(1, self.size.width - width_of(leave) - 5)
+        words = fitted(printable(trouble), min(room, cell_len(printable(trouble))), self.glyphs)
+        return (Span(f" ! {words}  ", Tone.BAD), *leave)
 
     def say(self, text: str, tone: Tone = Tone.WARN) -> None:
         """On the bottom line, for a while."""
@@ -266,7 +284,7 @@ class Dashboard(App[None]):
 def _progress(replay: ReplaySource) -> str:
     state = "ended" if replay.ended else "paused" if replay.paused else f"x{replay.speed:g}"
     cut = ", last line cut" if replay.ended and replay.truncated else ""
-    return f"replay {duration(replay.position_s())} {state}{cut}"
+    return f"{duration(replay.position_s())} {state}{cut}"
 
 
 def terminal_is_gone() -> bool:

@@ -37,6 +37,12 @@ class Liveness:
     cluster: str
     badges: tuple[str, ...]
     zone: tzinfo | None
+    replay: str = ""
+    """Where a replay is; empty where the data is live."""
+
+    @property
+    def is_stale(self) -> bool:
+        return self.state.is_stale(self.now_s, self.status_every_s)
 
 
 def lines(
@@ -72,11 +78,17 @@ def _name(live: Liveness) -> Fact:
 
 
 def _age(live: Liveness, glyphs: Glyphs, *, brief: bool) -> Fact:
-    """`* live 0.4s ago` or `! STALE 12s`."""
+    """`* live 0.4s ago`, `! STALE 12s`, `! STOPPED 12s` or `REPLAY 1m05s x1`."""
     age_s = live.state.age_s(live.now_s)
-    if live.state.is_stale(live.now_s, live.status_every_s):
+    if live.state.stopped is not None:
+        since = duration(live.now_s - live.state.stopped.at_s)
+        return Fact((Span(f"! STOPPED {since}", Tone.BAD),))
+    replay = (Span(f"REPLAY {live.replay}", Tone.WARN),) if live.replay else ()
+    if live.is_stale:
         since = "no data" if age_s is None else duration(age_s)
-        return Fact((Span(f"! STALE {since}", Tone.BAD),))
+        return Fact((*replay, Span(f"{'  ' * bool(replay)}! STALE {since}", Tone.BAD)))
+    if replay:
+        return Fact(replay)
     if age_s is None:
         return Fact((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from controller.api import following
-from controller.api.errors import LlumctlError
+from controller.api import following, last_stop
+from controller.api.errors import LlumctlError, NotRunningError
 from controller.api.following import Connect, Follower
 from controller.api.models import LIVE_STATES, Frame
 from controller.api.recording import RecordingWriter
-from tui.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
+from tui.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived, Stopped
 
 MAX_HEARD = 4096
 """A dashboard that cannot keep up stops reading."""
@@ -90,10 +90,19 @@ class LiveSource:
 
     def _listen(self, item: Frame | following.Lost) -> None:
         if isinstance(item, following.Lost):
-            self._hear(Lost(item.error.message, self._clock()))
+            self._hear(self._loss(item.error))
         else:
             self._record(item)
             self._hear(Arrived(item, self._clock()))
+
+    def _loss(self, error: LlumctlError) -> Lost | Stopped:
+        """With the cluster its recording ends: another one of that name is another story."""
+        if not isinstance(error, NotRunningError):
+            return Lost(error.message, self._clock())
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        return Stopped(last_stop.told(self.cluster), self._clock())
 
     def _record(self, frame: Frame) -> None:
         if self._recorder is None:

@@ -46,6 +46,15 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """Its operator stopped the cluster, and what was recorded of it is all there is. What comes
+    later is of another cluster of that name."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestsArrived:
     """An instance's requests, or why they could not be had."""
 
@@ -63,7 +72,7 @@ class RecordingFailed:
     at_s: float
 
 
-Heard = Arrived | Lost | RequestsArrived | RecordingFailed
+Heard = Arrived | Lost | Stopped | RequestsArrived | RecordingFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +118,14 @@ class DashboardState:
     """The controller's clock when it was last heard."""
     lost: str = ""
     """Why there is no stream at present; empty while there is one."""
+    stopped: Stopped | None = None
     histories: Mapping[str, History] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     num_entries: int = 0
     """All that ever came."""
     requests: RequestsArrived | None = None
     recording_failed: str = ""
+    recording_ended: bool = False
 
     def instance(self, instance_id: str) -> InstanceStatus | None:
         instances = self.status.instances if self.status else ()
@@ -132,6 +143,8 @@ class DashboardState:
 
     def is_stale(self, now_s: float, status_every_s: float) -> bool:
         """Whether what is shown is no longer how things are."""
+        if self.stopped is not None:
+            return True
         if self.status_at_s is None or self.heard_at_s is None:
             return bool(self.lost)
         silent = now_s - self.heard_at_s > PINGED_S
@@ -145,16 +158,32 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
     for item in heard:
         if isinstance(item, Lost):
             state = replace(state, lost=item.reason or "the stream ended")
+        elif isinstance(item, Stopped):
+            since = state.stopped or item
+            now = replace(item, at_s=since.at_s)
+            state = replace(state, lost="", stopped=now, recording_ended=True)
         elif isinstance(item, RequestsArrived):
             state = replace(state, requests=item)
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
         else:
+            if state.stopped is not None:
+                state = _of_another_cluster(state)
+                entries.clear()
             state = _frame(state, item.frame, item.at_s, entries)
     if entries:
         kept = (*state.entries, *entries)[-MAX_EVENTS:]
         state = replace(state, entries=kept)
     return state
+
+
+def _of_another_cluster(state: DashboardState) -> DashboardState:
+    """What is known of one that has just begun. Entries keep their numbers: they are ids."""
+    return DashboardState(
+        num_entries=state.num_entries,
+        recording_failed=state.recording_failed,
+        recording_ended=state.recording_ended,
+    )
 
 
 def _frame(

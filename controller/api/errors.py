@@ -45,6 +45,10 @@ class UnreachableError(LlumctlError):
     exit_code = EXIT_UNREACHABLE
 
 
+class NotRunningError(UnreachableError):
+    """There is no run state: nothing was started under that name, or it was stopped."""
+
+
 class NotFoundError(LlumctlError):
     """No such instance or request."""
 

@@ -51,6 +51,17 @@ def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: boo
     return "--:--:--"
 
 
+def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
+    """HH:MM:SS of the same day as `now_s`, else with the date."""
+    clock = time_of_day(time_s, zone)
+    try:
+        day = datetime.fromtimestamp(time_s, zone).date()
+        today = datetime.fromtimestamp(now_s, zone).date()
+    except (OverflowError, ValueError, OSError):
+        return clock
+    return clock if day == today else f"{day} {clock}"
+
+
 def setting_value(value: float | str | bool | None) -> str:
     """As it can be typed: large numbers in full, `none` for no value."""
     if value is None:

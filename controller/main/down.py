@@ -13,6 +13,7 @@ from controller.api import run_state
 from controller.api.audit import AuditLog
 from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError
+from controller.api.last_stop import DOWN
 from controller.api.models import StopRequest
 from controller.api.run_state import RunState
 from controller.main import temp_folder
@@ -39,8 +40,9 @@ def run(
         grace_s = timeout_s
         if grace_s is None:
             grace_s = present_grace_s(state) if drain else 0.0
-        note(state, "down: drain" if drain else "down: now", progress)
-        tear_down(state, drain=drain, grace_s=grace_s, progress=progress)
+        action = f"{DOWN}: drain" if drain else f"{DOWN}: now"
+        note(state, action, "begun", progress)
+        tear_down(state, drain=drain, grace_s=grace_s, progress=progress, action=action)
         progress(f"cluster {cluster} has stopped")
         return True
 
@@ -57,7 +59,7 @@ def present_grace_s(state: RunState) -> float:
     return state.grace_s
 
 
-def note(state: RunState, action: str, progress: Callable[[str], None]) -> None:
+def note(state: RunState, action: str, outcome: str, progress: Callable[[str], None]) -> None:
     """Into the audit log, if that can be written: stopping must work on a full disk, too. The
     controller makes an entry of its own, if it lives."""
     try:
@@ -65,7 +67,7 @@ def note(state: RunState, action: str, progress: Callable[[str], None]) -> None:
             actor=actor(),
             action=action,
             target=f"cluster {state.cluster}",
-            outcome="begun",
+            outcome=outcome,
             cause_id=f"down-{state.nonce}",
         )
     except LlumctlError as error:
@@ -78,8 +80,10 @@ def tear_down(
     drain: bool,
     grace_s: float,
     progress: Callable[[str], None] = lambda text: None,
+    action: str = "",
 ) -> None:
     """First by asking the controller, then by ending what is left, which covers a dead one.
+    `action`: of an operator; its end goes into the audit log before the run state goes.
 
     Safe to call again after it was interrupted."""
     with contextlib.suppress(LlumctlError):
@@ -95,6 +99,8 @@ def tear_down(
     folder = run_state.state_path(state.cluster)
     for file in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
         (folder / file).unlink(missing_ok=True)
+    if action:
+        note(state, action, "done", progress)
     run_state.remove(state.cluster)
 
 

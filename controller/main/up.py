@@ -24,6 +24,7 @@ from controller.api import run_state
 from controller.api.audit import AuditLog
 from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
+from controller.api.last_stop import DOWN, told
 from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
@@ -263,7 +264,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
         _stop_on_request(state, progress)
         return
     if _is_stopped_elsewhere(state):
-        progress(f"cluster {state.cluster} was stopped by another command")
+        progress(told(state.cluster))
         return
     tear_down(state, drain=False, grace_s=0.0)
     raise LlumctlError(
@@ -285,12 +286,14 @@ def _is_stopped_elsewhere(state: RunState) -> bool:
 
 def _stop_on_request(state: RunState, progress: Progress) -> None:
     progress("stopping: live requests may finish; Ctrl-C again to stop at once")
-    note(state, "down: Ctrl-C or SIGTERM", progress)
+    action = f"{DOWN}: Ctrl-C or SIGTERM"
+    note(state, action, "begun", progress)
     try:
-        tear_down(state, drain=True, grace_s=present_grace_s(state), progress=progress)
+        grace_s = present_grace_s(state)
+        tear_down(state, drain=True, grace_s=grace_s, progress=progress, action=action)
     except KeyboardInterrupt:
         with _no_interrupts():
-            tear_down(state, drain=False, grace_s=0.0)
+            tear_down(state, drain=False, grace_s=0.0, action=action)
     progress(f"cluster {state.cluster} has stopped")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import UsageError
+from controller.api.errors import NotRunningError, UsageError
 from llumctl import choices, config_file, connect, durations, following, output
 from llumctl.commands.options import Cluster, OutputFormat
 from llumctl.output import Format
@@ -154,8 +154,10 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
                 show(frame.event)
             if output.reader_left():
                 return
-    except connect.NotRunningError:
-        output.say(f"cluster {cluster} was stopped")
+    except NotRunningError:
+        from controller.api.last_stop import told
+
+        output.say(told(cluster))
 
 
 def _tell_gap(missed: int | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import TimedOutError
+from controller.api.errors import NotRunningError, TimedOutError
 from llumctl import config_file, durations, following, output
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster
@@ -27,7 +27,7 @@ def record(
     ] = 1.0,
     cluster: Cluster = None,
 ) -> None:
-    """Record the cluster for `llumctl top --replay FILE`, until Ctrl-C."""
+    """Record the cluster for `llumctl top --replay FILE`, until Ctrl-C or until it is stopped."""
     duration_s = None if duration is None else durations.seconds(duration, "--duration")
     watching.check_refresh(refresh)
     name = config_file.cluster_name(cluster)
@@ -38,6 +38,12 @@ def record(
         except KeyboardInterrupt:
             if not writer.num_frames:
                 raise
+        except NotRunningError:
+            if not writer.num_frames:
+                raise
+            from controller.api.last_stop import told
+
+            output.say(told(name))
     if not writer.num_frames:
         raise TimedOutError(
             f"cluster {name} sent nothing within {duration}: nothing is recorded",

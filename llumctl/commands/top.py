@@ -151,6 +151,8 @@ def _run(source: "Source", look: Look, *, recording: bool) -> None:
     app.run()
     if app.return_code:
         raise typer.Exit(app.return_code)
+    if app.state.stopped is not None:
+        output.say(app.state.stopped.reason)
 
 
 def _has_glyphs() -> bool:

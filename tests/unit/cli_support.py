@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from controller.api import run_state
+from controller.api.audit import AuditLog
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
@@ -87,6 +88,14 @@ def remember(control_url: str, *, token: str = TOKEN, name: str = "default") -> 
     )
     run_state.save(state)
     return state
+
+
+def stop(actor: str, *, name: str = "default") -> None:
+    """Leaves what `down` would."""
+    AuditLog(run_state.state_path(name)).write(
+        actor=actor, action="down: drain", target=f"cluster {name}", outcome="done", cause_id="d"
+    )
+    run_state.remove(name)
 
 
 @contextmanager

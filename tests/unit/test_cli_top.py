@@ -1,12 +1,13 @@
 """`llumctl top` and `llumctl record`: what they refuse, and what is recorded."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_process import ended, interrupted, llumctl
-from cli_support import remember
+from cli_support import remember, stop
 from fake_controller import FakeController, event, until
 
 from controller.api.models import EventFrame, Frame, StatusFrame
@@ -177,6 +178,20 @@ def test_a_recording_goes_on_after_a_break(controller: FakeController, file: Pat
         code, err = interrupted(process)
     assert code == 0
     assert err.count("trying again") == err.count("the controller answers again") == 1
+
+
+def test_a_recording_ends_well_with_its_cluster(controller: FakeController, file: Path) -> None:
+    """It waited for the cluster for ever, and for another one of that name."""
+    with llumctl("record", str(file), "--refresh", "0.1") as process:
+        until(lambda: file.exists() and file.read_text().count('"status"') > 2)
+        stop("ana@head")
+        controller.stop()
+        code, err = ended(process)
+    assert code == 0
+    assert re.search(r"^cluster default was stopped at \d\d:\d\d:\d\d by ana@head$", err, re.M)
+    assert err.endswith(
+        f"recorded {len(frames(file))} frames in {file}\nnext:  llumctl top --replay {file}\n"
+    )
 
 
 def test_ctrl_c_before_the_first_frame_leaves_no_file(file: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_head_that_a_down_has_just_ended_is_no_failure(
         assert not ended.wait(0.2), "it waits for the down that is at work"
         run_state.remove("c1")
     assert ended.wait(10)
-    assert told == ["cluster c1 was stopped by another command"]
+    assert told == ["cluster c1 was stopped"]
 
 
 def test_a_head_that_died_is_told_and_cleared(

@@ -27,9 +27,8 @@ class PaintedScreen(Screen[None]):
         self.set_class(app.is_stale, "-stale")
         top = self.query_one("#header", Lines)
         top.styles.height = header_lines
-        top.show(
-            header.lines(
-                app.shown, app.liveness(), self.size.width, max(1, header_lines), app.glyphs
-            )
+        lines = header.lines(
+            app.shown, app.liveness(), self.size.width, max(1, header_lines), app.glyphs
         )
+        top.show(lines, bar=app.is_barred)
         self.query_one(Bottom).say(app.bottom_line(*self.PLACES))

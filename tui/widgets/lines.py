@@ -17,9 +17,13 @@ class Lines(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._lines: list[Line] = []
+        self._bar = False
 
-    def show(self, lines: Sequence[Line]) -> None:
-        """Paints those that differ."""
+    def show(self, lines: Sequence[Line], *, bar: bool = False) -> None:
+        """Paints those that differ. `bar`: the first one stands out in the whole width."""
+        if bar != self._bar:
+            self._bar = bar
+            self.refresh()
         before, self._lines = self._lines, list(lines)
         changed = [
             Region(0, y, self.size.width, 1)
@@ -30,4 +34,7 @@ class Lines(Widget):
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        return tones.strip_of(self, self._lines[y] if y < len(self._lines) else ())
+        over = None
+        if self._bar and y == 0:
+            over = self.get_component_rich_style("tone--bar", partial=True)
+        return tones.strip_of(self, self._lines[y] if y < len(self._lines) else (), over)

@@ -7,7 +7,11 @@ from textual.widget import Widget
 
 from tui.format import UNICODE, Line, Tone, encodable
 
-COMPONENTS = {f"tone--{tone}" for tone in Tone} | {"tone--cursor", "tone--cursor-blurred"}
+COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
+    "tone--cursor",
+    "tone--cursor-blurred",
+    "tone--bar",
+}
 CSS = """
 .tone--plain { }
 .tone--strong { text-style: bold; color: $text-primary; }
@@ -17,6 +21,7 @@ CSS = """
 .tone--bad { color: $text-error; text-style: bold; }
 .tone--cursor { background: $block-cursor-background; color: $block-cursor-foreground;
     text-style: $block-cursor-text-style; }
+.tone--bar { background: $warning; color: $background; text-style: bold; }
 .tone--cursor-blurred { background: $block-cursor-blurred-background; }
 """
 

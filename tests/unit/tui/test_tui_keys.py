@@ -266,11 +266,11 @@ async def test_pause(tmp_path: Any, key: str) -> None:
         clock.now_s += 5
         await settle(app, pilot)
         assert (await drawn(pilot)).splitlines()[:-1] == before
-        assert "replay 5.0s paused" in await drawn(pilot)
+        assert "REPLAY 5.0s paused" in await drawn(pilot)
         await pilot.press(key)
         clock.now_s += 2
         await settle(app, pilot)
-        assert "replay 7.0s x1" in await drawn(pilot)
+        assert "REPLAY 7.0s x1" in await drawn(pilot)
 
 
 @presses("replay_slower")
@@ -279,7 +279,7 @@ async def test_slower(tmp_path: Any, key: str) -> None:
         await pilot.press(key)
         clock.now_s += 8
         await settle(app, pilot)
-        assert "replay 4.0s x0.5" in await drawn(pilot)
+        assert "REPLAY 4.0s x0.5" in await drawn(pilot)
         await pilot.press(*[key] * 9)
         assert "x0.125" in await drawn(pilot)
 
@@ -291,7 +291,7 @@ async def test_faster(tmp_path: Any, key: str) -> None:
         await pilot.press(key, key)
         clock.now_s += 2
         await settle(app, pilot)
-        assert "replay 9.0s x4" in await drawn(pilot)
+        assert "REPLAY 9.0s x4" in await drawn(pilot)
 
 
 async def test_speed_keys_are_nothing_in_a_live_dashboard(source: FakeSource) -> None:

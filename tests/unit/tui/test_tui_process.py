@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tui_synthetic as synthetic
-from cli_support import remember
+from cli_support import remember, stop
 from fake_controller import FakeController
 from pty_process import terminal
 from pydantic import BaseModel
@@ -154,11 +154,57 @@ def test_recording_while_watching(tmp_path: Path) -> None:
         assert screen.quit_s() < QUIT_S
 
 
+def test_a_cluster_that_was_stopped_is_said_to_be_so(tmp_path: Path) -> None:
+    """And not for ever to be stopping, or stale; its recording is complete."""
+    file = tmp_path / "r.jsonl"
+    status = synthetic.cluster((synthetic.instance("i-0"),))
+    with FakeController(status=status) as fake:
+        remember(fake.url)
+        with terminal("top", "--record", str(file), "--refresh", "0.1") as screen:
+            screen.until("[REC]", "i-0")
+            stop("ana@head")
+            fake.stop()
+            screen.until("STOPPED", "[REC ENDED]", "cluster default was stopped at", "by ana@head")
+            num_lines = file.read_text().count("\n")
+            screen.quit_s()
+            assert screen.process.returncode == 0
+    last = screen.text.splitlines()[-2:]
+    assert last[0].endswith(" by ana@head")
+    assert last[1] == f"recorded {num_lines - 1} frames in {file}"
+
+
+def test_a_controller_that_died_is_not_a_cluster_that_was_stopped() -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", "--refresh", "0.1") as screen:
+            screen.until("i-0", "live")
+            fake.stop()
+            screen.until("STALE", "cannot be reached")
+            assert "STOPPED" not in screen.text
+            screen.quit_s()
+
+
+def test_another_cluster_of_the_name_is_shown_afresh() -> None:
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", "--refresh", "0.1") as screen:
+            screen.until("i-0", "live")
+            stop("ana@head")
+            fake.stop()
+            place = screen.until("STOPPED")
+            with FakeController(status=synthetic.cluster((synthetic.instance("i-7"),))) as next_:
+                remember(next_.url)
+                screen.until("i-7", "live", after=place)
+                screen.quit_s()
+    assert "was stopped" not in screen.text[screen.text.rindex("i-7") :]
+
+
 def test_a_replay_needs_no_cluster(tmp_path: Path) -> None:
     path = recorded(tmp_path, synthetic.frames(30))
     arguments = ("top", "--replay", str(path), "--at", "20s", "--speed", "8", "--ascii")
     with terminal(*arguments) as screen:
-        screen.until("prod-a", "i-15", "* live", "replay", "x8")
+        screen.until("prod-a", "i-15", "REPLAY", "x8")
+        assert "live" not in screen.text
         assert "●" not in screen.text
         assert screen.quit_s() < QUIT_S
 

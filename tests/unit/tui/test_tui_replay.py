@@ -23,14 +23,17 @@ from tui.replay import ReplaySource
 from tui.screens.dashboard import DashboardScreen
 from tui.state import Arrived, Lost
 from tui.widgets.bottom import Bottom
+from tui.widgets.lines import Lines
 
 MOMENTS_S = (0.0, 1.0, 7.5, 61.3, 150.0, 299.0)
 
 
 def picture(app: Dashboard) -> str:
-    """Of everything but the bottom line, which tells a replay from a live screen."""
+    """Of everything but the first line and the last, which tell a replay from a live screen."""
     assert isinstance(app.screen, DashboardScreen)
     app.screen.query_one(Bottom).say(())
+    header = app.screen.query_one("#header", Lines)
+    header.show([(), *header._lines[1:]])
     return svg_snapshots.svg(app)
 
 
@@ -64,9 +67,9 @@ async def test_a_replay_begins_where_it_is_told(tmp_path: Path) -> None:
     frames = list(synthetic.frames(60))
     async with replaying(tmp_path, frames, at_s=42.5) as (app, pilot, _):
         await settle(app, pilot)
-        assert "live 0.5s ago" in await drawn(pilot)
+        assert "live" not in await drawn(pilot)
         assert "12:00:42" in await drawn(pilot)
-        assert "replay 42s x1" in await drawn(pilot)
+        assert "REPLAY 42s x1" in await drawn(pilot)
 
 
 async def test_requests_are_not_recorded_and_it_says_so(tmp_path: Path) -> None:
@@ -82,11 +85,12 @@ async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:
     async with replaying(tmp_path, [*first, later]) as (app, pilot, clock):
         clock.now_s = 12
         await settle(app, pilot)
-        assert "! STALE 12s" in await drawn(pilot)
+        assert "REPLAY 12s x1  ! STALE 12s" in await drawn(pilot)
         clock.now_s = 20.2
         await settle(app, pilot)
-        assert "live 0.0s ago" in await drawn(pilot)
-        assert "replay 20s ended" in await drawn(pilot)
+        assert "STALE" not in await drawn(pilot)
+        assert "live" not in await drawn(pilot)
+        assert "REPLAY 20s ended" in await drawn(pilot)
 
 
 def statuses(times_s: list[float]) -> list[StatusFrame]:

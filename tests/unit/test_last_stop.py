@@ -1,0 +1,112 @@
+"""When a cluster was stopped, and by whom: read from the audit log, whatever is in there."""
+
+import json
+import os
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+from cli_support import remember, stop
+
+from controller.api import run_state
+from controller.api.audit import AuditLog
+from controller.api.errors import NotRunningError
+from controller.api.last_stop import last_stop, told
+from controller.api.words import moment
+from controller.main import down
+from llumctl import connect
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def audit() -> AuditLog:
+    return AuditLog(run_state.state_dir("default"))
+
+
+def write(action: str, actor: str = "ana@head") -> None:
+    audit().write(actor=actor, action=action, target="", outcome="done", cause_id="x")
+
+
+def test_the_last_down_counts_whatever_was_done_since() -> None:
+    write("down: now", "bob@head")
+    write("down: drain", "ana@head")
+    write("scale +1", "eve@head")
+    found = last_stop("default")
+    assert found is not None
+    assert found.actor == "ana@head"
+    assert told("default") == f"cluster default was stopped at {found.words()}"
+
+
+def test_without_a_log_nothing_is_made_up() -> None:
+    assert last_stop("default") is None
+    assert told("default") == "cluster default was stopped"
+    write("scale +1")
+    assert last_stop("default") is None
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"", b"{", b"[]\n", b"7\n", b"{}\n", b'{"action": 3}\n', b"\xff\x00\n",
+     b'{"action": "down: x", "time_s": "soon", "actor": "a"}\n',
+     b'{"action": "down: x", "time_s": 1, "actor": 5}\n'],
+)  # fmt: skip
+def test_lines_that_are_no_entries_are_passed_over(junk: bytes) -> None:
+    write("down: drain")
+    with audit().path.open("ab") as file:
+        file.write(junk)
+    found = last_stop("default")
+    assert found is not None
+    assert found.actor == "ana@head"
+
+
+def test_only_the_end_of_a_long_log_is_read() -> None:
+    path = audit().path
+    path.write_bytes((json.dumps({"action": "scale +1"}).encode() + b"\n") * 100_000)
+    write("down: now")
+    assert last_stop("default") is not None
+
+
+def test_a_pipe_in_place_of_the_log_holds_nobody_up() -> None:
+    os.mkfifo(audit().path)
+    assert last_stop("default") is None
+
+
+def test_what_an_actor_calls_itself_drives_no_terminal() -> None:
+    write("down: now")
+    line = audit().path.read_text().replace("ana@head", "\\u001b[2Jana")
+    audit().path.write_text(line)
+    found = last_stop("default")
+    assert found is not None
+    assert found.actor == "?[2Jana"
+
+
+def test_a_command_says_when_it_was_stopped_and_by_whom() -> None:
+    remember("http://127.0.0.1:1")
+    stop("ana@head")
+    with pytest.raises(NotRunningError) as caught:
+        connect.running("default")
+    assert caught.value.message.startswith("cluster default is not running: it was stopped at ")
+    assert caught.value.message.endswith(" by ana@head")
+
+
+def test_down_leaves_its_end_on_the_record_before_the_run_state_goes() -> None:
+    state = remember("http://127.0.0.1:1")
+    assert down.run(state.cluster, drain=False, timeout_s=0.1, progress=lambda _: None)
+    entries = [json.loads(line) for line in audit().path.read_text().splitlines()]
+    assert [(each["action"], each["outcome"]) for each in entries] == [
+        ("down: now", "begun"),
+        ("down: now", "done"),
+    ]
+    found = last_stop("default")
+    assert found is not None
+    assert found.time_s == entries[1]["time_s"]
+
+
+def test_moments_of_another_day_have_their_date() -> None:
+    noon_s = 1_767_268_800.0
+    assert moment(noon_s, noon_s + 60, UTC) == "12:00:00"
+    assert moment(noon_s, noon_s + 86_400, UTC) == "2026-01-01 12:00:00"
+    assert moment(float("inf"), noon_s, UTC) == "--:--:--"
