@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-transfer bench-scheduler bench-cluster fuzz clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-transfer bench-scheduler bench-cluster fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
 	@echo "make fuzz        changed input against a real engine beside a canary (an hour; exit 1: findings)"
+	@echo "make attack      ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
@@ -81,6 +82,9 @@ bench-rehearsal: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+attack: $(STAMP)
+	$(BIN)/python -m tests.attack $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

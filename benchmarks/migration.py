@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks import results
 from benchmarks.engine_plan import make_plan
+from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
@@ -44,9 +45,17 @@ KV_BYTES = 256 << 20
 STEP_TOKENS = 512
 QUIET_S = 0.75
 MOVING_S = 1.0
-# What the moving request may say: it stays about as long as it is said to be, and 7,500 and these
-# are about all that the model takes: some 6 s.
-MOVING_TOKENS = 680
+MOVING_TOKENS = 7500
+BYTES_PER_TOKEN = 4096
+# Beside its bytes a move takes some steps; and the control API is asked, twice for each.
+MOVE_S = 0.5
+# What the others say: about all that the model takes after their prompts.
+OTHER_TOKENS = CONTEXT_TOKENS - OTHER_LENGTH
+# A stream that has said so much of what it may is replaced before the next measurement; the one
+# that moves sooner, as what it has said moves too.
+OLD_SHARE = 0.4
+MAX_SAID_TOKENS = 170
+MAX_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class Slowdown:
     after_per_s: float
     busy_share: float
     durations_s: list[float]
+    num_tokens: int
+    """Of the prompt that moved: as many as let it live long enough."""
 
     @property
     def num_moves(self) -> int:
@@ -146,41 +157,61 @@ class Bench:
 
     async def measure(self, case: Case, repeats: int) -> dict[str, list[Sample]]:
         """Live moves and stop-and-copy in turn, so that both see the same machine."""
-        others = [self.stream(OTHER_LENGTH, 6000) for _ in range(2 * case.num_others)]
-        await self.place(others[: case.num_others], "i-0")
-        await self.place(others[case.num_others :], "i-1")
-        moving = await self._moving(case)
+        others: list[TokenStream] = []
+        moving: TokenStream | None = None
         samples: dict[str, list[Sample]] = {"live": [], "stop-and-copy": []}
         try:
             for index in range(repeats + NUM_WARM_UP):
                 for kind, max_stages in (("live", None), ("stop-and-copy", 1)):
-                    if len(moving.token_times_s) > MOVING_TOKENS / 4:
-                        await moving.stop()
-                        moving = await self._moving(case)
-                    sample = await self._one_move(moving, case, max_stages)
+                    for _ in range(MAX_TRIES):
+                        others = await self._young_others(others, case.num_others)
+                        moving = await self._young_moving(moving, case.num_tokens)
+                        sample = await self._one_move(moving, case, max_stages)
+                        if sample is not None:
+                            break
                     if index >= NUM_WARM_UP and sample is not None:
                         samples[kind].append(sample)
         finally:
-            for stream in (moving, *others):
+            for stream in (*([moving] if moving else []), *others):
                 await stream.stop()
         return samples
 
-    async def _moving(self, case: Case) -> TokenStream:
-        moving = self.stream(case.num_tokens, min(4000, 8160 - case.num_tokens))
-        await moving.wait_tokens(2)
-        return moving
+    async def _young_others(self, others: list[TokenStream], num_on_each: int) -> list[TokenStream]:
+        """The same, or new ones for all if any is old: one that ended would be missed by nobody."""
+        if others and not any(map(is_old, others)):
+            return others
+        for stream in others:
+            await stream.stop()
+        found = [self.stream(OTHER_LENGTH, OTHER_TOKENS) for _ in range(2 * num_on_each)]
+        await self.place(found[:num_on_each], "i-0")
+        await self.place(found[num_on_each:], "i-1")
+        return found
+
+    async def _young_moving(self, moving: TokenStream | None, num_tokens: int) -> TokenStream:
+        if moving is not None:
+            if len(moving.token_times_s) <= MAX_SAID_TOKENS and not is_old(moving):
+                return moving
+            await moving.stop()
+        found = self.stream(num_tokens, min(4000, CONTEXT_TOKENS - num_tokens))
+        await found.wait_tokens(2)
+        return found
 
     async def _one_move(
         self, moving: TokenStream, case: Case, max_stages: int | None
     ) -> Sample | None:
+        """None: its figures did not come, or the request grew old while a prefill was sought."""
         here = await self.where(moving)
         there = "i-1" if here == "i-0" else "i-0"
         prefill = None
         if case.prefill:
             prefill = await self._prefill_on(there)
-        report = await self.move(moving, there, max_stages)
-        if prefill is not None:
-            await prefill.stop()
+        try:
+            if is_old(moving):
+                return None
+            report = await self.move(moving, there, max_stages)
+        finally:
+            if prefill is not None:
+                await prefill.stop()
         attempt = report.attempts[-1]
         if report.downtime_s is None or report.excess_s is None:
             return None
@@ -207,12 +238,11 @@ class Bench:
             await stream.stop()
 
     async def recompute(self, num_tokens: int, num_others: int, repeats: int) -> list[float]:
-        others = [self.stream(OTHER_LENGTH, 6000) for _ in range(2 * num_others)]
-        for stream in others:
-            await stream.wait_tokens(2)
+        others: list[TokenStream] = []
         taken_s = []
         try:
             for _ in range(repeats):
+                others = await self._young_others(others, num_others)
                 began_s = time.perf_counter()
                 stream = self.stream(num_tokens, 1)
                 await stream.wait_tokens(1)
@@ -224,51 +254,74 @@ class Bench:
         return taken_s
 
     async def slowdown(self, limit: float | None, repeats: int) -> dict[str, Any]:
-        """Tokens of three others on each instance while 7,500 tokens move to and fro, and while
+        """Tokens of three others on each instance while a long prompt moves to and fro, and while
         nothing moves. Counted over a second or more: tokens reach a client in bursts."""
         await self.limit(limit)
         rounds: list[Slowdown] = []
         try:
             for _ in range(repeats):
-                rounds.append(await self._slowdown_once())
+                rounds.append(await self._slowdown_once(limit))
         finally:
             await self.limit(None)
         return {
             "max_bytes_per_s": limit,
             "num_moves": sum(each.num_moves for each in rounds),
+            "num_tokens": round(statistics.median(each.num_tokens for each in rounds)),
             "duration_s": statistics.median(each.move_s for each in rounds),
             "slowdown": statistics.median(each.slowdown for each in rounds),
             "rounds": [asdict(each) for each in rounds],
         }
 
-    async def _slowdown_once(self) -> Slowdown:
-        others = [self.stream(OTHER_LENGTH, 4000) for _ in range(6)]
+    async def _slowdown_once(self, limit: float | None) -> Slowdown:
+        others: list[TokenStream] = []
         moving = None
         try:
-            await self.place(others[:3], "i-0")
-            await self.place(others[3:], "i-1")
-            moving = self.stream(7500, MOVING_TOKENS)
+            others = await self._young_others([], 3)
+            # Of the steps without the one that moves: with it they are longer.
+            step_s = len(others) / await self._rate(others, QUIET_S)
+            num_tokens = prompt_that_lives(MOVING_TOKENS, needed_s(limit), step_s)
+            moving = self.stream(num_tokens, CONTEXT_TOKENS - num_tokens)
             await moving.wait_tokens(2)
             here = await self.where(moving)
             before = await self._rate(others, QUIET_S)
             began_s, num_before = time.perf_counter(), _num_tokens(others)
             durations_s: list[float] = []
-            while time.perf_counter() - began_s < MOVING_S:
+            while time.perf_counter() - began_s < MOVING_S and (
+                not durations_s or left_s(moving, step_s) > max(durations_s) + MOVE_S + QUIET_S
+            ):
                 here = "i-1" if here == "i-0" else "i-0"
                 report = await self.move(moving, here)
                 durations_s.append(report.attempts[-1].duration_s or 0.0)
             taken_s = time.perf_counter() - began_s
             during = (_num_tokens(others) - num_before) / taken_s
             after = await self._rate(others, QUIET_S)
+            if any(left_s(stream, step_s) == 0 for stream in (moving, *others)):
+                raise RuntimeError("a stream ended before its round did")
         finally:
             for stream in (*([moving] if moving else []), *others):
                 await stream.stop()
-        return Slowdown(before, during, after, sum(durations_s) / taken_s, durations_s)
+        busy_share = sum(durations_s) / taken_s
+        return Slowdown(before, during, after, busy_share, durations_s, num_tokens)
 
     async def _rate(self, streams: Sequence[TokenStream], for_s: float) -> float:
         began_s, num_before = time.perf_counter(), _num_tokens(streams)
         await asyncio.sleep(for_s)
         return (_num_tokens(streams) - num_before) / (time.perf_counter() - began_s)
+
+
+def needed_s(limit: float | None) -> float:
+    """From the first token of the request that moves to the end of the round: twice a quiet
+    time, and moves, of which the last may begin when their time is almost over."""
+    longest_move_s = MOVE_S + (MOVING_TOKENS * BYTES_PER_TOKEN / limit if limit else 0.0)
+    return 2 * QUIET_S + MOVING_S + longest_move_s
+
+
+def left_s(stream: TokenStream, step_s: float) -> float:
+    return time_left_s(stream.num_tokens, len(stream.token_times_s), step_s)
+
+
+def is_old(stream: TokenStream) -> bool:
+    return len(stream.token_times_s) > OLD_SHARE * stream.num_tokens
 
 
 def _num_tokens(streams: Sequence[TokenStream]) -> int:
@@ -281,6 +334,8 @@ async def measure(
     """Adds to `figures` what is known, case by case."""
     cases = [Case(n, others) for others in (0, 3) for n in options.lengths]
     cases += [Case(n, 0, prefill=True) for n in options.lengths]
+    if options.only_slowdown:
+        cases = []
     timeout = httpx.Timeout(None, connect=10.0)
     url = f"http://127.0.0.1:{plan.port}"
     async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
@@ -357,13 +412,14 @@ def _case_table(cases: list[dict[str, Any]]) -> Table:
 
 
 def _slowdown_table(curve: list[dict[str, Any]]) -> Table:
-    table = Table(title="the others' steps while 7,500 tokens move", box=box.SIMPLE)
-    for column in ("limit MB/s", "moves", "a move, s", "slowed by"):
+    table = Table(title="the others' steps while a long prompt moves", box=box.SIMPLE)
+    for column in ("limit MB/s", "tokens", "moves", "a move, s", "slowed by"):
         table.add_column(column, justify="right")
     for point in curve:
         limit = point["max_bytes_per_s"]
         table.add_row(
             "none" if limit is None else f"{limit / 1e6:.0f}",
+            str(point["num_tokens"]),
             str(point["num_moves"]),
             f"{point['duration_s']:.2f}",
             f"{point['slowdown']:+.1%}",
@@ -386,6 +442,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only-slowdown", action="store_true", help="of the others, no downtimes")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     return parser.parse_args()
 

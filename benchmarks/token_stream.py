@@ -17,6 +17,8 @@ class TokenStream:
         self, client: httpx.AsyncClient, model: str, prompt: Sequence[int], num_tokens: int
     ) -> None:
         self.reference = f"cmpl-bench-{uuid.uuid4().hex[:12]}"
+        self.num_tokens = num_tokens
+        """That it says at most; then it has ended."""
         self.token_times_s: array[float] = array("d")
         """Of time.perf_counter(); one per event of the stream."""
         self._client = client

@@ -76,10 +76,10 @@ class Fuzzer:
         self._next = 0
 
     async def run(self) -> None:
-        end_s = time.monotonic() + self.plan.seconds
         sampling = asyncio.create_task(self._sample())
         try:
             await self._sing()
+            end_s = time.monotonic() + self.plan.seconds
             self.watch.new_tracebacks()  # of the start
             while time.monotonic() < end_s:
                 until_s = min(end_s, time.monotonic() + self.plan.rest_every_s)

@@ -30,7 +30,7 @@ class FaultyEndpoint:
             with contextlib.suppress(*ends):
                 await self._answer(reader, writer)
             writer.close()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
             tasks.discard(task)
 

@@ -1,0 +1,51 @@
+"""Each attack comes to an end and counts what came of it; bad outcomes are faults."""
+
+from collections import Counter
+from urllib.parse import urlsplit
+
+import pytest
+from faulty_endpoint import FaultyEndpoint, error
+
+from tests.attack.__main__ import Run, Turns, judge
+from tests.attack.attacks import ATTACKS, Target
+from tests.canary import Gap
+from tests.e2e.cluster import Cluster
+from tests.footprints import Footprint, ProcessKey
+from tests.fuzz.watch import ClusterWatch
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"slow_clients", "kept_connections"}))
+async def test_an_attack(name: str) -> None:
+    with FaultyEndpoint(lambda _: None).serving() as endpoint:
+        port = urlsplit(endpoint.url).port
+        target = Target("127.0.0.1", port, (port,), scale=0.01)
+        await ATTACKS[name](target)
+    assert target.outcomes
+    expected = {"400", "left"} if name != "strangers" else {"sent"}
+    assert set(target.outcomes) <= expected
+
+
+async def test_connections_closed_without_an_answer_are_counted() -> None:
+    for planted, expected in ((b" ", "closed without an answer"), (error(500), "500")):
+        with FaultyEndpoint(lambda _, planted=planted: planted).serving() as endpoint:
+            target = Target("127.0.0.1", urlsplit(endpoint.url).port, scale=0.005)
+            await ATTACKS["kept_connections"](target)
+        assert target.outcomes[expected] >= 2
+
+
+def test_faults_of_a_run() -> None:
+    cluster = Cluster({"XDG_STATE_HOME": "/nowhere"})
+    good = Turns(1, Counter({"200": 5, "400": 2, "left": 1}), Gap(0.0, 0.5))
+    run = Run(cluster, ClusterWatch(cluster), {"overload": good})
+    assert judge(run, 1.0) == []
+    assert len(judge(run, 0.3)) == 1
+    bad = Turns(1, Counter({"500": 1, "closed without an answer": 2, "200, cut": 1}))
+    key, small = ProcessKey("f-0", 7), Footprint(100 << 20, 0, 30, 10, 0.0)
+    grown = Run(
+        cluster,
+        ClusterWatch(cluster),
+        {"overload": bad},
+        before={key: small},
+        after={key: Footprint(900 << 20, 0, 30, 10, 0.0)},
+    )
+    assert len(judge(grown, 1.0)) == 4
