@@ -87,7 +87,7 @@ async def attack(run: Run, seconds: float, turn_s: float, scale: float) -> None:
             await asyncio.to_thread(canary.wait_singing)
             while time.monotonic() < end_s:
                 for name, turns in run.turns.items():
-                    if time.monotonic() < end_s:
+                    if turns.num == 0 or time.monotonic() < end_s:
                         target = Target("127.0.0.1", run.cluster.port, inboxes, scale)
                         until_s = min(end_s, time.monotonic() + turn_s)
                         await _take_turn(run, canary, name, target, until_s)
@@ -100,7 +100,7 @@ async def _take_turn(run: Run, canary: Canary, name: str, target: Target, until_
     """At least once, and again until its time is over."""
     turns, began_s = run.turns[name], time.monotonic()
     try:
-        async with asyncio.timeout(until_s - began_s + PATIENCE_S):
+        async with asyncio.timeout(max(0.0, until_s - began_s) + PATIENCE_S):
             while True:
                 await ATTACKS[name](target)
                 turns.num += 1
@@ -208,15 +208,27 @@ def _write(run: Run, options: argparse.Namespace) -> Path:
 
     content = {
         "seconds": options.seconds,
-        "attacks": {name: asdict(turns) for name, turns in run.turns.items()},
+        "attacks": {
+            name: {
+                "turns": turns.num,
+                "outcomes": dict(turns.outcomes),
+                "longest_gap": {
+                    "gap_s": turns.longest.duration_s,
+                    "stall_s": turns.longest.stall_s,
+                },
+                "canary_breaks": turns.breaks,
+                "tracebacks": dict(turns.tracebacks),
+            }
+            for name, turns in run.turns.items()
+        },
         "before": rows(run.before),
         "peak": rows(footprints.peak([run.before, *run.samples])),
         "right_after": rows(run.after_at_once),
         "after": rows(run.after),
         "faults": run.faults,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
     path: Path = options.out or RESULTS / f"{datetime.now():%Y-%m-%d-%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -1,12 +1,15 @@
 """Each attack comes to an end and counts what came of it; bad outcomes are faults."""
 
+import argparse
+import json
 from collections import Counter
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from faulty_endpoint import FaultyEndpoint, error
 
-from tests.attack.__main__ import Run, Turns, judge
+from tests.attack.__main__ import Run, Turns, _write, judge
 from tests.attack.attacks import ATTACKS, Target
 from tests.canary import Gap
 from tests.e2e.cluster import Cluster
@@ -33,7 +36,7 @@ async def test_connections_closed_without_an_answer_are_counted() -> None:
         assert target.outcomes[expected] >= 2
 
 
-def test_faults_of_a_run() -> None:
+def test_faults_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster({"XDG_STATE_HOME": "/nowhere"})
     good = Turns(1, Counter({"200": 5, "400": 2, "left": 1}), Gap(0.0, 0.5))
     run = Run(cluster, ClusterWatch(cluster), {"overload": good})
@@ -49,3 +52,9 @@ def test_faults_of_a_run() -> None:
         after={key: Footprint(900 << 20, 0, 30, 10, 0.0)},
     )
     assert len(judge(grown, 1.0)) == 4
+    monkeypatch.setattr("tests.attack.__main__.RESULTS", tmp_path / "results")
+    options = argparse.Namespace(seconds=1.0, out=None)
+    content = json.loads(_write(grown, options).read_text())
+    assert content["attacks"]["overload"]["outcomes"]["500"] == 1
+    assert content["after"]["f-0 (7)"]["rss_bytes"] == 900 << 20
+    assert len(content["faults"]) == len(grown.faults)
