@@ -52,7 +52,7 @@ def plan(report: DrainReport, *, limit: int | None = MAX_ROWS, colours: bool) ->
         for item in report.plan
     ]
     header = ("REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT")
-    shown = output.table(header, rows[:limit], colours=colours)
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
     return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
 
 
@@ -127,7 +127,7 @@ def _deadline(deadline_s: float | None) -> str:
 def _staying(report: DrainReport, *, limit: int | None, colours: bool) -> str:
     rows = [(item.request_id, item.client_id, item.why or item.code) for item in report.cannot_move]
     header = ("REQUEST", "CLIENT-ID", "CANNOT-MOVE")
-    shown = output.table(header, rows[:limit], colours=colours)
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
     return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
 
 

@@ -1,6 +1,7 @@
 """What reaches the terminal: data on stdout, everything else on stderr.
 
-Tables are plain columns, never cut and never boxed, so that they read the same in a pipe.
+Tables are plain columns, never boxed. In a pipe nothing is cut; on a terminal that is too narrow
+ids are shortened, and nothing else.
 A reader that went away (closed pipe) is no error: what follows goes nowhere.
 """
 
@@ -9,6 +10,7 @@ import json
 import math
 import os
 import select
+import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 BOLD, RED, YELLOW, GREEN = "1", "31", "33", "32"
+
+MIN_ID_WIDTH = 9
 
 
 class Format(StrEnum):
@@ -97,9 +101,18 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, colours: bool) -> str:
-    """Columns two spaces apart, as wide as their widest cell. Figures are right-aligned."""
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    colours: bool,
+    ids: Sequence[str] = (),
+) -> str:
+    """Columns two spaces apart, as wide as their widest cell. Figures are right-aligned. `ids`:
+    titles of columns that are shortened where the terminal is too narrow, the first one first."""
     cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
+    if ids and is_terminal(sys.stdout):
+        _shorten(header, cells, ids, shutil.get_terminal_size().columns)
     widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
     right = [_is_figures(column) for column in zip(*cells, strict=True)] or [False] * len(header)
     lines = []
@@ -114,6 +127,23 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, colours: bool
     if colours:
         lines[0] = paint(lines[0], BOLD)
     return "\n".join(lines)
+
+
+def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], room: int) -> None:
+    """Changes the cells: as little as fits, but no id gets less than MIN_ID_WIDTH."""
+    from controller.api.short_ids import shortened
+
+    widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - room
+    ellipsis = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "~"
+    for title in ids:
+        place = header.index(title)
+        width = max(MIN_ID_WIDTH, len(title), widths[place] - max(0, over))
+        if over > 0 and width < widths[place]:
+            shorter = shortened((row[place] for row in cells), width, ellipsis)
+            for row in cells:
+                row[place] = shorter[row[place]]
+            over -= widths[place] - max(len(title), *(len(row[place]) for row in cells))
 
 
 def use_colours(stream: TextIO | None) -> bool:

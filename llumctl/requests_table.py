@@ -43,7 +43,8 @@ def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> s
     """In the controller's order."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
-    return output.table([name for name, _ in columns], rows, colours=colours)
+    names = [name for name, _ in columns]
+    return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
 
 
 def render_detail(item: RequestDetail, *, colours: bool) -> str:

@@ -32,6 +32,7 @@ from tui.state import DashboardState, reduce
 from tui.themes import DEFAULT, THEMES
 from tui.widgets import tones
 from tui.widgets.bottom import key_line
+from tui.widgets.table_view import TableView
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -212,11 +213,19 @@ class Dashboard(App[None]):
             self.source.change_speed(steps)
             self.redraw()
 
-    def open_instance(self, instance_id: str) -> None:
+    def open_instance(self, instance_id: str, request_id: str = "") -> None:
         if self.shown.histories.get(instance_id) is None:
             self.say(f"no instance {instance_id} is known")
         else:
-            self.push_screen(InstanceScreen(instance_id))
+            self.push_screen(InstanceScreen(instance_id, request_id))
+
+    def on_table_view_copied(self, event: TableView.Copied) -> None:
+        """By the terminal (OSC 52), which does not answer: so the id is said too."""
+        if event.subject:
+            self.copy_to_clipboard(event.subject)
+            self.say(f"copied {printable(event.subject)}", Tone.GOOD)
+        else:
+            self.say("this row has no id to copy")
 
     def run_command(self, text: str) -> None:
         """What was typed after `:`."""

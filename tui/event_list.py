@@ -9,6 +9,7 @@ from controller.api.event_words import Severity
 from controller.api.models import Event
 from controller.api.words import printable, time_of_day
 from tui.format import Span, Tone
+from tui.names import Names
 from tui.state import DashboardState, Entry
 from tui.table import Column
 
@@ -25,10 +26,16 @@ _TONES: Mapping[Severity, Tone] = {
 class EventRow:
     entry: Entry
     zone: tzinfo | None
+    names: Names
 
     @property
     def id(self) -> str:
         return str(self.entry.seq)
+
+    @property
+    def subject(self) -> str:
+        event = self.entry.event
+        return (event.request_id or event_words.member(event)) if event else ""
 
     @property
     def text(self) -> str:
@@ -38,9 +45,9 @@ class EventRow:
         return f"{event.kind} {who(event)} {event.request_id or ''} {event.cause_id} {what(event)}"
 
 
-def rows(state: DashboardState, zone: tzinfo | None) -> list[EventRow]:
+def rows(state: DashboardState, zone: tzinfo | None, names: Names) -> list[EventRow]:
     """Oldest first."""
-    return [EventRow(entry, zone) for entry in state.entries]
+    return [EventRow(entry, zone, names) for entry in state.entries]
 
 
 def word(event: Event) -> str:
@@ -62,9 +69,10 @@ def who(event: Event) -> str:
     return printable(event_words.member(event)) or "-"
 
 
-def what(event: Event) -> str:
-    """The request, the reason, who asked for it."""
-    return printable("  ".join((event.request_id or "", *event_words.reasons(event)))).strip()
+def what(event: Event, name: str | None = None) -> str:
+    """The request by its name (None: its id), the reason, who asked for it."""
+    request = event.request_id or "" if name is None else name
+    return printable("  ".join((request, *event_words.reasons(event)))).strip()
 
 
 def figures(event: Event) -> str:
@@ -88,7 +96,9 @@ def _who(row: EventRow, _: int) -> Span:
 
 def _what(row: EventRow, _: int) -> Span:
     event = row.entry.event
-    return Span(what(event)) if event else Span(missed(row.entry), Tone.BAD)
+    if event is None:
+        return Span(missed(row.entry), Tone.BAD)
+    return Span(what(event, row.names.of(event.request_id or "")))
 
 
 def _figures(row: EventRow, _: int) -> Span:

@@ -14,8 +14,11 @@ TREND_WIDTH = 15
 Fact = tuple[str, Span]
 
 
-def facts(state: DashboardState, instance_id: str, width: int, glyphs: Glyphs) -> list[Line]:
-    """Pairs of label and figure in as many columns as the width has room for."""
+def facts(
+    state: DashboardState, instance_id: str, width: int, glyphs: Glyphs, request_id: str = ""
+) -> list[Line]:
+    """Pairs of label and figure in as many columns as the width has room for; then the queue head
+    and the request that somebody looks at, by their whole ids."""
     item = state.instance(instance_id)
     name = Span(f" {instance_id}", Tone.STRONG)
     if item is None:
@@ -31,6 +34,7 @@ def facts(state: DashboardState, instance_id: str, width: int, glyphs: Glyphs) -
         tuple(title),
         *_columns(_facts(item, levels, curve), width, glyphs),
         _head(item),
+        *([_request(request_id)] if request_id else []),
     ]
 
 
@@ -93,6 +97,11 @@ def _head(item: InstanceStatus) -> Line:
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
     )
     return (label, Span(printable(words), Tone.WARN))
+
+
+def _request(request_id: str) -> Line:
+    label = Span(f" {'request':<{LABEL_WIDTH}} ", Tone.DIM)
+    return (label, Span(printable(request_id)))
 
 
 def _columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:

@@ -47,6 +47,10 @@ class InstanceRow:
         return self.item.id
 
     @property
+    def subject(self) -> str:
+        return self.item.id
+
+    @property
     def text(self) -> str:
         """What a filter looks at."""
         item = self.item

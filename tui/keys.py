@@ -77,6 +77,7 @@ KEYS: tuple[Key, ...] = (
     Key("pane_events", ("3",), "pane('events')", "to the events", Place.MAIN),
     Key("pane_next", ("tab",), "next_pane(1)", "to the next pane", Place.MAIN),
     Key("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.MAIN),
+    Key("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Key("command", ("colon",), "command", "type a command", Place.MAIN, footer="cmd"),
     Key("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
     Key("help", ("question_mark",), "help", "this help", Place.ANYWHERE, footer="help"),

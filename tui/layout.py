@@ -61,7 +61,7 @@ def arrange(
     boxes = {Pane.INSTANCES: Box(width, upper)}
     lower = room - upper
     if side_by_side:
-        left = width // 2 + 2
+        left = width // 2 + 4
         above = lower // 2
         boxes |= {
             Pane.MIGRATIONS: Box(left, above),

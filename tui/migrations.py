@@ -7,6 +7,7 @@ from controller.api.models import EndedMoveStatus, MoveStatus
 from controller.api.words import duration, latency, printable
 from tui import format as fmt
 from tui.format import Span, Tone
+from tui.names import SHORT, Names
 from tui.state import DashboardState
 from tui.table import Column
 
@@ -33,6 +34,7 @@ class MigrationRow:
 
     move: MoveStatus | EndedMoveStatus
     now_s: float
+    names: Names
 
     @property
     def id(self) -> str:
@@ -46,19 +48,23 @@ class MigrationRow:
         return move.to_instance_id if gone else move.from_instance_id
 
     @property
+    def subject(self) -> str:
+        return self.move.request_id
+
+    @property
     def text(self) -> str:
         move = self.move
         return f"{move.request_id} {way(move)} {stage(move)} {why(move)}"
 
 
-def rows(state: DashboardState) -> list[MigrationRow]:
+def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
     """Under way, the oldest first; then ended, the newest first."""
     status = state.status
     if status is None:
         return []
     now_s = status.time_s or state.time_s
     found: list[MoveStatus | EndedMoveStatus] = [*status.moves, *status.ended_moves]
-    return [MigrationRow(move, now_s) for move in found]
+    return [MigrationRow(move, now_s, names) for move in found]
 
 
 def way(move: MoveStatus | EndedMoveStatus) -> str:
@@ -106,7 +112,12 @@ def _age(row: MigrationRow, _: int) -> Span:
 
 
 COLUMNS: tuple[Column[MigrationRow], ...] = (
-    Column("request", "REQ", 7, lambda row, _: Span(printable(row.move.request_id))),
+    Column(
+        "request",
+        "REQ",
+        SHORT,
+        lambda row, width: Span(printable(row.names.of(row.move.request_id, width))),
+    ),
     Column("way", "FROM>TO", 9, lambda row, _: Span(printable(way(row.move)))),
     Column("stage", "STAGE", 9, _stage),
     Column("blocks", "BLOCKS", 7, _blocks, right=True),

@@ -7,6 +7,7 @@ from controller.api.models import InstanceStatus, QueueHeadStatus
 from controller.api.words import duration, printable
 from tui import format as fmt
 from tui.format import Span, Tone
+from tui.names import SHORT, Names
 from tui.state import DashboardState
 from tui.table import Column
 
@@ -17,10 +18,15 @@ _TONES: Mapping[str, Tone] = {"memory": Tone.BAD, "fragmented": Tone.WARN, "batc
 class HeadRow:
     instance: InstanceStatus
     head: QueueHeadStatus
+    names: Names
 
     @property
     def id(self) -> str:
         return self.instance.id
+
+    @property
+    def subject(self) -> str:
+        return self.head.request_id
 
     @property
     def text(self) -> str:
@@ -28,10 +34,10 @@ class HeadRow:
         return f"{self.id} {head.request_id} {head.level} {why(head)}"
 
 
-def rows(state: DashboardState) -> list[HeadRow]:
+def rows(state: DashboardState, names: Names) -> list[HeadRow]:
     """Longest waiting first."""
     instances = state.status.instances if state.status else ()
-    found = [HeadRow(item, item.queue_head) for item in instances if item.queue_head]
+    found = [HeadRow(item, item.queue_head, names) for item in instances if item.queue_head]
     return sorted(found, key=lambda row: (-row.head.waited_s, row.id))
 
 
@@ -58,10 +64,9 @@ COLUMNS: tuple[Column[HeadRow], ...] = (
     Column(
         "head",
         "HEAD",
-        8,
-        lambda row, _: Span(printable(row.head.request_id)),
+        SHORT,
+        lambda row, width: Span(printable(row.names.of(row.head.request_id, width))),
         drop=2,
-        max_width=12,
     ),
     Column("level", "PRIO", 6, lambda row, _: Span(printable(row.head.level)), drop=3),
     Column(

@@ -6,6 +6,7 @@ from controller.api.models import RequestList, RequestState, RequestStatus
 from controller.api.words import duration, latency, printable
 from tui import format as fmt
 from tui.format import Span, Tone
+from tui.names import SHORT, Names
 from tui.table import Column
 
 _TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
@@ -14,9 +15,14 @@ _TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
 @dataclass(frozen=True, slots=True)
 class RequestRow:
     item: RequestStatus
+    names: Names
 
     @property
     def id(self) -> str:
+        return self.item.id
+
+    @property
+    def subject(self) -> str:
         return self.item.id
 
     @property
@@ -24,9 +30,9 @@ class RequestRow:
         return f"{self.item.id} {self.item.client_id} {self.item.state} {self.item.level}"
 
 
-def rows(found: RequestList | None) -> list[RequestRow]:
+def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
     """In the controller's order."""
-    return [RequestRow(item) for item in (found.requests if found else ())]
+    return [RequestRow(item, names) for item in (found.requests if found else ())]
 
 
 def _state(row: RequestRow, _: int) -> Span:
@@ -34,7 +40,13 @@ def _state(row: RequestRow, _: int) -> Span:
 
 
 COLUMNS: tuple[Column[RequestRow], ...] = (
-    Column("id", "REQUEST", 12, lambda row, _: Span(printable(row.id)), max_width=20),
+    Column(
+        "id",
+        "REQUEST",
+        SHORT,
+        lambda row, width: Span(printable(row.names.of(row.id, width))),
+        max_width=40,
+    ),
     Column("state", "STATE", 11, _state),
     Column("level", "PRIO", 8, lambda row, _: Span(printable(row.item.level)), drop=2),
     Column("age", "AGE", 6, lambda row, _: Span(duration(row.item.age_s)), right=True),

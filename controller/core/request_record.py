@@ -29,6 +29,8 @@ class Match(IntEnum):
     """The client's id, or the parent's."""
     BEGINNING = auto()
     """Of the id."""
+    SHORTENED = auto()
+    """The id as tables show it where the room is short: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
     NONE = auto()
 
 
@@ -88,7 +90,28 @@ def match_names(
         return Match.ID
     if wanted in (client_request_id, parent_id):
         return Match.ALIAS
-    return Match.BEGINNING if request_id.startswith(wanted) else Match.NONE
+    if request_id.startswith(wanted):
+        return Match.BEGINNING
+    return Match.SHORTENED if _is_shortened(wanted, request_id) else Match.NONE
+
+
+def _is_shortened(wanted: str, request_id: str) -> bool:
+    """Words may be missing at the beginning, and a piece wherever there is an ellipsis. One pass
+    over the id, whatever is asked for: a regular expression could take for ever."""
+    first, *others = wanted.replace("~", "…").split("…")
+    words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
+    if not others:
+        return any(request_id[word:] == wanted for word in words)
+    begun = (word for word in (0, *words) if request_id.startswith(first, word))
+    place = next(begun, len(request_id)) + len(first)
+    for piece in others[:-1]:
+        found = request_id.find(piece, place + 1)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    last = others[-1]
+    anything = bool(first) or any(others)
+    return anything and request_id.endswith(last) and len(request_id) - len(last) > place
 
 
 def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, tuple[int, float, str]]:

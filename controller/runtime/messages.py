@@ -133,8 +133,9 @@ class Happened(Message, frozen=True):
 
 
 class RequestsAsked(Message, frozen=True):
-    """Controller to frontends: which requests have you? `matching` is an id, the client's own
-    id, or the beginning of one; with `history`, what happened to each comes along."""
+    """Controller to frontends: which requests have you? `matching` is an id, the client's own id,
+    the beginning of an id, or an id as tables shorten it; with `history`, what happened to each
+    comes along."""
 
     query_id: str
     instance_id: str | None

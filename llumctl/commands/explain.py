@@ -17,7 +17,8 @@ def explain(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="REQUEST", help="Its id, the client's id, or a unique beginning of its id."
+            metavar="REQUEST",
+            help="Its id, a beginning of it, as tables shorten it, or the client's.",
         ),
     ],
     output_format: OutputFormat = Format.TABLE,

@@ -23,7 +23,8 @@ def requests(
         str | None,
         typer.Argument(
             metavar="[REQUEST]",
-            help="Show this one with its history: its id, the client's id, or a unique beginning.",
+            help="Show this one with its history: its id, a beginning of it, as tables shorten it,"
+            " or the client's.",
             show_default=False,
         ),
     ] = None,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -194,3 +195,19 @@ def test_without_a_place_for_the_log_the_traceback_is_shown(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("error: unexpected ZeroDivisionError: odd\n")
+
+
+def test_ids_are_shortened_on_a_terminal_that_is_too_narrow_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [(f"cmpl-{n}d36e06fa6a667f4-0-7c3a17", "running", "i-0") for n in range(3)]
+    whole = output.table(("ID", "STATE", "ON"), rows, colours=False, ids=("ID",))
+    assert rows[2][0] in whole
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    for columns, first in ((80, rows[0][0]), (40, "0d36e06fa6a667f4-0-7c3a17"), (20, "0d36…3a17")):
+        size = os.terminal_size((columns, 24))
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda size=size: size)
+        lines = output.table(("ID", "STATE", "ON"), rows, colours=False, ids=("ID",)).split("\n")
+        assert lines[1].split()[0] == first
+        assert lines[1].split()[1:] == ["running", "i-0"]
+        assert max(map(len, lines)) <= max(columns, 23)

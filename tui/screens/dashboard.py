@@ -13,6 +13,7 @@ from tui.instances import InstanceRow
 from tui.keys import Place, bindings
 from tui.layout import Arrangement, Pane, arrange
 from tui.migrations import MigrationRow
+from tui.names import names
 from tui.queue_heads import HeadRow
 from tui.screens.base import PaintedScreen
 from tui.view import View
@@ -100,15 +101,16 @@ class DashboardScreen(PaintedScreen):
 
     def _rows(self, app: "Dashboard") -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
+        named = names(app.shown, app.glyphs.ellipsis)
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
                 instances.rows(app.shown, app.glyphs),
                 self.view.sort,
                 descending=self.view.descending,
             ),
-            Pane.MIGRATIONS: migrations.rows(app.shown),
-            Pane.QUEUE: queue_heads.rows(app.shown),
-            Pane.EVENTS: event_list.rows(app.shown, app.options.zone),
+            Pane.MIGRATIONS: migrations.rows(app.shown, named),
+            Pane.QUEUE: queue_heads.rows(app.shown, named),
+            Pane.EVENTS: event_list.rows(app.shown, app.options.zone, named),
         }
         return {
             pane: ([row for row in all_rows if self._passes(pane, row)], len(all_rows))
@@ -251,14 +253,17 @@ class DashboardScreen(PaintedScreen):
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         row = next((row for row in event.view.items if row.id == event.item_id), None)
         if isinstance(row, MigrationRow):
-            self.dashboard.open_instance(row.instance_id)
+            self.dashboard.open_instance(row.instance_id, row.subject)
+            return
+        if isinstance(row, HeadRow):
+            self.dashboard.open_instance(row.id, row.subject)
             return
         if event.view.id != Pane.EVENTS:
             self.dashboard.open_instance(event.item_id)
             return
         found = row.entry.event if isinstance(row, EventRow) else None
         if found is not None and found.instance_id:
-            self.dashboard.open_instance(found.instance_id)
+            self.dashboard.open_instance(found.instance_id, found.request_id or "")
         else:
             self.dashboard.say("this event is about no instance")
 

@@ -36,6 +36,7 @@ class HelpRow:
     id: str
     name: str
     text: str
+    subject: str = ""
 
 
 COLUMNS: tuple[Column[HelpRow], ...] = (

@@ -12,6 +12,7 @@ from tui import event_list, instances, request_list
 from tui.facts import facts
 from tui.format import Line, Span, Tone
 from tui.keys import Place, bindings
+from tui.names import names
 from tui.request_list import RequestRow
 from tui.screens.base import PaintedScreen
 from tui.state import DashboardState
@@ -30,6 +31,7 @@ class HistoryRow:
     what: Span
     detail: str
     zone: tzinfo | None
+    subject: str = ""
 
     @property
     def text(self) -> str:
@@ -47,9 +49,11 @@ class InstanceScreen(PaintedScreen):
     BINDINGS = bindings(Place.DETAIL)
     PLACES = (Place.DETAIL,)
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, instance_id: str, request_id: str = "") -> None:
+        """`request_id`: the one whose row was opened, if it was one's."""
         super().__init__()
         self.instance_id = instance_id
+        self.request_id = request_id
         self._asked_at_s: float | None = None
         self._impossible = False
 
@@ -62,7 +66,10 @@ class InstanceScreen(PaintedScreen):
         yield Bottom()
 
     def on_mount(self) -> None:
-        self._table("requests").focus()
+        table = self._table("requests")
+        table.focus()
+        if self.request_id:
+            table.hold(self.request_id)
         self.show()
 
     def on_resize(self, _: Resize) -> None:
@@ -77,7 +84,9 @@ class InstanceScreen(PaintedScreen):
         app = self.dashboard
         self._ask()
         self.paint_frame(2 if self.size.width >= 110 else 1)
-        lines = facts(app.shown, self.instance_id, self.size.width, app.glyphs)
+        lines = facts(
+            app.shown, self.instance_id, self.size.width, app.glyphs, self._request_shown()
+        )
         top = self.query_one("#facts", Lines)
         top.styles.height = len(lines)
         top.show(lines)
@@ -85,6 +94,14 @@ class InstanceScreen(PaintedScreen):
         self._table("requests").show(rows, title)
         history = history_rows(app.shown, self.instance_id, app.options.zone)
         self._table("history").show(history, (Span("History", Tone.STRONG),))
+
+    def on_table_view_moved(self, _: TableView.Moved) -> None:
+        self.show()
+
+    def _request_shown(self) -> str:
+        """The one under the cursor, else the one whose row was opened."""
+        table = self._table("requests")
+        return (table.cursor_id if table.held else None) or self.request_id
 
     def _ask(self) -> None:
         """Again as often as statuses come; answers arrive with everything else."""
@@ -103,7 +120,7 @@ class InstanceScreen(PaintedScreen):
             return [], (name, Span("  asking ...", Tone.DIM))
         if answer.found is None:
             return [], (name, Span(f"  {printable(answer.reason)}", Tone.BAD))
-        rows = request_list.rows(answer.found)
+        rows = request_list.rows(answer.found, names(state, self.dashboard.glyphs.ellipsis))
         count = f"{len(rows)} of {answer.found.num_matching}"
         spans = [name, Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
         if silent := answer.found.silent_frontends:

@@ -35,6 +35,10 @@ class Identified(Protocol):
     @property
     def text(self) -> str: ...
 
+    @property
+    def subject(self) -> str:
+        """The whole id of the instance or request that it is about; empty if it is none's."""
+
 
 Item = TypeVar("Item", bound=Identified)
 Cells = tuple[tuple[int, Span], ...]
@@ -54,6 +58,13 @@ class TableView(Widget, Generic[Item], can_focus=True):
             super().__init__()
             self.view = view
             self.item_id = item_id
+
+    class Copied(Message):
+        """Somebody wants the id of the row's subject; empty if it has none."""
+
+        def __init__(self, subject: str) -> None:
+            super().__init__()
+            self.subject = subject
 
     class Moved(Message):
         """Somebody moved the cursor; `at_end`: to the last row."""
@@ -77,6 +88,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self.cursor_id: str | None = None
         self.held = False
         """The cursor stays with its row; else it lies at the top."""
+        self._wanted_id: str | None = None
         self._columns = columns
         self._glyphs = glyphs
         self._note_of = note_of
@@ -95,6 +107,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         """`follow`: to the last row, as new ones come; a cursor that followed is held when it no
         longer does."""
         self.items = items
+        if any(item.id == self._wanted_id for item in items):
+            self.cursor_id, self.held, self._wanted_id = self._wanted_id, True, None
         if follow:
             self._cursor = max(0, len(items) - 1)
             self.held = True
@@ -110,6 +124,10 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self._columns = columns
             self._placed = table.place(columns, self.size.width)
             self.refresh()
+
+    def hold(self, item_id: str) -> None:
+        """The cursor goes to this row as soon as it is there, unless somebody moves it first."""
+        self._wanted_id = item_id
 
     @property
     def position(self) -> str:
@@ -233,6 +251,10 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self.held = True
             self.post_message(self.Opened(self, self.cursor_id))
 
+    def action_copy(self) -> None:
+        if self.items:
+            self.post_message(self.Copied(self.items[self._cursor].subject))
+
     def on_click(self, event: Click) -> None:
         row = event.y - HEAD_LINES + self._top
         if event.y < HEAD_LINES or row >= len(self.items):
@@ -250,7 +272,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self._move_to(self._cursor - WHEEL_ROWS)
 
     def _move_to(self, row: int, *, held: bool = True) -> None:
-        self.held = held
+        self.held, self._wanted_id = held, None
         if not self.items:
             return
         self._cursor = max(0, min(row, len(self.items) - 1))

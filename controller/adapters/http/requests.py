@@ -61,8 +61,10 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
 
 
 async def find_record(controller: Controller, reference: str) -> RequestRecord:
-    """By id, by the client's id, or by the beginning of an id. Of several that match equally well
-    it is the only one that lives: clients use their ids again. Raises ApiError."""
+    """By id, by the client's id, by the beginning of an id, or by an id as tables shorten it. Of
+    several that match equally well it is the only one that lives: clients use their ids again.
+
+    Raises ApiError."""
     if not reference or len(reference) > MAX_REFERENCE_CHARS:
         raise ApiError(
             400,
@@ -86,7 +88,7 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
         return (live or matches)[0]
     if matches:
         # Of those that begin with it there may be more than were asked for.
-        num = found.num_matching if best is Match.BEGINNING else len(matches)
+        num = found.num_matching if best >= Match.BEGINNING else len(matches)
         ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
         more = f" and {num - _LISTED_MATCHES} more" if num > _LISTED_MATCHES else ""
         raise ApiError(

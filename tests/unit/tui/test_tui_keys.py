@@ -17,6 +17,7 @@ from tui_support import (
     settle,
 )
 
+from controller.api.models import ClusterStatus, StatusFrame
 from tui import keys
 from tui.app import Dashboard
 from tui.format import ASCII
@@ -301,6 +302,40 @@ async def test_speed_keys_are_nothing_in_a_live_dashboard(source: FakeSource) ->
         await pilot.press("[", "]")
         assert await drawn(pilot) == before
         assert "slower" not in before
+
+
+@presses("copy_id")
+async def test_copy_id(source: FakeSource, key: str) -> None:
+    """Of the row under the cursor, whole, whatever the row has room for; and it is said."""
+    async with dashboard(source, NARROW) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("j", key)
+        assert app.clipboard == order(app)[1]
+        assert f"copied {order(app)[1]}" in await drawn(pilot)
+        found = source_status(app).model_copy(
+            update={"moves": tuple(
+                move.model_copy(update={"request_id": f"cmpl-{place}d36e06fa6a667f4-0-7c3a17"})
+                for place, move in enumerate(source_status(app).moves)
+            )}
+        )  # fmt: skip
+        source.feed([StatusFrame(time_s=source.clock_s + 1, status=found)])
+        await settle(app, pilot)
+        await pilot.press("1", "j", key)
+        whole = "cmpl-1d36e06fa6a667f4-0-7c3a17"
+        assert app.clipboard == whole
+        shown = await drawn(pilot)
+        assert f"copied {whole}" in shown
+        assert "1d36…3a17" in shown
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert f" request     {whole}" in await drawn(pilot)
+        await pilot.press("question_mark", key)
+        assert app.clipboard == whole
+
+
+def source_status(app: Dashboard) -> ClusterStatus:
+    assert app.state.status is not None
+    return app.state.status
 
 
 @presses("events_follow")

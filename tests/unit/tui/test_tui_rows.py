@@ -24,6 +24,7 @@ from tui.header import Liveness
 from tui.instances import InstanceRow
 from tui.keys import Place
 from tui.layout import Pane, arrange
+from tui.names import Names, names
 from tui.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.widgets.bottom import key_line
 
@@ -190,13 +191,12 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
             why="fragmented",
         )
 
-    found = queue_heads.rows(
-        state_of(
-            synthetic.instance("i-1", queue_head=head(1.0)),
-            synthetic.instance("i-2"),
-            synthetic.instance("i-3", num_free_blocks=14, queue_head=head(3.2, evicted=True)),
-        )
+    state = state_of(
+        synthetic.instance("i-1", queue_head=head(1.0)),
+        synthetic.instance("i-2"),
+        synthetic.instance("i-3", num_free_blocks=14, queue_head=head(3.2, evicted=True)),
     )
+    found = queue_heads.rows(state, names(state, "…"))
     assert [row.id for row in found] == ["i-3", "i-1"]
     placed = table.place(queue_heads.COLUMNS, 90)
     shown = [span.text.strip() for _, span in table.cells(placed, found[0], UNICODE)]
@@ -210,7 +210,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
 def event_cells(entry: Entry, *, expanded: bool = False) -> list[str]:
     columns = event_list.EXPANDED_COLUMNS if expanded else event_list.COLUMNS
     placed = table.place(columns, 120)
-    row = event_list.EventRow(entry, UTC)
+    row = event_list.EventRow(entry, UTC, Names([], "…"))
     return [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
 
 
@@ -274,7 +274,7 @@ def move_cells(row: migrations.MigrationRow, width: int = 120) -> list[str]:
 
 
 def test_moves_under_way_come_first_then_those_that_ended() -> None:
-    found = migrations.rows(moving())
+    found = migrations.rows(moving(), names(moving(), "…"))
     assert [move_cells(row) for row in found] == [
         ["r77c0", "i-3>i-1", "commit", "64/64", "-", "0.9s", "by hand"],
         ["r77c1", "i-3>i-2", "copying 1", "88/118", "-", "0.7s", "by hand"],
@@ -292,11 +292,11 @@ def test_moves_under_way_come_first_then_those_that_ended() -> None:
         ["r66c2", "i-3>i-1", "migrated", "42", "31ms", "4.0s", "by hand"],
     ]
     assert [row.instance_id for row in found] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
-    assert migrations.rows(DashboardState()) == []
+    assert migrations.rows(DashboardState(), Names([], "…")) == []
 
 
 def test_half_a_wide_screen_has_room_for_a_move_and_its_reason() -> None:
-    kept = [p.column.name for p in table.place(migrations.COLUMNS, 62)]
+    kept = [p.column.name for p in table.place(migrations.COLUMNS, 64)]
     assert kept == [column.name for column in migrations.COLUMNS]
 
 
