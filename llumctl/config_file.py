@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.api import plain_file
 from controller.api.errors import UsageError
 from controller.api.run_state import CLUSTER_NAME
 from llumctl import toml_lines
@@ -84,8 +85,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 def read(path: Path, origin: str) -> ConfigFile:
     """`origin` says who asked for the file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = plain_file.read(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise absent(path, origin) from error
     except OSError as error:
@@ -93,8 +93,6 @@ def read(path: Path, origin: str) -> ConfigFile:
             f"{path}: cannot read the config file ({origin}): {error.strerror}",
             f"ls -l {path}",
         ) from error
-    if len(raw) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES} bytes: not a config file of llumctl")
     text = _decode(path, raw)
     return ConfigFile(path, text, _parse(path, text))
 
@@ -142,6 +140,11 @@ def _decode(path: Path, raw: bytes) -> str:
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
+    if line := toml_lines.too_deep(text):  # tomllib takes a minute for a name of 50,000 parts
+        raise UsageError(
+            f"{path}:{line}: a dotted key of more than {toml_lines.MAX_KEY_PARTS} parts",
+            edit_command(path, line),
+        )
     try:
         return tomllib.loads(text)
     except RecursionError as error:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
+from controller.api import plain_file
 from controller.api.errors import LlumctlError, NotFoundError
 from controller.api.words import printable
 
@@ -90,7 +91,7 @@ class LogTail:
 
     def _open(self) -> BinaryIO | None:
         try:
-            return self._path.open("rb")
+            return plain_file.opened(self._path)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,9 +1,13 @@
 """Files of secrets: nobody but their owner may read them."""
 
+import os
 import stat
 from pathlib import Path
 
+from controller.api import plain_file
 from controller.api.errors import UsageError
+
+MAX_BYTES = 1 << 20
 
 
 def read(path: Path, where: str) -> str:
@@ -12,8 +16,9 @@ def read(path: Path, where: str) -> str:
     It is refused if it cannot be read, is open to other users, or is empty.
     """
     try:
-        found = path.stat()
-        text = path.read_text(encoding="utf-8").strip() if stat.S_ISREG(found.st_mode) else ""
+        with plain_file.opened(path) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read(MAX_BYTES).decode().strip()
     except (OSError, ValueError) as error:
         is_binary = isinstance(error, UnicodeDecodeError)
         reason = "not text" if is_binary else getattr(error, "strerror", None) or str(error)
@@ -21,7 +26,6 @@ def read(path: Path, where: str) -> str:
             f"{where}: cannot read {path}: {reason}",
             f"(umask 077; openssl rand -hex 32 > {path})",
         ) from error
-    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise UsageError(
             f"{where}: {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}"

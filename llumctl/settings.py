@@ -1,8 +1,8 @@
 """Flags over environment over config file over defaults: one frozen `Settings`.
 
 Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
-counts as unset, and variables that name no table are not ours to judge. `[engine]` and `[keys]`
-take any key: vLLM's own parser and the dashboard check those later.
+counts as unset, and one that names no setting is refused like an unknown key of the file.
+`[engine]` and `[keys]` take any key: vLLM's own parser and the dashboard check those later.
 """
 
 import json
@@ -19,6 +19,8 @@ from llumctl import config_file, settings_checks, settings_errors
 from llumctl.settings_origin import Origins
 
 PREFIX = "LLUMCTL_"
+NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE")
+"""Where the file is, and the mark of a cluster's processes, which their children inherit."""
 
 Key = tuple[str, str]
 Flags = Mapping[Key, tuple[str, Any]]
@@ -47,6 +49,7 @@ def load_with_origins(
     file = config_file.find(config, environ)
     origins = Origins(file)
     data = _from_file(file, origins)
+    _refuse_unknown(environ)
     for (table, key), value in _from_environment(environ, origins).items():
         _put(data, table, key, value)
     for (table, key), (flag, value) in (flags or {}).items():
@@ -147,6 +150,16 @@ def _from_environment(
         origins.name((table, key), variable)
         values[table, key] = _converted(variable, table, key, environ[variable])
     return values
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not environ[variable]:
+            continue
+        table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+        if table not in Settings.model_fields or not key:
+            path = (table, key) if key else (table,)
+            raise settings_errors.unknown_variable(variable, path)
 
 
 def _converted(variable: str, table: str, key: str, raw: str) -> Any:

@@ -78,6 +78,14 @@ def unknown_key(where: str, path: Path) -> UsageError:
     )
 
 
+def unknown_variable(variable: str, path: Path) -> UsageError:
+    message = f"{variable}: there is no such setting"
+    table, _, key = nearest_key(path).partition(".")
+    if key:
+        message += f"; did you mean LLUMCTL_{table.upper()}_{key.upper()}?"
+    return UsageError(message, f"unset {variable}      or      llumctl config show")
+
+
 def nearest_key(path: Path) -> str:
     """The valid table or key that resembles it most; else ''. The very key in another table
     goes first, then those of the same table, then any."""

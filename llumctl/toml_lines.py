@@ -17,6 +17,8 @@ _KEY = re.compile(r"""(?:[ \t]*(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+)[
 _STRING = re.compile(
     r'''"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*\'''', re.DOTALL
 )
+MAX_KEY_PARTS = 32
+_TOKEN = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^ \t]""")
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
 
@@ -44,6 +46,27 @@ class Lines:
             self.duplicate = (path, line, self.keys[path])
 
 
+def too_deep(text: str) -> int | None:
+    """The first line with a dotted key of too many parts. In time that grows as the text does."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") >= MAX_KEY_PARTS and _longest_key(line) > MAX_KEY_PARTS:
+            return number
+    return None
+
+
+def _longest_key(line: str) -> int:
+    """Parts of the longest dotted name of a line, up to a comment."""
+    longest, parts, after_dot = 0, 0, False
+    for part in _TOKEN.findall(line):
+        if part == "#":
+            break
+        is_name = part[0].isalnum() or part[0] in "\"'_-"
+        parts = parts + 1 if is_name and after_dot else int(is_name) or parts * (part == ".")
+        after_dot = part == "."
+        longest = max(longest, parts)
+    return longest
+
+
 def scan(text: str) -> Lines:
     """Lines count from 1."""
     scanner = _Scanner(text)
@@ -62,6 +85,8 @@ class _Scanner:
         self.at = 0
         self.lines = Lines()
         self._array_sizes: dict[Path, int] = {}
+        self._counted = (0, 1)
+        """A place in the text, and its line."""
 
     def document(self) -> None:
         table: Path = ()
@@ -156,4 +181,6 @@ class _Scanner:
         return found.group()
 
     def _line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        at, line = self._counted
+        self._counted = (self.at, line + self.text.count("\n", at, self.at))
+        return self._counted[1]

@@ -12,6 +12,7 @@ from typing import IO, Literal, Self
 
 from pydantic import ValidationError
 
+from controller.api import plain_file
 from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.models import SCHEMA_VERSION, Frame, WireModel
@@ -105,7 +106,7 @@ class RecordingReader:
         self.path = path
         self.truncated = False
         try:
-            self._file: IO[bytes] = path.open("rb")
+            self._file: IO[bytes] = plain_file.opened(path)
         except FileNotFoundError as error:
             raise UsageError(f"{path}: there is no such recording") from error
         except OSError as error:

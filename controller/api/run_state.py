@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_origin
 
-from controller.api import private_file
+from controller.api import plain_file, private_file
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 
 SCHEMA_VERSION = 1
@@ -26,6 +26,7 @@ CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 VIEW_TOKEN_FILE = "view-token"
 """Beside it: a token that may look at the control API and not act, for Prometheus."""
 
+MAX_BYTES = 1 << 20
 _FILE = "run.json"
 _LOCK = "lock"
 
@@ -81,6 +82,14 @@ class NewerSchemaError(ValueError):
     """The file was written by a newer llumctl."""
 
 
+class CorruptError(LlumctlError):
+    """There is a run state that says nothing. `down` finds the cluster without it."""
+
+
+def _way_out(cluster: str) -> str:
+    return f"llumctl down --cluster {cluster}      (stops what it finds of it, keeps the file)"
+
+
 def state_root() -> Path:
     """The folder above all clusters'. A relative $XDG_STATE_HOME does not count."""
     home = Path(os.environ.get("XDG_STATE_HOME") or "")
@@ -132,15 +141,15 @@ def load(cluster: str) -> RunState | None:
     """The cluster's run state, None if there is none."""
     path = run_file(cluster)
     try:
-        state = RunState.from_json(path.read_text(encoding="utf-8"))
+        state = RunState.from_json(plain_file.read(path, MAX_BYTES).decode())
         if state.cluster != cluster:  # a copy: whoever stops this one would stop the other
             raise ValueError(f"it is that of cluster {state.cluster[:60]!r}")
         return state
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise LlumctlError(
-            f"cannot read the run state {path}: {error.strerror}", "llumctl doctor"
+        raise CorruptError(
+            f"cannot read the run state {path}: {error.strerror}", _way_out(cluster)
         ) from error
     except NewerSchemaError as error:
         raise LlumctlError(
@@ -149,12 +158,20 @@ def load(cluster: str) -> RunState | None:
             "pip install --upgrade llumctl",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise LlumctlError(f"the run state {path} is corrupt: {error}", "llumctl doctor") from error
+        raise CorruptError(
+            f"the run state {path} is corrupt: {error}", _way_out(cluster)
+        ) from error
 
 
 def remove(cluster: str) -> None:
     """Forgets the cluster; its folder stays (logs, lock)."""
     run_file(cluster).unlink(missing_ok=True)
+
+
+def set_aside(cluster: str) -> Path:
+    """A run state that cannot be used no longer stands in the way."""
+    path = run_file(cluster)
+    return path.replace(path.with_suffix(".json.bad"))
 
 
 @contextlib.contextmanager

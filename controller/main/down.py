@@ -16,7 +16,8 @@ from controller.api.errors import LlumctlError
 from controller.api.last_stop import DOWN
 from controller.api.models import StopRequest
 from controller.api.run_state import RunState
-from controller.main import temp_folder
+from controller.main import ray_logs, temp_folder
+from controller.main.plan import FILE as PLAN_FILE
 from controller.main.processes import end, same_process, sweep
 from controller.main.ray_environment import NONCE_VARIABLE
 
@@ -31,10 +32,10 @@ def run(
     cluster: str, *, drain: bool, timeout_s: float | None, progress: Callable[[str], None]
 ) -> bool:
     """False if there was nothing to stop. `timeout_s`: None takes the cluster's own grace time."""
-    if run_state.load(cluster) is None:
+    if not os.path.lexists(run_state.run_file(cluster)):
         return False
     with run_state.lock(cluster):
-        state = run_state.load(cluster)
+        state = _found(cluster, progress)
         if state is None:
             return False
         grace_s = timeout_s
@@ -45,6 +46,26 @@ def run(
         tear_down(state, drain=drain, grace_s=grace_s, progress=progress, action=action)
         progress(f"cluster {cluster} has stopped")
         return True
+
+
+def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
+    """The run state; where that says nothing, what the plan beside it says. The broken one is
+    kept for whoever wants to know."""
+    try:
+        return run_state.load(cluster)
+    except run_state.CorruptError as error:
+        from controller.main.recovery import state_from_plan
+
+        kept = run_state.set_aside(cluster)
+        progress(f"{error.message}; it is now {kept}")
+        state = state_from_plan(run_state.state_path(cluster))
+        if state is None:
+            raise LlumctlError(
+                f"what cluster {cluster} was made of cannot be read either: nothing was stopped",
+                f"pgrep -af {run_state.state_path(cluster)}",
+            ) from error
+        run_state.save(state)
+        return state
 
 
 def present_grace_s(state: RunState) -> float:
@@ -79,11 +100,13 @@ def tear_down(
     *,
     drain: bool,
     grace_s: float,
+    keep_ray_logs: bool = False,
     progress: Callable[[str], None] = lambda text: None,
     action: str = "",
 ) -> None:
     """First by asking the controller, then by ending what is left, which covers a dead one.
     `action`: of an operator; its end goes into the audit log before the run state goes.
+    `keep_ray_logs`: they go with the temporary folder, but where Ray died they may say why.
 
     Safe to call again after it was interrupted."""
     with contextlib.suppress(LlumctlError):
@@ -91,13 +114,16 @@ def tear_down(
     head = same_process(state.ray_head_pid, state.ray_head_started_s)
     if head is not None:
         end([head], HEAD_PATIENCE_S)
+    keep_ray_logs = keep_ray_logs or head is None
     if not state.owns_ray:
         _kill_actors(state)
     sweep(state.nonce)
+    folder = run_state.state_path(state.cluster)
+    if keep_ray_logs:
+        ray_logs.keep(state.temp_dir, folder / "logs")
     if left := temp_folder.remove(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
-    folder = run_state.state_path(state.cluster)
-    for file in ("plan.json", "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
+    for file in (PLAN_FILE, "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
         (folder / file).unlink(missing_ok=True)
     if action:
         note(state, action, "done", progress)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.listener.shared_listener import HEAD, keeper_path
@@ -23,6 +24,7 @@ from controller.main.plan import ClusterPlan
 
 # Nothing of ours goes through the object store; this is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
+BIRTH_POLL_S = 0.5
 
 
 def main(descriptor: int, plan_file: str) -> None:
@@ -50,18 +52,39 @@ def main(descriptor: int, plan_file: str) -> None:
         )
     if stop.is_set():
         return
-    launch_actor(
+    controller = launch_actor(
         plan.namespace,
         "controller",
         "controller.main.roles:controller",
         {"plan_json": plan.model_dump_json()},
         plan.log_dir,
         node_id=ray.get_runtime_context().get_node_id(),
+        is_sole=True,
     )
+    _watch_birth(controller, stop)
     logging.info("controller launched on Ray at %s", ray.get_runtime_context().gcs_address)
     stop.wait()
     keeper.close()
     ray.shutdown()
+
+
+def _watch_birth(controller: Any, stop: threading.Event) -> None:
+    """Until its process is there. Raises if Ray has given it up, as it does without a restart when
+    the actor cannot be made; that a process died is in its own log."""
+    import ray
+
+    born = controller.pid.remote()
+    while not stop.is_set():
+        done, _ = ray.wait([born], timeout=BIRTH_POLL_S)
+        if done:
+            try:
+                ray.get(born)
+            except ray.exceptions.ActorUnavailableError:
+                logging.info("the controller died and is started again")
+            except ray.exceptions.ActorDiedError as error:
+                why = " ".join(str(error).split())[:500]
+                sys.exit(f"the controller could not be launched: {why}")
+            return
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.api.settings import Settings
 from controller.model.profile import LatencyProfile
 
+FILE = "plan.json"
+"""In the cluster's state folder."""
+
 
 class ClusterPlan(BaseModel):
     # Neither its repr nor an error about it tells a secret.

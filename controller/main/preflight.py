@@ -18,6 +18,7 @@ import httpx
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener.listening_socket import listen
+from controller.api import plain_file
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EMBEDDED_MODEL, EndpointTable, Settings
 from controller.core.dispatch import POLICIES, find_policy
@@ -36,6 +37,9 @@ AUTO_FIT = -1
 # CPU attention wants multiples of 32; vLLM itself takes 128.
 CPU_BLOCK_SIZE = 32
 HUB_TIMEOUT_S = 10.0
+MAX_CONFIG_BYTES = 16 << 20
+# The default of `ray start`.
+RAY_PORT = 6379
 CPU_KV_SHARE = 0.3
 MAX_CPU_KV_BYTES = 4 * GIB
 
@@ -74,7 +78,7 @@ def default_instances(gpus: int, per_instance: int) -> int:
 def threads_per_instance(num_instances: int, num_frontends: int) -> int:
     """A core is left to each frontend; a user's OMP_NUM_THREADS wins."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given):
+    if given.isdecimal() and int(given):
         return int(given)
     return max(1, ((os.cpu_count() or 1) - num_frontends) // num_instances)
 
@@ -121,9 +125,15 @@ def _family(host: str) -> socket.AddressFamily:
 
 def check_ray_address(address: str) -> None:
     host, _, port = address.rpartition(":")
+    # Ray's own "auto" and "ray://" name other things than the address of a head.
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise UsageError(
+            f"cluster.ray_address: {address[:60]!r} is not of the form HOST:PORT",
+            f"llumctl up --ray-address 127.0.0.1:{RAY_PORT}",
+        )
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError) as error:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:  # a name that IDNA cannot encode is a ValueError
         raise LlumctlError(
             f"no Ray answers at {address}: {error}",
             "ray start --head      or leave --ray-address out: llumctl up starts its own Ray",
@@ -243,8 +253,12 @@ def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
     """A KV cache that cannot hold one request of the full context is refused by vLLM, but only
     after minutes; with the sizes in config.json it can be said at once."""
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(plain_file.read(config_file, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {config_file}: {error.strerror}", "llumctl up PATH"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{config_file} is not JSON: {error}", "llumctl up PATH") from error
     try:
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]

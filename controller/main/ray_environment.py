@@ -12,14 +12,22 @@ AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
     """How our processes prove themselves to Ray. Our own Ray gets a token of its own; with
     somebody else's, what the user's environment says holds, for `down` too."""
-    given = {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
+    environment = present_ray_authentication(state_dir, ray_address)
     if ray_address:
-        return given
-    token = Path(state_dir) / "ray.token"
+        return environment
+    token = Path(environment["RAY_AUTH_TOKEN_PATH"])
     token.unlink(missing_ok=True)
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(16))
+    return environment
+
+
+def present_ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
+    """The same for a cluster that was started before."""
+    if ray_address:
+        return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
+    token = Path(state_dir) / "ray.token"
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 

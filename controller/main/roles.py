@@ -4,6 +4,7 @@ Imports of heavy libraries happen in the role that needs them: the controller ne
 vLLM, an llumlet never loads the OpenAI app.
 """
 
+import asyncio
 import gc
 import ipaddress
 import logging
@@ -11,6 +12,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+from controller.adapters.ray.starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.audit import AuditLog
@@ -21,11 +23,15 @@ from controller.main.plan import ClusterPlan
 from controller.ports.engine import EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.member import Membership
+from controller.runtime.messages import MemberKind
 
 log = logging.getLogger(__name__)
 
 
-async def controller(plan_json: str) -> None:
+async def controller(plan_json: str, start: Start) -> None:
+    if start.failure:
+        log.error("the controller is given up: %s", start.failure)
+        await asyncio.Event().wait()
     from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_config import live_config
@@ -76,6 +82,7 @@ async def controller(plan_json: str) -> None:
         metrics_type=metrics.CONTENT_TYPE,
     )
     gc.freeze()  # what is imported: a full collection took 40 ms, and nothing went on meanwhile
+    start.succeeded()
     await server.run_beside(service.run())
 
 
@@ -92,10 +99,12 @@ def _instance_bytes(plan: ClusterPlan) -> int:
     return preflight.instance_bytes(plan.engine_args, Path(plan.engine_args["model"]))
 
 
-async def llumlet(member_id: str, plan_json: str, controller_address: str) -> None:
+async def llumlet(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
+    plan = ClusterPlan.model_validate_json(plan_json)
+    if start.failure:
+        await _stay_failed("instance", member_id, plan, controller_address, start.failure)
     from controller.runtime.llumlet import Llumlet
 
-    plan = ClusterPlan.model_validate_json(plan_json)
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
     mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(
@@ -105,6 +114,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str) -> No
         controller_address,
         _node(),
         num_live_reqs=lambda: service.num_live_reqs,
+        on_active=start.succeeded,
     )
     service = Llumlet(
         member,
@@ -142,8 +152,10 @@ def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTrans
     return GlooKvTransfer(me, _bind_host(plan))
 
 
-async def frontend(member_id: str, plan_json: str, controller_address: str) -> None:
+async def frontend(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
     plan = ClusterPlan.model_validate_json(plan_json)
+    if start.failure:
+        await _stay_failed("frontend", member_id, plan, controller_address, start.failure)
     if plan.num_frontends > 1:  # before anything imports prometheus_client
         from controller.adapters.prometheus.shared import share
 
@@ -162,6 +174,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
         _node(),
         num_live_reqs=lambda: service.router.num_live_reqs,
         ttft_p99_s=lambda: service.book.ttft_p99_s(),
+        on_active=start.succeeded,
     )
     table = plan.settings.endpoint
     config = FrontendConfig(
@@ -177,6 +190,15 @@ async def frontend(member_id: str, plan_json: str, controller_address: str) -> N
     listener = SharedListener(plan.listener_dir, member_id)
     service = OpenAIFrontend(config, member, mailbox, listener, metrics)
     await service.run()
+
+
+async def _stay_failed(
+    kind: MemberKind, member_id: str, plan: ClusterPlan, controller_address: str, why: str
+) -> None:
+    """Instead of the role's own work, of which nothing is even imported: for ever."""
+    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
+    member = Membership(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
+    await member.stay_failed(why)
 
 
 def endpoint_url(plan: ClusterPlan) -> str:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from controller.adapters.ray.starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.models import ClusterStatus, InstanceState
+from controller.core.restarts import MAX_FAILED_STARTS
 from controller.main.plan import ClusterPlan
 
 # Parts of vLLM's own messages, and the command that helps.
@@ -30,6 +32,16 @@ def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
     wrong_input = cause.startswith(("ValueError", "ValidationError", "TypeError"))
     kind = UsageError if wrong_input else LlumctlError
     return kind(f"{failed.id} could not start {plan.model_name}: {cause}", hint)
+
+
+def refuse_given_up(log_dir: Path, run: str) -> None:
+    """Raises LlumctlError if the controller died at its start so often that it is given up."""
+    reason, given_up = failure_of(log_dir, "controller", run)
+    if given_up:
+        raise LlumctlError(
+            f"the controller could not start, {MAX_FAILED_STARTS} times in a row: {reason}",
+            f"less {log_dir / 'controller.log'}",
+        )
 
 
 def head_failure(log_dir: Path, ray_address: str) -> LlumctlError:

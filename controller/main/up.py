@@ -20,7 +20,7 @@ import psutil
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
 from controller.adapters.zmq.cluster_key import new_secret_key
-from controller.api import run_state
+from controller.api import plain_file, run_state
 from controller.api.audit import AuditLog
 from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
@@ -32,16 +32,18 @@ from controller.main import emulation, preflight, temp_folder
 from controller.main.down import note, present_grace_s, tear_down
 from controller.main.frontends import default_frontends, num_cores
 from controller.main.memory import available_bytes
+from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
 from controller.main.ray_environment import head_environment, ray_authentication
-from controller.main.roles import endpoint_url
-from controller.main.start_errors import explain_failure, head_failure
+from controller.main.recovery import state_of
+from controller.main.start_errors import explain_failure, head_failure, refuse_given_up
+from controller.main.waiting import Patience, awaited
 
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
 STAY_POLL_S = 1.0
-PLAN_FILE = "plan.json"
+MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACK = "127.0.0.1"
 
 
@@ -60,15 +62,17 @@ def run(
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings)
-            state = _run_state(plan)
+            address = settings.cluster.ray_address or ""
+            state = state_of(plan, ray_authentication(plan.state_dir, address))
             try:
                 run_state.save(state)
                 head, state = _start_head(plan, state)
                 until_ready = wait or not detach
                 status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
-            except BaseException:
+            except BaseException as error:
                 with _no_interrupts():
-                    tear_down(state, drain=False, grace_s=0.0)
+                    is_failure = not isinstance(error, KeyboardInterrupt)
+                    tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
                 raise
         if detach:
             return status
@@ -153,29 +157,6 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
     return settings.cluster.frontends or default_frontends(num_cores(), spare_bytes)
 
 
-def _run_state(plan: ClusterPlan) -> RunState:
-    """Before anything runs: `down` finds by the nonce what a start that was cut short left."""
-    table = plan.settings
-    address = table.cluster.ray_address or ""
-    return RunState(
-        cluster=table.cluster.name,
-        nonce=plan.nonce,
-        control_url=f"http://{table.control.host}:{table.control.port}",
-        control_token=plan.control_token,
-        endpoint_url=endpoint_url(plan),
-        ray_address=address,
-        owns_ray=not address,
-        ray_head_pid=None,
-        ray_head_started_s=None,
-        namespace=plan.namespace,
-        started_at_s=time.time(),
-        log_dir=plan.log_dir,
-        temp_dir=plan.temp_dir,
-        grace_s=table.scheduler.grace_s,
-        ray_environment=ray_authentication(plan.state_dir, address),
-    )
-
-
 def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
     """The head in its own session, and the run state with its pid. The endpoint's port is held
     before anything else, and by the head from then on."""
@@ -232,10 +213,12 @@ def _watch_start(
 ) -> ClusterStatus:
     what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
     progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
+    log_dir, awaits = Path(plan.log_dir), "Ray"
+    patience = Patience(time.monotonic())
     with ControlClient(state.control_url, state.control_token) as client:
         while time.monotonic() < deadline_s:
             if head.poll() is not None:
-                raise head_failure(Path(plan.log_dir), state.ray_address)
+                raise head_failure(log_dir, state.ray_address)
             status = _status_or_none(client)
             if status is not None:
                 progress(status)
@@ -243,9 +226,15 @@ def _watch_start(
                     raise explain_failure(status, plan)
                 if status.state == ClusterState.READY or not until_ready:
                     return status
+            else:
+                refuse_given_up(log_dir, plan.namespace)
+            awaits = awaited(status, log_dir, plan.namespace)
+            if word := patience.word(time.monotonic(), awaits):
+                progress(word)
             time.sleep(POLL_S)
     raise TimedOutError(
-        f"cluster {state.cluster} was not ready in time", f"see the logs in {plan.log_dir}"
+        f"cluster {state.cluster} was not ready in time: it waited for {awaits}",
+        f"see the logs in {plan.log_dir}",
     )
 
 
@@ -266,7 +255,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
     if _is_stopped_elsewhere(state):
         progress(told(state.cluster))
         return
-    tear_down(state, drain=False, grace_s=0.0)
+    tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=True)
     raise LlumctlError(
         f"Ray of cluster {state.cluster} died (its head process ended with {head.returncode})",
         f"see {state.log_dir}/head.log, then: llumctl up",
@@ -328,7 +317,10 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
     file = settings.endpoint.api_key_file
     if file is None:
         return ()
-    lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+    try:
+        lines = plain_file.read(Path(file).expanduser(), MAX_KEY_FILE_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
     return tuple(line.strip() for line in lines if line.strip())
 
 

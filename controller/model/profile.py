@@ -26,6 +26,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+MAX_FILE_BYTES = 1 << 14
+"""Ours have some 600; tomllib is slow with long dotted keys."""
 _MAY_BE_ZERO = frozenset({"watermark_ratio"})
 
 
@@ -107,7 +109,13 @@ def load_profile(name_or_path: str) -> LatencyProfile:
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
-            text = path.read_text("utf-8")
+            with path.open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
+            if len(raw) > MAX_FILE_BYTES:
+                raise ValueError(
+                    f"{name_or_path} is larger than {MAX_FILE_BYTES} bytes: no profile"
+                )
+            text = raw.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot read the profile {name_or_path}: {error}") from error
         return _parse(text, path.stem, name_or_path)

@@ -35,6 +35,7 @@ class Membership:
         node: str,
         num_live_reqs: Callable[[], int],
         ttft_p99_s: Callable[[], float | None] = lambda: None,
+        on_active: Callable[[], None] = lambda: None,
     ) -> None:
         self.kind = kind
         self.member_id = member_id
@@ -44,6 +45,7 @@ class Membership:
         self._node = node
         self._num_live_reqs = num_live_reqs
         self._ttft_p99_s = ttft_p99_s
+        self._on_active = on_active
         self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
         self._phase: Phase = "starting"
@@ -69,6 +71,8 @@ class Membership:
         self._phase, self._detail = phase, detail
         self._info = info or self._info
         self.say_hello()
+        if phase == "active":
+            self._on_active()
 
     def say_hello(self) -> None:
         hello = Hello(
@@ -94,6 +98,12 @@ class Membership:
             return False
         self.incarnation = welcome.incarnation
         return welcome.fenced
+
+    async def stay_failed(self, why: str) -> None:
+        """Report that this process will not serve, until it is ended."""
+        self._mailbox.start(lambda _head, _payload: None, lambda _address: None)
+        self.report("failed", why)
+        await self.keep_saying_hello()
 
     async def keep_saying_hello(self) -> None:
         while True:

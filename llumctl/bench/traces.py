@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from controller.api import plain_file
 from controller.api.errors import UsageError
 
+MAX_BYTES = 1 << 30
 MOONCAKE_BLOCK_TOKENS = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -43,7 +45,7 @@ def read(path: Path) -> list[TraceRow]:
             "llumctl bench --trace FILE.csv",
         )
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = plain_file.read(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})", f"file {path}") from error
     except OSError as error:

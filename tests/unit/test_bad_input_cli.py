@@ -6,8 +6,11 @@ options, and files as editors and other programs leave them.
 """
 
 import itertools
+import os
 import shlex
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,8 @@ import typer.main
 
 import controller.main
 from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.api.recording import RecordingReader
 from llumctl.app import app, run
 
 Captured = pytest.CaptureFixture[str]
@@ -357,3 +362,71 @@ def test_secrets_named_by_a_variable(capsys: Captured, monkeypatch: pytest.Monke
     err = refused(["up"], capsys)
     assert err.startswith("error: LLUMCTL_ENDPOINT_API_KEY_FILE: endpoint.api_key_file: ")
     assert "is open to other users (mode 0644)" in err
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path.name)
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+NOT_FILES = pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (a_pipe, "it is a pipe, not a regular file"),
+        (a_socket, "No such device or address"),
+        (a_device, "it is a device, not a regular file"),
+    ],
+    ids=["pipe", "socket", "device"],
+)
+Maker = Callable[[Path], None]
+
+
+@NOT_FILES
+@pytest.mark.timeout(30)
+def test_what_is_no_file_is_not_waited_for(make: Maker, words: str, capsys: Captured) -> None:
+    make(Path("odd"))
+    told = refused(["up", "--config", "odd"], capsys)
+    assert told.startswith(f"error: odd: cannot read the config file (--config): {words}")
+    Path("keys.toml").write_text("[endpoint]\napi_key_file = 'odd'\n")
+    assert words in refused(["up", "--config", "keys.toml"], capsys)
+    make(Path("odd.csv"))
+    assert words in refused(["bench", "--trace", "odd.csv"], capsys)
+    with pytest.raises(LlumctlError, match=words):
+        RecordingReader(Path("odd"))
+    state = run_state.state_dir("default") / "run.json"
+    state.symlink_to(Path("odd").absolute())
+    assert words in refused(["status"], capsys, code=1)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 50_000 + "a = 1\n",
+        "[endpoint]\nx = 1\n[" + "a." * 50_000 + "a]\n",
+        "x = { " + '"a" . ' * 20_000 + "a = 1 }\n",
+        "'a'." * 25_000 + "a = 1\n",
+    ],
+    ids=["key", "header", "inline", "quoted"],
+)
+def test_a_dotted_key_of_many_parts_is_refused_at_once(text: str, capsys: Captured) -> None:
+    Path("deep.toml").write_text(text)
+    began_s = time.monotonic()
+    told = refused(["up", "--config", "deep.toml"], capsys)
+    assert "a dotted key of more than 32 parts" in told
+    assert time.monotonic() - began_s < 10
+
+
+def test_dots_that_are_in_no_key_are_no_fault(capsys: Captured) -> None:
+    dots = "a." * 100
+    Path("dots.toml").write_text(f'# {dots}\n[engine]\nx = \'{dots}\'  # {dots}\ny = "\\"{dots}"\n')
+    assert run(["config", "show", "--config", "dots.toml"]) == 0
+    assert dots in capsys.readouterr().out

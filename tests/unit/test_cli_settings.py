@@ -92,7 +92,7 @@ BAD_FILES = [
     ("[endpoint]\nhost = ''\n", "c.toml:2:", "without endpoint.api_key_file anybody"),
     ("[control]\nport = 1\nhost = '::'\n", "c.toml:3:", "control.host '::' is not a loopback"),
     ("[endpoint]\napi_key_file = 'none'\n", "c.toml:2:", "cannot read"),
-    ("[endpoint]\napi_key_file = '.'\n", "c.toml:2:", "holds no key"),
+    ("[endpoint]\napi_key_file = '.'\n", "c.toml:2:", "Is a directory"),
     ('[endpoint]\napi_key_file = "\\u0000"\n', "c.toml:2:", "cannot read"),
 ]
 
@@ -181,8 +181,28 @@ def test_bad_variable_is_named(variable: str, value: str, part: str) -> None:
 
 
 def test_empty_and_foreign_variables_are_left_alone() -> None:
-    environ = {"LLUMCTL_ENDPOINT_PORT": "", "LLUMCTL_NONCE": "ab", "LLUMCTL_CLUSTER": "x"}
+    environ = {"LLUMCTL_ENDPOINT_PORT": "", "LLUMCTL_NONCE": "ab", "LLUMCTL_PORT": "", "PORT": "x"}
     assert load(environ=environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("LLUMCTL_PORT", "LLUMCTL_ENDPOINT_PORT"),
+        ("LLUMCTL_ENDPONT_PORT", "LLUMCTL_ENDPOINT_PORT"),
+        ("LLUMCTL_INSTANCES", "LLUMCTL_CLUSTER_INSTANCES"),
+        ("LLUMCTL_MAX_MOVES", "LLUMCTL_MIGRATION_MAX_MOVES"),
+        ("LLUMCTL_CLUSTER", ""),
+        ("LLUMCTL_", ""),
+        ("LLUMCTL_ZZZ_QQQ", ""),
+    ],
+)
+def test_a_variable_that_names_no_setting_is_refused(variable: str, meant: str) -> None:
+    error = refusal(environ={variable: "1"})
+    assert error.message == f"{variable}: there is no such setting" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
+    assert error.hint.startswith(f"unset {variable}")
 
 
 def test_bad_flag_is_named() -> None:

@@ -82,9 +82,24 @@ def test_an_address_that_is_not_this_machine_s_is_refused() -> None:
 
 def test_a_ray_that_does_not_answer(taken_port: int) -> None:
     preflight.check_ray_address(f"127.0.0.1:{taken_port}")
-    for address in (f"127.0.0.1:{preflight.free_port('127.0.0.1')}", "nonsense", "a:b"):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # held, but not listened to
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(LlumctlError, match=f"no Ray answers at {address}"):
             preflight.check_ray_address(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["auto", "", ":6379", "a:", "a:b", "a:0", "a:65536", "a:" + "9" * 9999, "ray://a:10001", "a:²"],
+)
+def test_a_ray_address_of_another_form(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        preflight.check_ray_address(address)
+    assert caught.value.message == (
+        f"cluster.ray_address: {address[:60]!r} is not of the form HOST:PORT"
+    )
+    assert caught.value.hint == "llumctl up --ray-address 127.0.0.1:6379"
 
 
 # -- names --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from controller.main import down, up
 from controller.main.engine_args import OWNED, check_engine_args, known_engine_args
 from controller.main.plan import ClusterPlan
 from controller.main.ray_environment import ray_authentication
+from controller.main.recovery import state_of
 from llumctl.app import app
 from llumctl.settings_checks import is_loopback
 
@@ -120,7 +121,9 @@ def test_the_head_gets_its_secrets_through_a_private_file_only(
     monkeypatch.setattr(subprocess, "Popen", popen)
     old = os.umask(0)
     try:
-        _, state = up._start_head(plan(tmp_path), up._run_state(plan(tmp_path)))
+        _, state = up._start_head(
+            plan(tmp_path), state_of(plan(tmp_path), ray_authentication(str(tmp_path), ""))
+        )
     finally:
         os.umask(old)
     assert len(started) == 1

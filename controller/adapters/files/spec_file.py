@@ -9,11 +9,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.api import private_file
+from controller.api import plain_file, private_file
 from controller.api.errors import LlumctlError
 from controller.core.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
+MAX_BYTES = 16 << 20
 SCHEMA_VERSION = 1
 
 
@@ -36,7 +37,7 @@ class SpecFile:
 
     def load(self) -> ClusterSpec | None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = plain_file.read(self.path, MAX_BYTES).decode()
             kept = _parsed(text)
         except FileNotFoundError:
             return None

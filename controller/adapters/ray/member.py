@@ -2,7 +2,9 @@
 
 It runs one role (an async function named by `module:function`) on an event loop of its own
 thread. The role's end, by return or by error, ends the process; Ray then starts it again
-(`max_restarts=-1`), and the role must cope with finding nothing but its arguments.
+(`max_restarts=-1`), and the role must cope with finding nothing but its arguments. A process that
+dies again and again before it serves waits longer each time, and is given up in the end: then its
+role is told why (`Start.failure`), says so and holds.
 Ray is used to start, place and restart processes and for nothing else: no data goes
 through it.
 """
@@ -12,35 +14,55 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
+
+from controller.adapters.ray import starts
+from controller.adapters.ray.starts import Start
 
 log = logging.getLogger(__name__)
 
 
 class RayMember:
-    def __init__(self, member_id: str, role: str, arguments: dict[str, Any], log_dir: str) -> None:
-        _log_to(Path(log_dir) / f"{member_id}.log")
+    """`run` names the cluster's run. `is_sole`: no other member does what this one does."""
+
+    def __init__(
+        self,
+        member_id: str,
+        role: str,
+        arguments: dict[str, Any],
+        log_dir: str,
+        run: str,
+        is_sole: bool,
+    ) -> None:
+        log_file = Path(log_dir) / f"{member_id}.log"
+        _log_to(log_file)
+        start = starts.begin(log_file, run, is_sole=is_sole)
         threading.current_thread().name = member_id
         threading.Thread(
-            target=_run_role, args=(role, arguments), name=f"{member_id}-loop", daemon=True
+            target=_run_role, args=(role, arguments, start), name=f"{member_id}-loop", daemon=True
         ).start()
 
     def pid(self) -> int:
         return os.getpid()
 
 
-def _run_role(role: str, arguments: dict[str, Any]) -> None:
+def _run_role(role: str, arguments: dict[str, Any], start: Start) -> None:
     import uvloop
 
+    if delay_s := start.delay_s:
+        log.info("the last start failed: waiting %.1f s before this one", delay_s)
+        time.sleep(delay_s)
     module, _, function = role.partition(":")
     status = 1
     try:
         run = getattr(importlib.import_module(module), function)
-        uvloop.run(run(**arguments))
+        uvloop.run(run(**arguments, start=start))
         status = 0
-    except BaseException:
+    except BaseException as error:
         log.exception("%s ended", role)
+        start.failed(f"{type(error).__name__}: {error}")
     finally:
         logging.shutdown()
         os._exit(status)

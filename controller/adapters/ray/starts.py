@@ -1,0 +1,145 @@
+"""How a member's starts went, in a file beside its log, so that its next process knows.
+
+Ray starts a process that ended again at once and for ever, and knows no reason. Every process of a
+member therefore notes here that it begins, and later that it serves or why it ended. What ended
+without a note (by os._exit, a segmentation fault, or the kernel for want of memory) is found by the
+next one, which looks for the reason in the log. `up` reads the file of the controller.
+"""
+
+import contextlib
+import json
+import logging
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from controller.api import private_file
+from controller.core.restarts import MAX_FAILED_STARTS, delay_s, is_given_up
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 1 << 16
+MAX_LOG_TAIL_BYTES = 1 << 16
+MAX_REASON_CHARS = 500
+SILENT = "its process ended without a word: killed, perhaps for want of memory"
+# The last line of a traceback, a fatal error of Python, a signal as Ray's handler shows it.
+_REASON = re.compile(r"(?:[\w.]+(?:Error|Exception|Exit)\b.*|Fatal Python error: .*|\*\*\* SIG.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    run: str
+    """Of the cluster; what another run left does not count."""
+    num_failed: int = 0
+    """In a row, without the present one."""
+    reason: str = ""
+    """Of the last failed one."""
+    is_open: bool = False
+    """One has begun, and neither served nor said why it ended."""
+    has_served: bool = False
+    is_sole: bool = False
+    log_bytes: int = 0
+    """How long the log was when the last one began."""
+
+    @property
+    def given_up(self) -> bool:
+        return is_given_up(self.num_failed, has_served=self.has_served, is_sole=self.is_sole)
+
+
+class Start:
+    """The present start of a member, as its role sees it."""
+
+    def __init__(self, path: Path, starts: Starts) -> None:
+        self._path = path
+        self._starts = starts
+
+    @property
+    def delay_s(self) -> float:
+        """To wait before it. The one that only says that the member is given up need not wait, but
+        if that fails too, the next one does."""
+        num_failed = self._starts.num_failed
+        if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
+            return 0.0
+        return delay_s(num_failed)
+
+    @property
+    def failure(self) -> str:
+        """Why the member is given up; empty while it is not."""
+        if not self._starts.given_up:
+            return ""
+        return f"{self._starts.reason} ({self._starts.num_failed} starts in a row failed)"
+
+    def succeeded(self) -> None:
+        """The member serves."""
+        if self._starts.is_open:
+            self._note(replace(self._starts, num_failed=0, is_open=False, has_served=True))
+
+    def failed(self, reason: str) -> None:
+        """The role raised. After it has served, that is a death and no failed start."""
+        if self._starts.is_open:
+            num_failed = self._starts.num_failed + 1
+            reason = _one_line(reason)
+            self._note(replace(self._starts, num_failed=num_failed, reason=reason, is_open=False))
+
+    def _note(self, starts: Starts) -> None:
+        self._starts = starts
+        _write(self._path, starts)
+
+
+def begin(log_file: Path, run: str, *, is_sole: bool) -> Start:
+    """A process of the member begins. `log_file` is already its own."""
+    path = log_file.with_suffix(".starts")
+    before = _read(path, run) or Starts(run)
+    if before.is_open:
+        reason = last_words(_tail(log_file, before.log_bytes)) or SILENT
+        before = replace(before, num_failed=before.num_failed + 1, reason=_one_line(reason))
+    size = 0
+    with contextlib.suppress(OSError):
+        size = log_file.stat().st_size
+    now = replace(before, is_open=True, is_sole=is_sole, log_bytes=size)
+    _write(path, now)
+    return Start(path, now)
+
+
+def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
+    """Why its last start failed, empty if none did since it served; and whether it is given up."""
+    found = _read(log_dir / f"{member_id}.starts", run)
+    if found is None or not found.num_failed:
+        return "", False
+    return found.reason, found.given_up
+
+
+def last_words(text: str) -> str:
+    """The last line that names an error; empty if there is none."""
+    for line in reversed(text.splitlines()):
+        if found := _REASON.search(line):
+            return found.group()
+    return ""
+
+
+def _read(path: Path, run: str) -> Starts | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with path.open("rb") as file:
+            found = Starts(**json.loads(file.read(MAX_FILE_BYTES)))
+        if found.run == run and isinstance(found.num_failed, int):
+            return found
+    return None
+
+
+def _write(path: Path, starts: Starts) -> None:
+    """A full disk keeps no member from serving."""
+    try:
+        private_file.replace(path, json.dumps(asdict(starts)))
+    except OSError as error:
+        log.warning("cannot note the start in %s: %s", path, error.strerror)
+
+
+def _tail(log_file: Path, since: int) -> str:
+    with contextlib.suppress(OSError), log_file.open("rb") as file:
+        file.seek(max(since, file.seek(0, 2) - MAX_LOG_TAIL_BYTES))
+        return file.read(MAX_LOG_TAIL_BYTES).decode(errors="replace")
+    return ""
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split())[:MAX_REASON_CHARS]

@@ -1,0 +1,100 @@
+"""`down` of a cluster whose run state is broken, and what it leaves alone."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.api import run_state
+from controller.api.errors import LlumctlError
+from controller.main import down, temp_folder
+from controller.main.plan import FILE, ClusterPlan
+from controller.main.processes import processes_of
+from controller.main.ray_environment import NONCE_VARIABLE
+from controller.main.recovery import state_of
+from llumctl.app import run
+from tests.unit.test_security import plan
+
+NONCE = "00ff" * 4
+
+
+@pytest.fixture
+def made() -> ClusterPlan:
+    """The plan of cluster `default`, in its state folder."""
+    folder = run_state.state_dir("default")
+    made = plan(folder).model_copy(
+        update={"nonce": NONCE, "temp_dir": str(temp_folder.make(NONCE))}
+    )
+    (folder / FILE).write_text(made.model_dump_json())
+    return made
+
+
+@pytest.fixture
+def member() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(60)"],
+        env=os.environ | {NONCE_VARIABLE: NONCE},
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[" * 9999, '{"schema_version": 1}'])
+def test_a_broken_run_state_leads_to_down_which_stops_what_there_is(
+    made: ClusterPlan,
+    member: subprocess.Popen[bytes],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = run_state.run_file("default")
+    file.write_text(text)
+    for command in ("status", "up"):
+        assert run([command]) == 1
+        assert "try:   llumctl down --cluster default" in capsys.readouterr().err
+    assert run(["down", "--now"]) == 0
+    member.wait(10)
+    assert processes_of(NONCE) == []
+    assert not Path(made.temp_dir).exists()
+    assert not file.exists()
+    assert file.with_suffix(".json.bad").read_text() == text
+    assert run(["status"]) == 3
+    assert run(["down"]) == 0
+
+
+def test_a_pipe_in_the_place_of_the_run_state(
+    made: ClusterPlan, member: subprocess.Popen[bytes]
+) -> None:
+    os.mkfifo(run_state.run_file("default"))
+    assert down.run("default", drain=False, timeout_s=0.0, progress=lambda _: None)
+    member.wait(10)
+    assert processes_of(NONCE) == []
+    assert not Path(made.temp_dir).exists()
+
+
+def test_without_a_plan_nothing_is_stopped_and_the_way_is_free(made: ClusterPlan) -> None:
+    folder = run_state.state_path("default")
+    run_state.run_file("default").write_text("{")
+    (folder / FILE).write_text("{")
+    with pytest.raises(LlumctlError, match="nothing was stopped"):
+        down.run("default", drain=False, timeout_s=0.0, progress=lambda _: None)
+    assert run_state.load("default") is None
+    assert Path(made.temp_dir).exists()
+    temp_folder.remove(made.temp_dir, NONCE)
+
+
+def test_the_plan_of_another_cluster_is_not_this_one_s(made: ClusterPlan) -> None:
+    other = run_state.state_dir("other")
+    (other / FILE).write_text(made.model_dump_json())
+    run_state.run_file("other").write_text("{")
+    with pytest.raises(LlumctlError, match="nothing was stopped"):
+        down.run("other", drain=False, timeout_s=0.0, progress=lambda _: None)
+    assert Path(made.temp_dir).exists()
+    temp_folder.remove(made.temp_dir, NONCE)
+
+
+def test_what_is_recovered_is_what_was_written(made: ClusterPlan) -> None:
+    found = state_of(made, {})
+    assert (found.nonce, found.temp_dir, found.owns_ray) == (NONCE, made.temp_dir, True)

@@ -1,0 +1,208 @@
+"""Members that die at their start, as real processes that are started again as Ray does it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.adapters.ray import starts
+from controller.core.restarts import (
+    FIRST_DELAY_S,
+    MAX_DELAY_S,
+    MAX_FAILED_STARTS,
+    delay_s,
+    is_given_up,
+)
+
+# -- the decision -------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000))
+def test_each_start_waits_at_least_as_long_as_the_one_before(num_failed: int) -> None:
+    assert delay_s(num_failed) <= delay_s(num_failed + 1) <= MAX_DELAY_S
+    assert (delay_s(num_failed) > 0) == (num_failed > 0)
+
+
+def test_a_first_start_that_cannot_succeed_is_given_up_soon() -> None:
+    assert delay_s(1) == FIRST_DELAY_S
+    assert sum(delay_s(n) for n in range(MAX_FAILED_STARTS)) < 10
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+@pytest.mark.parametrize("is_sole", [False, True])
+def test_only_the_one_that_others_wait_for_is_tried_for_ever(
+    has_served: bool, is_sole: bool
+) -> None:
+    told = is_given_up(MAX_FAILED_STARTS, has_served=has_served, is_sole=is_sole)
+    assert told == (not (has_served and is_sole))
+    assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=has_served, is_sole=is_sole)
+
+
+# -- processes ----------------------------------------------------------------------------
+
+MEMBER = """
+import sys, threading, faulthandler
+faulthandler.enable()  # as Ray does in its workers
+import controller.core.restarts as restarts
+restarts.FIRST_DELAY_S = 0.001
+from controller.adapters.ray.member import RayMember
+log_dir, role, run, is_sole = sys.argv[1:]
+member = RayMember("i-0", role, {}, log_dir, run, is_sole == "True")
+threading.Event().wait()
+"""
+ROLES = """
+import os, sys
+
+async def raises(start):
+    told(start)
+    raise RuntimeError("no room\\nfor the KV cache")
+
+async def exits(start):
+    told(start)
+    os._exit(3)
+
+async def is_killed(start):
+    told(start)
+    os.kill(os.getpid(), 9)
+
+async def crashes(start):
+    told(start)
+    import ctypes
+    ctypes.string_at(0)
+
+async def serves_then_dies(start):
+    told(start)
+    start.succeeded()
+    os._exit(3)
+
+async def says_then_dies(start):
+    told(start)
+    print("Traceback (most recent call last):\\nvllm.errors.OddError: it is odd", flush=True)
+    os._exit(3)
+
+def told(start):
+    if start.failure:
+        sys.__stdout__.flush()
+        open("told", "w").write(start.failure)
+        os._exit(0)
+"""
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """The member's processes, each begun when the one before has ended, until one is told that it
+    is given up; how many there were before."""
+    (tmp_path / "dying_roles.py").write_text(ROLES)
+
+    def run(role: str, *, most: int = 8, run: str = "r1", is_sole: bool = False) -> int:
+        command = [sys.executable, "-c", MEMBER, str(tmp_path), role, run, str(is_sole)]
+        for number in range(most):
+            environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+            subprocess.run(command, cwd=tmp_path, env=environment, timeout=30, check=False)
+            if (tmp_path / "told").exists():
+                return number
+        return most
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [
+        ("dying_roles:raises", "RuntimeError: no room for the KV cache"),
+        ("dying_roles:crashes", "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
+    run: Run, tmp_path: Path, role: str, reason: str
+) -> None:
+    assert run(role) == MAX_FAILED_STARTS
+    told = (tmp_path / "told").read_text()
+    assert told == f"{reason} ({MAX_FAILED_STARTS} starts in a row failed)"
+    assert starts.failure_of(tmp_path, "i-0", "r1") == (reason, True)
+    assert starts.failure_of(tmp_path, "i-0", "r2") == ("", False), "of another run"
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [
+        ("dying_roles:exits", starts.SILENT),
+        ("dying_roles:is_killed", starts.SILENT),
+        ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
+    ],
+)
+def test_what_ended_without_a_note_is_found_by_the_next_one(
+    run: Run, tmp_path: Path, role: str, reason: str
+) -> None:
+    run(role, most=2)
+    assert starts.failure_of(tmp_path, "i-0", "r1") == (reason, False)
+
+
+def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> None:
+    assert run("no_such_module:f", most=2) == 2
+    reason, given_up = starts.failure_of(tmp_path, "i-0", "r1")
+    assert reason == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert not given_up
+
+
+def test_a_member_that_served_each_time_is_started_for_ever(run: Run, tmp_path: Path) -> None:
+    most = MAX_FAILED_STARTS + 1
+    assert run("dying_roles:serves_then_dies", most=most) == most
+    assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
+
+
+def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path: Path) -> None:
+    run("dying_roles:serves_then_dies", most=1, is_sole=True)
+    most = MAX_FAILED_STARTS + 1
+    assert run("dying_roles:exits", most=most, is_sole=True) == most
+    assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
+
+
+# -- the file -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"run": "r1", "odd": 1}', "[" * 100_000])
+def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "i-0.starts").write_text(text)
+    assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
+    assert starts.begin(tmp_path / "i-0.log", "r1", is_sole=False).failure == ""
+
+
+def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    start = starts.begin(tmp_path / "none" / "i-0.log", "r1", is_sole=False)
+    start.succeeded()
+    assert start.delay_s == 0
+    assert start.failure == ""
+
+
+def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    log.write_text("ValueError: of an earlier one\n")
+    starts.begin(log, "r1", is_sole=False)
+    with log.open("a") as file:
+        file.write("2026-01-01 INFO no error in sight\n")
+    starts.begin(log, "r1", is_sole=False)
+    assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
+
+
+IN_USE = "zmq.error.ZMQError: Address already in use"
+SIGNAL = "*** SIGSEGV received at time=1 on cpu 0 ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("INFO loading\nValueError: bad\n  more\n", "ValueError: bad"),
+        (IN_USE, IN_USE),
+        (f"[2026-01-01 00:00:00] {SIGNAL}\n  @ 0x1", SIGNAL),
+        ("INFO all is well", ""),
+        ("", ""),
+    ],
+)
+def test_last_words(text: str, words: str) -> None:
+    assert starts.last_words(text) == words

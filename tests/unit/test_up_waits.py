@@ -1,0 +1,119 @@
+"""What `up` says while it waits, and that it does not wait for what is given up."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli_support import cluster, instance
+
+from controller.adapters.ray.starts import Starts
+from controller.api.errors import LlumctlError, TimedOutError
+from controller.api.models import InstanceState
+from controller.api.run_state import RunState
+from controller.main import ray_logs, up
+from controller.main.recovery import state_of
+from controller.main.temp_folder import RAY
+from controller.main.waiting import Patience, awaited
+from tests.unit.test_security import plan
+
+WHY = "ZMQError: Address already in use"
+
+
+def note(log_dir: Path, num_failed: int, run: str = "n") -> None:
+    found = {"run": run, "num_failed": num_failed, "reason": WHY, "is_sole": True}
+    assert Starts(**found)
+    (log_dir / "controller.starts").write_text(json.dumps(found))
+
+
+def test_words_become_rarer() -> None:
+    patience = Patience(100.0)
+    said = [t for t in range(100, 400) if patience.word(t, "Ray")]
+    assert said[:4] == [105, 108, 112, 118]
+    assert len(said) < 12
+    assert Patience(0.0).word(12.4, "Ray") == "waiting for Ray, 12 s"
+
+
+def test_what_is_waited_for(tmp_path: Path) -> None:
+    assert awaited(None, tmp_path, "n") == "Ray"
+    (tmp_path / "controller.log").write_text("")
+    assert awaited(None, tmp_path, "n") == "the controller"
+    note(tmp_path, 1)
+    assert awaited(None, tmp_path, "n") == f"the controller (its last start failed: {WHY})"
+    starting = instance("i-1", InstanceState.STARTING, detail="loading the model")
+    assert awaited(cluster(instance(), starting), tmp_path, "n") == "i-1 (loading the model)"
+
+
+@pytest.fixture
+def head() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as head:
+        yield head
+        head.kill()
+
+
+Watch = Callable[[float, list[object]], object]
+
+
+@pytest.fixture
+def watch(head: subprocess.Popen[bytes], tmp_path: Path) -> Watch:
+    """`up` waits for a controller that does not answer."""
+    made = plan(tmp_path)
+    made = made.model_copy(
+        update={"settings": made.settings.model_validate({"control": {"port": 9}})}
+    )
+    state: RunState = state_of(made, {})
+
+    def watch(timeout_s: float, told: list[object]) -> object:
+        deadline_s = time.monotonic() + timeout_s
+        return up._watch_start(head, state, made, deadline_s, True, told.append)
+
+    return watch
+
+
+def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: Path) -> None:
+    note(tmp_path, 4)
+    began_s = time.monotonic()
+    with pytest.raises(LlumctlError) as caught:
+        watch(60.0, [])
+    assert time.monotonic() - began_s < 20
+    assert caught.value.message == f"the controller could not start, 4 times in a row: {WHY}"
+    assert caught.value.hint == f"less {tmp_path / 'controller.log'}"
+
+
+def test_a_time_out_names_what_was_waited_for(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.main.waiting.FIRST_WORD_S", 0.1)
+    note(tmp_path, 3)
+    note(tmp_path, 3, run="another")
+    told: list[object] = []
+    with pytest.raises(TimedOutError, match="it waited for Ray"):
+        watch(1.0, told)
+    assert "waiting for Ray, 0 s" in told or "waiting for Ray, 1 s" in told
+
+
+# -- Ray's logs ---------------------------------------------------------------------------
+
+
+def test_ray_s_logs_are_kept_bounded_and_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_logs, "MAX_FILE_BYTES", 10)
+    session = tmp_path / "t" / RAY / "session_2026"
+    (session / "logs").mkdir(parents=True)
+    (session.parent / "session_latest").symlink_to(session)
+    (session / "logs" / "gcs_server.out").write_text("0123456789 died")
+    (session / "logs" / "raylet.out").write_text("short")
+    (session / "logs" / "empty.out").write_text("")
+    (session / "logs" / "link.out").symlink_to("/etc/hostname")
+    logs = tmp_path / "logs"
+    ray_logs.keep(str(tmp_path / "t"), logs)
+    ray_logs.keep(str(tmp_path / "t"), logs)
+    kept = {path.name: path.read_text() for path in (logs / "ray").iterdir()}
+    assert kept == {"gcs_server.out": "...\n56789 died", "raylet.out": "short"}
+    assert {path.stat().st_mode & 0o777 for path in (logs / "ray").iterdir()} == {0o600}
+    ray_logs.keep(str(tmp_path / "none"), logs)
+    assert (logs / "ray" / "raylet.out").exists(), "no new ones: the old ones stay"
