@@ -1,4 +1,4 @@
-"""Throughput of one Gloo link between two processes of this machine, by the size of a slice.
+"""Throughput of one link between two processes of this machine, by the size of a slice.
 
 Each side has blocks of the embedded model's size in main memory (128 KiB; `HostBlocks` as vLLM's
 engine would have them) and nothing else to do. A round copies one stage of `--blocks` blocks and
@@ -22,7 +22,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import results
-from controller.adapters.gloo.transfer import GlooKvTransfer
+from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.adapters.vllm.kv_blocks import HostBlocks
 from controller.ports.kv_transfer import Peer, StageCopy
 
@@ -62,7 +62,7 @@ class Side:
         torch.set_num_threads(1)
         self.other = PEERS[1 - rank]
         self.blocks = TimedBlocks(num_blocks)
-        self.transfer = GlooKvTransfer(lambda: PEERS[rank], "127.0.0.1", slice_bytes)
+        self.transfer = TcpKvTransfer(lambda: PEERS[rank], "127.0.0.1", slice_bytes)
         self.transfer.start(self.blocks, self.tell)
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.on_ask: Callable[[str, int], None] = lambda stage_id, num_blocks: None

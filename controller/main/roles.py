@@ -147,9 +147,9 @@ def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTrans
         from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
 
         return EmulatedKvTransfer(plan.profile, plan.settings.emulated.speed)
-    from controller.adapters.gloo.transfer import GlooKvTransfer
+    from controller.adapters.tcp.transfer import TcpKvTransfer
 
-    return GlooKvTransfer(me, _bind_host(plan))
+    return TcpKvTransfer(me, _bind_host(plan))
 
 
 async def frontend(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:

@@ -70,9 +70,9 @@ def kv_transfer(kind: str, me: Callable[[], InstanceRef]) -> KvTransfer:
         from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
 
         return EmulatedKvTransfer(PROFILE, 1.0)
-    from controller.adapters.gloo.transfer import GlooKvTransfer
+    from controller.adapters.tcp.transfer import TcpKvTransfer
 
-    return GlooKvTransfer(me, "127.0.0.1")
+    return TcpKvTransfer(me, "127.0.0.1")
 
 
 def num_held(engine: Any) -> int:

@@ -5,8 +5,8 @@ import threading
 from collections import deque
 from typing import Any
 
-from controller.adapters.gloo.copy_job import CopyJob
-from controller.adapters.gloo.wire import Kind, SliceHeader
+from controller.adapters.tcp.copy_job import CopyJob
+from controller.adapters.tcp.wire import Kind, SliceHeader
 from controller.ports.moves import KvBlocks
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,13 @@
-"""The Gloo transfer between processes: killed and stopped peers, over mailboxes with a key."""
+"""The transfer between processes: killed and stopped peers, over mailboxes with a key."""
 
 import asyncio
 import signal
+import socket
+import struct
 
-from tests.contract.gloo_processes import PeerProcess, begin, close, copy, peer_processes
+import psutil
+
+from tests.contract.tcp_processes import PeerProcess, begin, close, copy, peer_processes
 
 LOOPBACK = "127.0.0.1"
 MANY = 1600
@@ -112,3 +116,34 @@ async def test_a_stopped_source_holds_up_nothing_but_its_link() -> None:
         a.do("forget", "c")
         assert await a.says("failed", "c/3") == ["c is gone"]
         await close(a)
+
+
+async def test_strangers_neither_end_a_process_nor_keep_moves_out() -> None:
+    """When links were Gloo's, either ended the process: a message for a place that there is not,
+    and one connection more than it had descriptors for."""
+    async with peer_processes() as processes:
+        a, b = [await processes.start(name, LOOPBACK, 100) for name in "ab"]
+        await processes.introduce()
+        a.do("fill", 1)
+        strangers = []
+        for peer in a, b:
+            process = psutil.Process(peer.pid)
+            inbox = int(peer.address.rpartition(":")[2])
+            (port,) = {
+                each.laddr.port
+                for each in process.net_connections()
+                if each.status == psutil.CONN_LISTEN and each.laddr.port != inbox
+            }
+            for number in range(10):
+                stranger = socket.create_connection((LOOPBACK, port))
+                stranger.sendall(struct.pack("<q6Q", number, 8 << 20, 1, 7, 0, 8 << 20, 0))
+                strangers.append(stranger)
+            limit = process.rlimit(psutil.RLIMIT_NOFILE)
+            process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 20, limit[1]))
+            strangers += [socket.create_connection((LOOPBACK, port)) for _ in range(60)]
+            process.rlimit(psutil.RLIMIT_NOFILE, limit)
+        await copy(a, b, "a/0", 100)
+        for stranger in strangers:
+            stranger.close()
+        for peer in a, b:
+            await close(peer)

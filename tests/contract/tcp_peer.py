@@ -1,6 +1,6 @@
 """One instance's transfer in a process of its own, with a real mailbox; told what to do by lines.
 
-`python -m tests.contract.gloo_peer NAME HOST SECRET NUM_BLOCKS` reads a JSON list from each line of
+`python -m tests.contract.tcp_peer NAME HOST SECRET NUM_BLOCKS` reads a JSON list from each line of
 its input and answers with JSON lines; see `Peer` for what there is.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from controller.adapters.gloo.transfer import GlooKvTransfer
+from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.ports.kv_transfer import StageCopy, TransferError
-from tests.unit.gloo.instances import ByteBlocks
+from tests.unit.tcp.instances import ByteBlocks
 
 BLOCK_BYTES = 64 << 10
 
@@ -39,7 +39,7 @@ class Peer:
         self._mailbox.start(self._on_message, self._on_lost)
         self._me = InstanceRef(name, 1, self._mailbox.address)
         self._blocks = SayingBlocks(num_blocks, block_bytes=BLOCK_BYTES)
-        self._transfer = GlooKvTransfer(lambda: self._me, host)
+        self._transfer = TcpKvTransfer(lambda: self._me, host)
         self._transfer.start(self._blocks, self._tell)
         self._others: dict[str, InstanceRef] = {}
         say("ready", self._mailbox.address)

@@ -1,36 +1,21 @@
 """The source's end of a link: gathers slices and sends them, one stage after the other."""
 
+import hmac
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from controller.adapters.gloo.copy_job import CopyJob
-from controller.adapters.gloo.group import LinkGroup, Posted
-from controller.adapters.gloo.link import DATA_TAG, DEPTH, HEADER_TAG, STALL_TIMEOUT, Link
-from controller.adapters.gloo.wire import NO_BLOCKS, Kind, SliceHeader
+from controller.adapters.tcp.connection import Connection
+from controller.adapters.tcp.copy_job import CopyJob
+from controller.adapters.tcp.link import DEPTH, OPEN_TIMEOUT_S, STALL_TIMEOUT_S, Answer, Link
+from controller.adapters.tcp.proof import PROOF_BYTES, LinkKey, Seals, link_id
+from controller.adapters.tcp.wire import Kind, NotALinkError, SliceHeader
 from controller.core.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
-
-
-class _Slot:
-    """A buffer, and what of it is on its way."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.buffer = buffer
-        self._posted: tuple[Posted, ...] = ()
-
-    def wait(self) -> None:
-        for message in self._posted:
-            message.wait(STALL_TIMEOUT)
-        self._posted = ()
-
-    def send(self, group: LinkGroup, header: SliceHeader, data: bytearray | memoryview) -> None:
-        if isinstance(data, memoryview) and data.readonly:
-            data = bytearray(data)  # torch has no tensors that cannot be written
-        self._posted = (group.send(header.encode(), HEADER_TAG), group.send(data, DATA_TAG))
 
 
 class SendingLink(Link):
@@ -42,6 +27,8 @@ class SendingLink(Link):
         self._current: CopyJob | None = None
         self._waiting_since_s: float | None = time.monotonic()
         """For the other end: to be there, or to take a slice."""
+        self._num_on_their_way = 0
+        """Slices that the other end has not taken yet."""
 
     @property
     def stalled_s(self) -> float:
@@ -58,14 +45,29 @@ class SendingLink(Link):
         if why is not None:
             job.fail(why)
 
-    def _work(self, group: LinkGroup) -> None:
-        slots = deque(
-            _Slot(self._ends.blocks.buffer(self._ends.slice_blocks)) for _ in range(DEPTH)
-        )
+    def _open(self) -> Connection:
+        answer = self._met_within(OPEN_TIMEOUT_S)
+        assert isinstance(answer, Answer)
+        key = LinkKey(self.name, self.secret, answer.secret)
+        connection = self._keep(Connection.to(answer.address, OPEN_TIMEOUT_S))
+        self._seals = Seals(key)
+        try:
+            connection.send(link_id(self.name) + key.proof_of_source())
+            proof = bytearray(PROOF_BYTES)
+            connection.receive(proof)
+            if not hmac.compare_digest(proof, key.proof_of_destination()):
+                raise NotALinkError("its other end does not know its key")
+        except BaseException:
+            with connection:
+                raise
+        return connection
+
+    def _work(self, connection: Connection) -> None:
+        connection.set_patience(STALL_TIMEOUT_S)
+        buffer = self._ends.blocks.buffer(self._ends.slice_blocks)
         self._waiting_since_s = None
-        slots[0].send(group, SliceHeader(Kind.WARM_UP), bytearray(NO_BLOCKS))
         while (entry := self._next_job()) is not None:
-            self._send_stage(group, *entry, slots)
+            self._send_stage(connection, *entry, buffer)
 
     def _next_job(self) -> tuple[bytes, CopyJob] | None:
         """None: the link shall end."""
@@ -77,39 +79,47 @@ class SendingLink(Link):
             stage, self._current = self._jobs.popleft()
             return stage, self._current
 
-    def _send_stage(
-        self, group: LinkGroup, stage: bytes, job: CopyJob, slots: deque[_Slot]
-    ) -> None:
+    def _send_stage(self, connection: Connection, stage: bytes, job: CopyJob, buffer: Any) -> None:
         job.begin()
         num_blocks = len(job.block_ids)
         first = 0
         while first < num_blocks:
-            slots.rotate()
-            self._wait_for(slots[0])
+            self._wait_for_room(connection)
             self._keep_to_the_limit(job)
             block_ids = job.block_ids[first : first + self._ends.slice_blocks]
-            data = self._gather(job, block_ids, slots[0].buffer)
+            data = self._gather(job, block_ids, buffer)
             if data is None:
                 break
             last = first + len(block_ids) == num_blocks
             kind = Kind.LAST if last else Kind.MORE
-            header = SliceHeader(kind, stage, first, len(block_ids), len(data))
-            slots[0].send(group, header, data)
+            self._send(connection, SliceHeader(kind, stage, first, len(block_ids), len(data)), data)
             self._limit.take(len(data))
             first += len(block_ids)
         if first < num_blocks or not num_blocks:
-            slots.rotate()
-            self._wait_for(slots[0])
+            self._wait_for_room(connection)
             kind = Kind.CANCELLED if num_blocks else Kind.LAST
-            slots[0].send(group, SliceHeader(kind, stage, first), bytearray(NO_BLOCKS))
-        for slot in slots:
-            self._wait_for(slot)
+            self._send(connection, SliceHeader(kind, stage, first))
         job.num_done = first
         job.finish(self._ends.blocks.block_bytes)
 
-    def _wait_for(self, slot: _Slot) -> None:
+    def _wait_for_room(self, connection: Connection) -> None:
+        if self._num_on_their_way == DEPTH:
+            with self._waiting():
+                self._num_on_their_way -= connection.receive_some(DEPTH)
+
+    def _send(
+        self, connection: Connection, header: SliceHeader, data: memoryview | None = None
+    ) -> None:
+        with self._waiting():
+            connection.send(self._seals.sealed(header.encode()))
+            if data is not None:
+                connection.send(data)
+        self._num_on_their_way += 1
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
         self._waiting_since_s = time.monotonic()
-        slot.wait()
+        yield
         self._waiting_since_s = None
 
     def _gather(self, job: CopyJob, block_ids: tuple[int, ...], buffer: Any) -> memoryview | None:

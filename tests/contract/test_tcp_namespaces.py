@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.gloo_processes import close, copy, peer_processes
+from tests.contract.tcp_processes import close, copy, peer_processes
 
 # Of a block that is set apart for benchmarks of networks (RFC 2544).
 HOSTS = ("198.18.77.1", "198.18.77.2")

@@ -1,4 +1,4 @@
-"""The KvTransfer port over Gloo. See `link` for what happens to the bytes."""
+"""The KvTransfer port over TCP. See `link` for what happens to the bytes."""
 
 import asyncio
 import contextlib
@@ -7,15 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import ProcessGroupGloo
-
-from controller.adapters.gloo.copy_job import CopyJob
-from controller.adapters.gloo.expected import ExpectedStages
-from controller.adapters.gloo.group import DESTINATION, OPEN_TIMEOUT, SOURCE
-from controller.adapters.gloo.link import Ends, Link
-from controller.adapters.gloo.receiving import ReceivingLink
-from controller.adapters.gloo.sending import SendingLink
-from controller.adapters.gloo.wire import stage_key
+from controller.adapters.tcp.copy_job import CopyJob
+from controller.adapters.tcp.door import Door
+from controller.adapters.tcp.expected import ExpectedStages
+from controller.adapters.tcp.link import OPEN_TIMEOUT_S, Answer, Ends, Link
+from controller.adapters.tcp.receiving import ReceivingLink
+from controller.adapters.tcp.sending import SendingLink
+from controller.adapters.tcp.wire import stage_key
 from controller.core.instance_ref import InstanceRef
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy
@@ -23,18 +21,18 @@ from controller.ports.moves import KvBlocks
 
 log = logging.getLogger(__name__)
 
-OPEN, KEY, OVER = b"open", b"key", b"over"
+OPEN, HERE, OVER = b"open", b"here", b"over"
 # benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9 GB/s with
 # slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with any. Each
 # end of a link has two of them. They are also the steps of the bandwidth limit: 20 ms at 100 MB/s.
 SLICE_BYTES = 2 << 20
-CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT.total_seconds()
+CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT_S
 
 PeerKey = tuple[str, int]
 
 
-class GlooKvTransfer:
-    """`host` is the address of this instance that others can reach; Gloo listens there."""
+class TcpKvTransfer:
+    """`host` is the address of this instance that others can reach; its door is there."""
 
     def __init__(
         self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES
@@ -70,21 +68,20 @@ class GlooKvTransfer:
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._tell = tell
-        device = ProcessGroupGloo.create_device(hostname=self._host)
-        self._ends = Ends(device, blocks, max(1, self._slice_bytes // blocks.block_bytes))
+        self._ends = Ends(Door(self._host), blocks, max(1, self._slice_bytes // blocks.block_bytes))
 
     def told(self, peer: Peer, frames: Frames) -> None:
         kind, name_bytes, *rest = (bytes(frame) for frame in frames)
         name = name_bytes.decode()
         if kind == OPEN:
-            if not self._accept(peer, name, int(rest[0])):
+            if not self._accept(peer, name, int(rest[0]), rest[1]):
                 self._tell(peer, (OVER, name_bytes))
             return
         link = self._links.get(name)
         if link is None or link.peer.key != peer.key:
             return
-        if kind == KEY:
-            link.store.put(rest[0].decode(), rest[1])
+        if kind == HERE:
+            link.meet(Answer(rest[0].decode(), rest[1]))
         elif kind == OVER:
             self._drop(link)
             link.break_off("the other end of the link is over")
@@ -155,6 +152,7 @@ class GlooKvTransfer:
                 await asyncio.wait_for(self._all_over.wait(), CLOSE_TIMEOUT_S)
         for name in self._links:
             log.error("link %s does not end", name)
+        ends.door.close()
 
     # -- links -----------------------------------------------------------------------------
 
@@ -184,14 +182,15 @@ class GlooKvTransfer:
         if link is None or link.over:
             name = f"{_between(self._me(), peer)}#{next(self._numbers)}"
             link = SendingLink(
-                *self._parts(peer, name, SOURCE), max_bytes_per_s=lambda: self._max_bytes_per_s
+                *self._parts(peer, name), max_bytes_per_s=lambda: self._max_bytes_per_s
             )
             self._sending[peer.key] = self._links[name] = link
-            self._tell(peer, (OPEN, name.encode(), b"%d" % self._ends.slice_bytes))
+            size = b"%d" % self._ends.slice_bytes
+            self._tell(peer, (OPEN, name.encode(), size, link.secret))
             link.start()
         return link
 
-    def _accept(self, peer: Peer, name: str, slice_bytes: int) -> bool:
+    def _accept(self, peer: Peer, name: str, slice_bytes: int, secret: bytes) -> bool:
         """The last one that a peer opened counts: it gave up the ones before."""
         between, _, digits = name.rpartition("#")
         number = int(digits)
@@ -206,8 +205,10 @@ class GlooKvTransfer:
         if (before := self._receiving.pop(peer.key, None)) is not None:
             before.supersede()
         expected = self._expected_of(peer)
-        link = ReceivingLink(*self._parts(peer, name, DESTINATION), expected=expected)
+        link = ReceivingLink(*self._parts(peer, name), source_secret=secret, expected=expected)
         self._receiving[peer.key] = self._links[name] = link
+        answer = link.invite()
+        self._tell(peer, (HERE, name.encode(), answer.address.encode(), answer.secret))
         link.start()
         return True
 
@@ -228,11 +229,8 @@ class GlooKvTransfer:
             self._expected[peer.key] = ExpectedStages(self._ends.blocks)
         return self._expected[peer.key]
 
-    def _parts(self, peer: Peer, name: str, rank: int) -> tuple[Any, ...]:
-        def publish(key: str, value: bytes) -> None:
-            self._soon(self._tell, peer, (KEY, name.encode(), key.encode(), value))
-
-        return name, peer, rank, self._ends, publish, lambda link: self._soon(self._remove, link)
+    def _parts(self, peer: Peer, name: str) -> tuple[Any, ...]:
+        return name, peer, self._ends, lambda link: self._soon(self._remove, link)
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
         """From a link's thread."""

@@ -1,20 +1,17 @@
 """Instances that are closed after each test, and then no thread of theirs is left."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from tests.unit.gloo.instances import Instance, Make, connect, until
+from tests.unit.tcp.instances import Instance, Make, connect
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     made: list[Instance] = []
-    before = gloo_threads()  # those of an engine's own groups, in a run of all tests
 
     def one(name: str, incarnation: int = 1) -> Instance:
         made.append(Instance(name, incarnation))
@@ -26,7 +23,6 @@ async def make() -> AsyncIterator[Make]:
         instance.blocks.gate.set()
     await asyncio.gather(*(instance.transfer.close() for instance in made))
     assert not [t.name for t in threading.enumerate() if t.name.startswith("kv ")]
-    await until(lambda: gloo_threads() <= before)
 
 
 @pytest.fixture
@@ -39,13 +35,3 @@ async def source(make: Make) -> Instance:
 @pytest.fixture
 async def destination(make: Make) -> Instance:
     return make("i-1")
-
-
-def gloo_threads() -> set[str]:
-    """Gloo's own in this process, by id."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            if "gloo" in (task / "comm").read_text():
-                found.add(task.name)
-    return found

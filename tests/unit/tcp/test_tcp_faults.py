@@ -1,15 +1,17 @@
 """Cancelled and failed copies: blocks are let go, futures end, the link goes on or is made anew."""
 
 import asyncio
-from datetime import timedelta
+from typing import TypeVar
 
 import pytest
 
-from controller.adapters.gloo import receiving, sending
-from controller.adapters.gloo.link import DATA_TAG, HEADER_TAG, Link
-from controller.adapters.gloo.wire import HEADER_BYTES, Kind, SliceHeader, stage_key
+from controller.adapters.tcp import receiving, sending
+from controller.adapters.tcp.link import DEPTH, Link
+from controller.adapters.tcp.sending import SendingLink
+from controller.adapters.tcp.transfer import TcpKvTransfer
+from controller.adapters.tcp.wire import SEALED_HEADER_BYTES, Kind, SliceHeader, stage_key
 from controller.ports.kv_transfer import Peer, TransferError
-from tests.unit.gloo.instances import (
+from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     SLICE_BYTES,
     Instance,
@@ -24,9 +26,19 @@ from tests.unit.gloo.instances import (
 SLICE = SLICE_BYTES // BLOCK_BYTES
 
 
-def only_link(links: dict[tuple[str, int], Link]) -> Link:
+L = TypeVar("L", bound=Link)
+
+
+def only_link(links: dict[tuple[str, int], L]) -> L:
     (link,) = links.values()
     return link
+
+
+def say(link: SendingLink, header: SliceHeader | bytes, data: bytes = b"") -> None:
+    """In the source's place."""
+    assert link._connection is not None
+    sealed = header if isinstance(header, bytes) else link._seals.sealed(header.encode())
+    link._connection.send(sealed + data)
 
 
 def num_opened(source: Instance) -> int:
@@ -116,7 +128,7 @@ async def test_a_send_that_hangs_in_the_link_is_cancelled_at_once(
 ) -> None:
     destination.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 20 * SLICE)
-    await until(lambda: len(source.blocks.touched) > 3)  # the link is full now
+    await until(lambda: len(source.blocks.touched) == DEPTH)  # the link is full now
     source.transfer.cancel("m/0")
     assert await error_of(sent) == "cancelled"
     destination.blocks.gate.set()
@@ -211,38 +223,31 @@ async def test_more_blocks_than_places(source: Instance, destination: Instance) 
 
 async def test_slices_out_of_step(source: Instance, destination: Instance) -> None:
     await copy(source, destination, "m/0")
-    group = only_link(source.transfer._sending)._group
     received = destination.transfer.receive(source.peer, "m/1", range(10))
     header = SliceHeader(Kind.LAST, stage_key("m/1"), 5, 1, BLOCK_BYTES)
-    for message in (
-        group.send(header.encode(), HEADER_TAG),
-        group.send(bytearray(BLOCK_BYTES), DATA_TAG),
-    ):
-        message.wait(timedelta(seconds=10))
+    say(only_link(source.transfer._sending), header, bytes(BLOCK_BYTES))
     assert "not those after 0" in await error_of(received)
     await copy(source, destination, "m/2")
 
 
 BAD_HEADERS = {
-    "noise": bytearray(b"x" * HEADER_BYTES),
-    "too many blocks": SliceHeader(
-        Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES
-    ).encode(),
-    "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1).encode(),
+    "noise": b"x" * SEALED_HEADER_BYTES,
+    "no seal": SliceHeader(Kind.LAST, stage_key("m/1"), 0, 1, BLOCK_BYTES).encode() + bytes(16),
+    "too many blocks": SliceHeader(Kind.LAST, bytes(16), 0, SLICE + 1, (SLICE + 1) * BLOCK_BYTES),
+    "blocks of another size": SliceHeader(Kind.LAST, bytes(16), 0, 1, BLOCK_BYTES - 1),
 }
 
 
 @pytest.mark.parametrize("header", BAD_HEADERS.values(), ids=BAD_HEADERS)
 async def test_what_is_no_slice_breaks_the_link_and_the_next_stage_has_a_new_one(
-    source: Instance, destination: Instance, header: bytearray
+    source: Instance, destination: Instance, header: SliceHeader | bytes
 ) -> None:
     await copy(source, destination, "m/0")
     received = destination.transfer.receive(source.peer, "m/1", range(3))
     broken = only_link(source.transfer._sending)
-    message = broken._group.send(header, HEADER_TAG)
+    say(broken, header)
     assert "the link broke" in await error_of(received)
     await until(lambda: not source.transfer._sending)
-    del message
     await copy(source, destination, "m/2")
     assert num_opened(source) == 2
     await until(lambda: broken.name not in source.transfer._links)
@@ -251,7 +256,6 @@ async def test_what_is_no_slice_breaks_the_link_and_the_next_stage_has_a_new_one
 async def test_a_link_of_other_blocks_is_not_opened(
     source: Instance, destination: Instance
 ) -> None:
-    """Gloo would end the process of the one who has less room."""
     source.blocks.block_bytes = SLICE_BYTES + 1
     sent = source.transfer.send(destination.peer, "m/0", range(1))
     assert "the other end of the link is over" in await error_of(sent)
@@ -266,7 +270,7 @@ async def test_a_slice_that_does_not_move_breaks_the_link(
     source: Instance, destination: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in sending, receiving:
-        monkeypatch.setattr(module, "STALL_TIMEOUT", timedelta(milliseconds=50))
+        monkeypatch.setattr(module, "STALL_TIMEOUT_S", 0.05)
     destination.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 20 * SLICE)
     waits, _ = begin(source, destination, "m/1", 1, first=50)
@@ -285,7 +289,9 @@ async def test_the_other_end_of_a_link_is_gone(source: Instance, destination: In
     destination.blocks.gate.clear()
     sent, received = begin(source, destination, "m/0", 20 * SLICE)
     await until(destination.blocks.inside.is_set)
-    only_link(destination.transfer._receiving)._group.break_off()
+    connection = only_link(destination.transfer._receiving)._connection
+    assert connection is not None
+    connection.break_off()
     assert "the link broke" in await error_of(sent)
     destination.blocks.gate.set()
     await error_of(received)
@@ -337,7 +343,7 @@ async def test_nobody_answers(source: Instance) -> None:
     nobody = Peer("i-9", 1, "at i-9")
     sent = source.transfer.send(nobody, "m/0", range(3))
     received = source.transfer.receive(nobody, "m/1", range(3, 6))
-    await until(lambda: ("i-9", b"key") in source.told)
+    await until(lambda: ("i-9", b"open") in source.told)
     source.transfer.cancel("m/0")
     assert await error_of(sent) == "cancelled"
     source.transfer.forget(nobody)
@@ -348,7 +354,7 @@ async def test_nobody_answers(source: Instance) -> None:
 async def test_a_destination_that_hears_late(source: Instance, destination: Instance) -> None:
     destination.held = []
     sent, received = begin(source, destination, "m/0", 3)
-    await until(lambda: len(destination.held or ()) == 2)  # OPEN and the source's key
+    await until(lambda: len(destination.held or ()) == 1)
     held, destination.held = destination.held, None
     for message in held:
         destination.hear(*message)
@@ -379,7 +385,7 @@ async def test_a_late_link_is_refused(source: Instance, destination: Instance, m
     """Of an incarnation of its source that has a successor."""
     destination.held = []
     sent = source.transfer.send(destination.peer, "m/0", range(3))
-    await until(lambda: len(destination.held or ()) == 2)
+    await until(lambda: len(destination.held or ()) == 1)
     late, destination.held = destination.held, None
     new = make("i-0", incarnation=2)
     new.blocks.number(2)
@@ -410,7 +416,7 @@ async def test_an_open_that_comes_twice_is_one(source: Instance, destination: In
     await copy(source, destination, "m/0")
     name = only_link(source.transfer._sending).name
     destination.others = {}
-    destination.hear(source.peer, (b"open", name.encode(), b"%d" % SLICE_BYTES))
+    destination.hear(source.peer, (b"open", name.encode(), b"%d" % SLICE_BYTES, bytes(32)))
     await copy(source, destination, "m/1")
     assert len(destination.transfer._links) == 1
 
@@ -435,6 +441,4 @@ async def test_close_ends_everything(source: Instance, destination: Instance) ->
 
 
 async def test_close_before_start() -> None:
-    from controller.adapters.gloo.transfer import GlooKvTransfer
-
-    await GlooKvTransfer(lambda: Peer("i-0", 1, ""), "127.0.0.1").close()
+    await TcpKvTransfer(lambda: Peer("i-0", 1, ""), "127.0.0.1").close()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from controller.ports.kv_transfer import Peer, StageCopy
-from tests.unit.gloo.instances import (
+from tests.unit.tcp.instances import (
     BLOCK_BYTES,
     SLICE_BYTES,
     Instance,
@@ -44,7 +44,8 @@ async def test_a_block_larger_than_a_slice_goes_alone(
     for side in source, destination:
         side.blocks.block_bytes = 2 * SLICE_BYTES
         side.blocks.memory = bytearray(3 * 2 * SLICE_BYTES)
-        side.transfer._ends = None
+        assert side.transfer._ends is not None
+        side.transfer._ends.door.close()
         side.transfer.start(side.blocks, side.tell)
     source.blocks.number()
     await copy(source, destination, "m/0", 3)

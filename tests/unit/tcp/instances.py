@@ -1,10 +1,10 @@
-"""Instances for the tests of the Gloo transfer: bytes for blocks, and a mailbox between them."""
+"""Instances for the tests of the transfer: bytes for blocks, and a mailbox between them."""
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from controller.adapters.gloo.transfer import GlooKvTransfer
+from controller.adapters.tcp.transfer import TcpKvTransfer
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import Peer, StageCopy, TransferError
 
@@ -68,7 +68,7 @@ class Instance:
     def __init__(self, name: str, incarnation: int = 1, num_blocks: int = 100) -> None:
         self.peer = Peer(name, incarnation, f"at {name}")
         self.blocks = ByteBlocks(num_blocks)
-        self.transfer = GlooKvTransfer(lambda: self.peer, "127.0.0.1", SLICE_BYTES)
+        self.transfer = TcpKvTransfer(lambda: self.peer, "127.0.0.1", SLICE_BYTES)
         self.others: dict[str, Instance] = {}
         self.told: list[tuple[str, bytes]] = []
         self.held: list[tuple[Peer, Frames]] | None = None

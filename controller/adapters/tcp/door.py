@@ -1,0 +1,145 @@
+"""The port at which an instance is sent blocks, and who gets through.
+
+Whoever can reach the port may connect. A connection says within seconds for which link it comes,
+and proves that it knows the link's key. Until then it gets nothing, and the door keeps of it a
+socket and 48 bytes; of too many such strangers the oldest leave.
+"""
+
+import contextlib
+import hmac
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from controller.adapters.tcp.proof import ID_BYTES, PROOF_BYTES
+
+log = logging.getLogger(__name__)
+
+GREETING_BYTES = ID_BYTES + PROOF_BYTES
+GREETING_TIMEOUT_S = 5.0
+MAX_STRANGERS = 256
+# No more than once in so long the log tells of strangers: they come as fast as they like.
+TELL_EVERY_S = 60.0
+
+Admit = Callable[[socket.socket], None]
+
+
+class Door:
+    """`expect`, `forget` and `close` from any thread; connections are admitted on its own."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_STRANGERS)
+        self._listener.setblocking(False)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._wake, self._woken = socket.socketpair()
+        self._expected: dict[bytes, tuple[bytes, Admit]] = {}
+        self._lock = threading.Lock()
+        self._strangers: OrderedDict[socket.socket, tuple[float, bytearray]] = OrderedDict()
+        self._selector = selectors.DefaultSelector()
+        self._num_turned_away = 0
+        self._told_s = -TELL_EVERY_S
+        self._thread = threading.Thread(target=self._run, name="kv door", daemon=True)
+        self._thread.start()
+
+    def expect(self, link_id: bytes, proof: bytes, admit: Admit) -> None:
+        with self._lock:
+            self._expected[link_id] = proof, admit
+
+    def forget(self, link_id: bytes) -> None:
+        with self._lock:
+            self._expected.pop(link_id, None)
+
+    def close(self) -> None:
+        self._wake.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._selector as selector, self._listener, self._woken:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(self._patience_s())}
+                if self._woken in ready:
+                    break
+                for stranger in [each for each in self._strangers if each in ready]:
+                    self._hear(stranger)
+                if self._listener in ready:
+                    self._accept()
+                while self._strangers and self._patience_s() == 0:
+                    self._turn_away(next(iter(self._strangers)))
+            for stranger in self._strangers:
+                stranger.close()
+
+    def _patience_s(self) -> float | None:
+        """With the oldest stranger."""
+        for came_s, _ in self._strangers.values():
+            return max(0.0, came_s + GREETING_TIMEOUT_S - time.monotonic())
+        return None
+
+    def _accept(self) -> None:
+        try:
+            stranger, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # above all: no descriptor is left
+            self._tell("a connection could not be accepted: %s", error)
+            if self._strangers:
+                self._turn_away(next(iter(self._strangers)))
+            else:
+                time.sleep(0.1)
+            return
+        stranger.setblocking(False)
+        self._strangers[stranger] = time.monotonic(), bytearray()
+        self._selector.register(stranger, selectors.EVENT_READ)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._turn_away(next(iter(self._strangers)))
+
+    def _hear(self, stranger: socket.socket) -> None:
+        _, heard = self._strangers[stranger]
+        try:
+            said = stranger.recv(GREETING_BYTES - len(heard))
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        heard += said
+        if not said:
+            self._turn_away(stranger)
+        elif len(heard) == GREETING_BYTES:
+            admit = self._admitted(bytes(heard))
+            if admit is None:
+                self._turn_away(stranger)
+            else:
+                self._let_go(stranger)
+                admit(stranger)
+
+    def _admitted(self, greeting: bytes) -> Admit | None:
+        """A link is entered once."""
+        link_id, proof = greeting[:ID_BYTES], greeting[ID_BYTES:]
+        with self._lock:
+            wanted, admit = self._expected.get(link_id, (bytes(PROOF_BYTES), None))
+            if not hmac.compare_digest(wanted, proof) or admit is None:
+                return None
+            del self._expected[link_id]
+        return admit
+
+    def _turn_away(self, stranger: socket.socket) -> None:
+        self._let_go(stranger)
+        with contextlib.suppress(OSError):
+            stranger.close()
+        self._num_turned_away += 1
+        self._tell("%d connections did not know a link's key", self._num_turned_away)
+
+    def _tell(self, text: str, about: object) -> None:
+        if time.monotonic() - self._told_s > TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            log.warning(text, about)
+
+    def _let_go(self, stranger: socket.socket) -> None:
+        del self._strangers[stranger]
+        self._selector.unregister(stranger)

@@ -1,0 +1,161 @@
+"""One direction between two instances: a TCP connection, and a thread that works on it.
+
+A broken link is never mended: the next stage opens another, under a name of its own.
+"""
+
+import logging
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from controller.adapters.tcp.connection import Connection, ConnectionBrokenError
+from controller.adapters.tcp.door import Door
+from controller.adapters.tcp.proof import new_secret
+from controller.adapters.tcp.wire import NotALinkError
+from controller.ports.kv_transfer import Peer
+from controller.ports.moves import KvBlocks
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 5.0
+# A slice that does not move for so long breaks the link, and its stages fail. Cancelled ones end
+# long before that: their blocks are not what hangs, only a copy of them is.
+STALL_TIMEOUT_S = 10.0
+# Slices on their way at once: while one is scattered the next comes in and another is gathered.
+DEPTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What all links of an instance have in common."""
+
+    door: Door
+    blocks: KvBlocks
+    slice_blocks: int
+
+    @property
+    def slice_bytes(self) -> int:
+        """Both ends of a link must agree on this."""
+        return self.slice_blocks * self.blocks.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Where the destination waits, and its secret."""
+
+    address: str
+    secret: bytes
+
+
+class LinkClosedError(Exception):
+    """The link is not wanted any more, or its other end did not come."""
+
+
+class Link(ABC):
+    """`on_over` is called on the link's thread, at its very end."""
+
+    def __init__(
+        self, name: str, peer: Peer, ends: Ends, on_over: Callable[["Link"], None]
+    ) -> None:
+        self.name = name
+        self.peer = peer
+        self.secret = new_secret()
+        self._ends = ends
+        self._on_over = on_over
+        self._met: SimpleQueue[Answer | socket.socket | None] = SimpleQueue()
+        """What opens it; None: it shall not open any more."""
+        self._connection: Connection | None = None
+        self._why: str | None = None
+        """It shall end, or has ended."""
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"kv {name}", daemon=True)
+
+    @property
+    def over(self) -> bool:
+        return self._why is not None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def meet(self, other: Answer | socket.socket) -> None:
+        """From any thread: what the other end says, or comes with."""
+        self._met.put(other)
+
+    def break_off(self, why: str) -> None:
+        """From any thread; returns at once. Its stages fail at once, too; the thread may take
+        until OPEN_TIMEOUT_S if it is still opening."""
+        with self._changed:
+            if self._why is not None:
+                return
+            self._why = why
+            if self._connection is not None:
+                self._connection.break_off()
+            self._changed.notify_all()
+        self._fail_all(why)
+        self._met.put(None)
+
+    def wake(self) -> None:
+        """Something that it may be waiting for has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Once `on_over` was called: waits for next to nothing."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        why = "the link broke"
+        try:
+            with self._open() as connection:
+                self._work(connection)
+        except (ConnectionBrokenError, LinkClosedError, NotALinkError) as error:
+            why = f"the link broke: {error}"
+        except Exception as error:
+            log.exception("link %s", self.name)
+            why = f"the link broke: {error!r}"
+        with self._changed:
+            self._connection = None
+            broken_off, self._why = self._why, self._why or why
+        self._close_what_came_too_late()
+        log.info("link %s is over: %s", self.name, self._why)
+        if broken_off is None:
+            self._fail_all(why)
+        self._on_over(self)
+
+    def _close_what_came_too_late(self) -> None:
+        while not self._met.empty():
+            if isinstance(met := self._met.get(), socket.socket):
+                met.close()
+
+    def _met_within(self, patience_s: float) -> Answer | socket.socket:
+        try:
+            met = self._met.get(timeout=patience_s)
+        except Empty:
+            raise LinkClosedError("the other end did not come") from None
+        if met is None:
+            raise LinkClosedError("it is not wanted any more")
+        return met
+
+    def _keep(self, connection: Connection) -> Connection:
+        """So that it can be broken off from now on. Raises LinkClosedError: it is already."""
+        with self._changed:
+            self._connection = connection
+            wanted = self._why is None
+        if not wanted:
+            with connection:
+                raise LinkClosedError("it is not wanted any more")
+        return connection
+
+    @abstractmethod
+    def _open(self) -> Connection:
+        """Both ends have proved themselves."""
+
+    @abstractmethod
+    def _work(self, connection: Connection) -> None: ...
+
+    @abstractmethod
+    def _fail_all(self, why: str) -> None:
+        """Once: what is expected later may come over the next link."""

@@ -1,0 +1,53 @@
+"""The stream of a link: slices, each a sealed header and the bytes of its blocks.
+
+Sender and receiver never lose step, whatever is cancelled: a receiver takes in what it does not
+expect and drops it, and a sender whose stage was cancelled says so in place of the next slice. For
+each slice that it has taken the receiver sends one byte back.
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from controller.adapters.tcp.proof import SEAL_BYTES
+
+_FORMAT = struct.Struct("<16sIIQB")
+SEALED_HEADER_BYTES = _FORMAT.size + SEAL_BYTES
+TAKEN = b"\x06"
+
+
+class Kind(IntEnum):
+    MORE = 0
+    LAST = 1
+    CANCELLED = 2
+
+
+class NotALinkError(Exception):
+    """What came is none of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHeader:
+    """`first` is the slice's place among the stage's blocks."""
+
+    kind: Kind
+    stage: bytes = bytes(16)
+    first: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+    def encode(self) -> bytes:
+        return _FORMAT.pack(self.stage, self.first, self.num_blocks, self.num_bytes, self.kind)
+
+
+def decode(header: bytes) -> SliceHeader:
+    """Of a seal that was good. Raises NotALinkError."""
+    stage, first, num_blocks, num_bytes, kind = _FORMAT.unpack(header)
+    if kind > max(Kind):
+        raise NotALinkError(f"a slice of kind {kind}")
+    return SliceHeader(Kind(kind), stage, first, num_blocks, num_bytes)
+
+
+def stage_key(stage_id: str) -> bytes:
+    return hashlib.blake2b(stage_id.encode(), digest_size=16).digest()
