@@ -48,7 +48,8 @@ def _summary(status: ClusterStatus) -> str:
         f"held {status.num_held_reqs}",
         f"moving {len(status.moves)}",
         f"revision {status.revision}",
-        f"up {duration(status.uptime_s)}",
+        f"up {duration(status.cluster_uptime_s)}",
+        f"controller up {duration(status.uptime_s)}",
     )
     return "  ".join(printable(fact) for fact in facts)
 

@@ -173,6 +173,9 @@ class ClusterStatus(WireModel):
     time_s: float = 0.0
     """When this was so: seconds since the epoch, by the controller's clock."""
     uptime_s: float
+    """Since this controller started."""
+    cluster_uptime_s: float | None = None
+    """Since `up` began, whatever was started again since; null in what older versions recorded."""
     num_held_reqs: int
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""

@@ -15,12 +15,12 @@ so that all that came of one cause can be read together:
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
     round-HEX-K            round K of a controller's rescheduling: what was not moved
 
-A position is `EPOCH-SEQ`. The epoch is the log's own: positions of a controller that died mean
-nothing to its successor, whose log begins anew.
+A position is `EPOCH-SEQ`. The epoch is a controller's own, so that no two events ever have the same
+position. A successor begins with the events that were kept of those before, and counts on.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -99,12 +99,19 @@ class LogPage:
 
 
 class EventLog:
-    """The last `max_events` events. Raises ValueError for a bound below 1."""
+    """The last `max_events` events, those `kept` of controllers before among them: with their
+    positions, in their order. Raises ValueError for a bound below 1."""
 
-    def __init__(self, epoch: str, max_events: int) -> None:
+    def __init__(
+        self, epoch: str, max_events: int, kept: Sequence[tuple[str, LoggedEvent]] = ()
+    ) -> None:
         self._epoch = epoch
         self._events: deque[LoggedEvent] = deque()
         self._last_seq = 0
+        self._ends: dict[str, int] = {}
+        """Of each epoch before: the number of its last event that was kept."""
+        for position, event in kept:
+            self._restore(position, event)
         self.resize(max_events)
 
     def resize(self, max_events: int) -> None:
@@ -133,7 +140,11 @@ class EventLog:
         first = oldest
         if position is not None:
             epoch, seq = parse_position(position)
-            if epoch != self._epoch or seq > self._last_seq:
+            end = self._last_seq if epoch == self._epoch else self._ends.get(epoch)
+            if end is None or (epoch == self._epoch and seq > end):
+                missed = None
+            elif seq > end:  # what its controller told of last was not kept
+                first = max(oldest, end + 1)
                 missed = None
             else:
                 first = max(oldest, seq + 1)
@@ -144,7 +155,18 @@ class EventLog:
         )
         return LogPage(entries, self._position(max(last, first - 1)), missed)
 
+    def _restore(self, position: str, event: LoggedEvent) -> None:
+        epoch, seq = parse_position(position)
+        if seq != self._last_seq + 1:  # some between were not kept: what is before them goes, too
+            self._events.clear()
+            self._ends.clear()
+        self._events.append(event)
+        self._last_seq = self._ends[epoch] = seq
+
     def _position(self, seq: int) -> str:
+        for epoch, end in self._ends.items():
+            if seq <= end:
+                return f"{epoch}-{seq}"
         return f"{self._epoch}-{seq}"
 
 

@@ -1,6 +1,7 @@
 """What one cluster is made of: settings with every open choice made. Made once by `up`,
 kept in a 0600 file, read by the head process and handed to every actor as JSON."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class ClusterPlan(BaseModel):
     """Lines of the key file (controller/api/key_file.py)."""
     namespace: str
     nonce: str
+    started_at_s: float = Field(default_factory=time.time)
+    """Seconds since the epoch: when `up` began."""
     state_dir: str
     log_dir: str
     temp_dir: str

@@ -32,6 +32,7 @@ async def controller(plan_json: str, start: Start) -> None:
     if start.failure:
         log.error("the controller is given up: %s", start.failure)
         await asyncio.Event().wait()
+    from controller.adapters.files.event_file import EventFile
     from controller.adapters.files.spec_file import SpecFile
     from controller.adapters.http.control_server import Access, ControlServer
     from controller.adapters.http.live_config import live_config
@@ -64,13 +65,15 @@ async def controller(plan_json: str, start: Start) -> None:
     )
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
-    service = Controller(mailbox, launcher, live_config(settings), keeper)
+    events = EventFile(plan.state_dir, plan.nonce)
+    service = Controller(mailbox, launcher, live_config(settings), keeper, events)
     service.start(plan.num_frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,
         model=plan.model_name,
         engine=plan.settings.cluster.engine,
         endpoint_url=endpoint_url(plan),
+        started_at_s=plan.started_at_s,
     )
     server = ControlServer(
         service,
@@ -83,7 +86,10 @@ async def controller(plan_json: str, start: Start) -> None:
     )
     gc.freeze()  # what is imported: a full collection took 40 ms, and nothing went on meanwhile
     start.succeeded()
-    await server.run_beside(service.run())
+    try:
+        await server.run_beside(service.run())
+    finally:
+        events.close()
 
 
 def _instance_bytes(plan: ClusterPlan) -> int:

@@ -29,6 +29,7 @@ from controller.core.events import (
 )
 from controller.core.migration.limits import MoveLimits
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.ports.event_store import EventStore
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
 from controller.runtime.calls import Calls
@@ -81,6 +82,7 @@ class Controller:
         launcher: Launcher,
         config: LiveConfig,
         keeper: SpecKeeper,
+        events: EventStore | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
@@ -91,7 +93,7 @@ class Controller:
         self.statuses: dict[str, StatusPushed] = {}
         """The last one of each instance, be it of a dead incarnation."""
         epoch = secrets.token_hex(4)
-        self.journal = Journal(epoch, config.max_events)
+        self.journal = Journal(epoch, config.max_events, store=events)
         self.calls = Calls(self._send_to, epoch)
         self.mover = Mover(
             self.roster,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from controller.core.cluster_spec import DrainOrder
 from controller.core.event_log import EventKind, EventLog, LoggedEvent, Number
 from controller.core.events import Dispatch, Reject
+from controller.ports.event_store import EventStore
 from controller.runtime.roster import Member
 
 MAX_CANDIDATES = 8
@@ -25,13 +26,17 @@ _CAUSES = {"started": "start", "died": "lost", "failed": "start"}
 
 
 class Journal:
+    """`store`: None keeps events as long as this process lives."""
+
     def __init__(
         self,
         epoch: str,
         max_events: int = 10_000,
         wall_clock: Callable[[], float] = time.time,
+        store: EventStore | None = None,
     ) -> None:
-        self.log = EventLog(epoch, max_events)
+        self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
+        self._store = store
         self.counts: Counter[EventKind] = Counter()
         """All events of a kind since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
@@ -46,7 +51,9 @@ class Journal:
         await self._appended.wait()
 
     def append(self, event: LoggedEvent) -> None:
-        self.log.append(event)
+        position = self.log.append(event)
+        if self._store is not None:
+            self._store.keep(position, event)
         self.counts[event.kind] += 1
         self.on_event(event)
         self._appended.set()

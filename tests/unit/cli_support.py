@@ -63,6 +63,7 @@ def cluster(
         policy="llumnix",
         endpoint_url="http://127.0.0.1:8000",
         uptime_s=185,
+        cluster_uptime_s=7385,
         num_held_reqs=0,
         instances=instances or (instance(),),
         frontends=(frontend,),

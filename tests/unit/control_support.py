@@ -34,7 +34,7 @@ M = TypeVar("M", bound=Message)
 
 TOKEN = "t0ken"
 VIEW_TOKEN = "v1ew"
-LABELS = ClusterLabels("c1", "embedded", "vllm", "http://127.0.0.1:8000")
+LABELS = ClusterLabels("c1", "embedded", "vllm", "http://127.0.0.1:8000", 1e9)
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 

@@ -48,7 +48,7 @@ def test_table(capsys: Captured) -> None:
     assert second["FREENESS"] == "-inf"
     assert second["HEAD"] == "-"
     assert out.startswith("cluster default  ready  model embedded  policy llumnix  endpoint http")
-    assert "up 3m05s" in out
+    assert "up 2h03m  controller up 3m05s" in out
 
 
 def test_drains_have_a_column_while_there_are_any(capsys: Captured) -> None:

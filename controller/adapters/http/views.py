@@ -37,6 +37,8 @@ class ClusterLabels:
     model: str
     engine: str
     endpoint_url: str
+    started_at_s: float
+    """Of the cluster: seconds since the epoch."""
 
 
 def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
@@ -63,6 +65,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         endpoint_url=labels.endpoint_url,
         time_s=round(time.time(), 3),
         uptime_s=round(uptime_s, 3),
+        cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
         num_held_reqs=controller.scheduler.num_held,
         levels=tuple(
             LevelStatus(

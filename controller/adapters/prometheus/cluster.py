@@ -87,6 +87,9 @@ def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
         "llumctl_uptime_seconds", "Since this controller started", status.uptime_s
     )
     yield GaugeMetricFamily(
+        "llumctl_cluster_uptime_seconds", "Since the cluster was started", status.cluster_uptime_s
+    )
+    yield GaugeMetricFamily(
         "llumctl_held_requests",
         "Requests that wait because no instance is schedulable",
         status.num_held_reqs,

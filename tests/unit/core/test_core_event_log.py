@@ -108,3 +108,61 @@ def test_a_reader_gets_everything_once_or_hears_how_much_it_missed(
         seen += [int(e.time_s) for _, e in page.entries]
     assert seen == sorted(set(seen))
     assert len(seen) + missed == total
+
+
+def told(log: EventLog, position: str | None) -> list[str]:
+    return [position for position, _ in log.after(position, 1000).entries]
+
+
+def test_a_successor_goes_on_with_what_was_kept() -> None:
+    before = EventLog("a", 10)
+    for n in range(1, 6):
+        before.append(event(n))
+    log = EventLog("b", 10, before.after(None, 10).entries)
+    assert log.last_position == "a-5"
+    assert log.after("a-5", 10).missed == 0
+    assert log.append(event(6)) == "b-6"
+    assert told(log, "a-3") == ["a-4", "a-5", "b-6"]
+    assert log.after("a-3", 10).missed == 0
+    assert numbers(log, None) == [1, 2, 3, 4, 5, 6]
+    third = EventLog("c", 3, log.after(None, 10).entries)
+    assert third.append(event(7)) == "c-7"
+    assert told(third, None) == ["a-5", "b-6", "c-7"]
+    page = third.after("a-1", 10)
+    assert (page.missed, page.entries[0][0]) == (3, "a-5")
+
+
+def test_a_reader_who_heard_more_than_was_kept_hears_all_of_the_successor() -> None:
+    before = EventLog("a", 10)
+    for n in range(1, 6):
+        before.append(event(n))
+    log = EventLog("b", 10, before.after(None, 3).entries)
+    assert log.append(event(6)) == "b-4"
+    page = log.after("a-5", 10)
+    assert [position for position, _ in page.entries] == ["b-4"]
+    assert page.missed is None
+
+
+def test_what_is_before_a_hole_is_let_go() -> None:
+    kept = [("a-1", event(1)), ("a-3", event(3)), ("b-4", event(4))]
+    log = EventLog("c", 10, kept)
+    assert told(log, None) == ["a-3", "b-4"]
+    assert log.append(event(5)) == "c-5"
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8), st.integers(1, 20))
+def test_no_position_is_told_twice(lives: list[tuple[int, int]], bound: int) -> None:
+    """Each life appends some events; of its log, all but the last few are kept."""
+    seen: set[str] = set()
+    kept: tuple[tuple[str, LoggedEvent], ...] = ()
+    for number, (appended, lost) in enumerate(lives):
+        log = EventLog(f"e{number}", bound, kept)
+        position = log.last_position
+        for n in range(appended):
+            position = log.append(event(n))
+            assert position not in seen
+            seen.add(position)
+        assert log.after(position, 100).entries == ()
+        entries = log.after(None, 100).entries
+        assert len(entries) <= bound
+        kept = entries[: max(len(entries) - min(lost, appended), 0)]

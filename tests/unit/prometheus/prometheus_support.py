@@ -88,6 +88,7 @@ def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterSta
         endpoint_url=f"http://user:{SECRET}@127.0.0.1:8000",
         time_s=1_700_000_000.0,
         uptime_s=62.0,
+        cluster_uptime_s=6200.0,
         num_held_reqs=6,
         levels=(LevelStatus(name="normal", rank=0), LevelStatus(name="high", rank=1)),
         last_event=f"{SECRET}-9",

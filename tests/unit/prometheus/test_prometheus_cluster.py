@@ -42,6 +42,7 @@ def test_frontends_and_the_cluster() -> None:
     assert value(text, "llumctl_frontend_ttft_p99_seconds", frontend_id="f-0") == 2.5
     assert value(text, "llumctl_held_requests") == 6
     assert value(text, "llumctl_uptime_seconds") == 62
+    assert value(text, "llumctl_cluster_uptime_seconds") == 6200
     about = {"name": "default", "model": 'my "model"\\1', "engine": "vllm", "policy": "llumnix"}
     assert value(text, "llumctl_cluster_info", **about) == 1
 

@@ -1,0 +1,125 @@
+"""The last events as lines of JSON in the cluster's state folder, mode 0600, for a controller that
+starts again.
+
+A thread of its own writes what came in a tenth of a second: the event loop only appends to a
+queue. What is lost with a controller that is killed is at most that. A file of 4 MiB, some 13,000
+events, is turned over, and the one before it is kept. The first line of each says to which run of
+the cluster it belongs; what an earlier run left is removed. What users wrote to the model is in no
+event.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from controller.core.event_log import LoggedEvent
+
+log = logging.getLogger(__name__)
+
+FILE = "events.jsonl"
+MAX_BYTES = 4 << 20
+# While the disk hangs so many wait, then the oldest are not kept.
+MAX_WAITING = 10_000
+BATCH_S = 0.1
+
+Kept = tuple[str, LoggedEvent]
+_decoder = msgspec.json.Decoder(Kept)
+
+
+class EventFile:
+    def __init__(self, state_dir: str | Path, nonce: str, max_bytes: int = MAX_BYTES) -> None:
+        self.path = Path(state_dir) / FILE
+        self._before = self.path.with_name(FILE + ".1")
+        self._header = msgspec.json.encode({"run": nonce}) + b"\n"
+        self._max_bytes = max_bytes
+        self._waiting: deque[Kept] = deque(maxlen=MAX_WAITING)
+        self._there = threading.Event()
+        self._closed = False
+        self._failing = False
+        self._thread: threading.Thread | None = None
+
+    def load(self, max_events: int) -> list[Kept]:
+        kept: deque[Kept] = deque(maxlen=max_events)
+        for path in self._before, self.path:
+            kept.extend(self._events_of(path))
+        return list(kept)
+
+    def keep(self, position: str, event: LoggedEvent) -> None:
+        self._waiting.append((position, event))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+            self._thread.start()
+        self._there.set()
+
+    def close(self) -> None:
+        """What was given to it is written, or lost."""
+        self._closed = True
+        self._there.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _events_of(self, path: Path) -> Iterable[Kept]:
+        try:
+            header, *lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("events of before cannot be read: %s", error)
+            return
+        if header + b"\n" != self._header:
+            return
+        for line in lines:
+            try:
+                yield _decoder.decode(line)
+            except msgspec.MsgspecError:  # torn, where a controller was killed
+                continue
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                return file.read(len(self._header)) == self._header
+        except FileNotFoundError:
+            return False
+
+    def _run(self) -> None:
+        while not (self._closed and not self._waiting):
+            self._there.wait()
+            if not self._closed:
+                time.sleep(BATCH_S)
+                self._there.clear()
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if batch:
+                self._write(b"\n".join(map(msgspec.json.encode, batch)) + b"\n")
+
+    def _write(self, batch: bytes) -> None:
+        try:
+            self._append(batch)
+        except OSError as error:
+            if not self._failing:
+                log.error("events are not kept on disk: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _append(self, batch: bytes) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o600)
+        with os.fdopen(descriptor, "ab", buffering=0) as file:
+            size = file.tell()
+            if os.pread(descriptor, len(self._header), 0) != self._header:
+                file.truncate(0)
+                if not self._is_ours(self._before):
+                    self._before.unlink(missing_ok=True)
+                batch = self._header + batch
+            elif os.pread(descriptor, 1, size - 1) != b"\n":
+                batch = b"\n" + batch  # behind a line that was torn
+            file.write(batch)
+            if file.tell() < self._max_bytes:
+                return
+        self.path.replace(self._before)
