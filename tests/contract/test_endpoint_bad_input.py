@@ -31,6 +31,7 @@ KEY = "sk-right"
 MAX_BODY_BYTES = 300_000
 USER = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+FEW = {"max_tokens": 4}
 FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
 
 
@@ -87,6 +88,18 @@ def regex(pattern: str, says: str) -> list[Case]:
 def schema(name: str, says: str, **found: Any) -> list[Case]:
     form = FORM | {"json_schema": {"name": "x", "schema": found}}
     return both(f"schema with {name}", says, response_format=form)
+
+
+def said(**part: Any) -> dict[str, Any]:
+    """An answer as a client of Responses sends it back."""
+    kind = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
+    return kind | {"content": [part] if part else []}
+
+
+def tool_result(**part: Any) -> dict[str, Any]:
+    kind = "text" if "text" in part else "image"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": kind} | part]}
+    return {"role": "user", "content": [result]}
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -288,6 +301,23 @@ ROUTES = [
         "/generative_scoring",
         json.dumps({"items": ["a"] * 2000}).encode(),
     ),
+    *[
+        Case(f"{path}: {says}", 400, says, json.dumps({field: [message]} | more).encode(), path)
+        for path, field, says, message, more in (
+            (CHAT, "messages", "tool_calls must be a list", USER[0] | {"tool_calls": 5}, {}),
+            (CHAT, "messages", "type of a part", USER[0] | {"content": [{"type": ["text"]}]}, {}),
+            ("/v1/responses", "input", "begin with a text", said(), {}),
+            ("/v1/responses", "input", "begin with a text", said(type="refusal", refusal="x"), {}),
+            ("/v1/messages", "messages", "text of a tool", tool_result(text=5), {"max_tokens": 4}),
+            (
+                "/v1/messages",
+                "messages",
+                "source of an",
+                tool_result(source="x"),
+                {"max_tokens": 4},
+            ),
+        )
+    ],
     *other(400, "required", "POST", "/v1/messages"),
     *other(400, "required", "POST", "/detokenize"),
 ]

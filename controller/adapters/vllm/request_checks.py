@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controller.adapters.vllm.constraint_checks import TooMuchError, check_constraints
+from controller.adapters.vllm.message_shapes import find_wrong_shape
 
 MAX_DEPTH = 64
 MAX_CHOICES = 128
@@ -89,6 +90,8 @@ def _find_in_fields(
         found = request.get(field)
         if isinstance(found, list) and len(found) > max_items:
             return Fault(f"{field} has more than {max_items} items", field)
+    if wrong := find_wrong_shape(request):
+        return Fault(*wrong)
     n = request.get("n")
     if n is not None and n > MAX_CHOICES:
         return Fault(f"n must be at most {MAX_CHOICES}, got {n}", "n")
