@@ -380,6 +380,7 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             a_grammar_that_only_another_backend_knows,
             a_client_that_does_not_read,
             a_failure_in_mid_stream,
+            a_failure_in_mid_message,
         ):
             await asyncio.wait_for(scenario(bed), 30.0)
             assert_nothing_left(bed)
@@ -575,9 +576,27 @@ async def a_client_that_does_not_read(bed: Bed) -> None:
 
 
 async def a_failure_in_mid_stream(bed: Bed) -> None:
+    body = {"prompt": "one", "ignore_eos": True}
+    *chunks, error, done = await _answer_of_a_failure(bed, TEXT, body)
+    assert chunks
+    assert done == "data: [DONE]"
+    assert_is_the_failure(error.removeprefix("data: "))
+
+
+async def a_failure_in_mid_message(bed: Bed) -> None:
+    """Anthropic's clients tell an error by its event."""
+    *chunks, error = await _answer_of_a_failure(bed, "/v1/messages", {"messages": USER})
+    assert chunks
+    event, data = error.split("\n")
+    assert event == "event: error"
+    assert json.loads(data[6:])["type"] == "error"
+    assert_is_the_failure(data.removeprefix("data: "))
+
+
+async def _answer_of_a_failure(bed: Bed, path: str, fields: dict[str, Any]) -> list[str]:
     async with gated(bed) as (_, http):
-        body = {"model": "embedded", "prompt": "one", "max_tokens": 450, "ignore_eos": True}
-        asking = asyncio.create_task(http.post(TEXT, json=body | {"stream": True}))
+        body = {"model": "embedded", "max_tokens": 450, "stream": True} | fields
+        asking = asyncio.create_task(http.post(path, json=body))
         while not bed.router.live:
             await asyncio.sleep(0.001)
         (request_id,) = bed.router.live
@@ -586,10 +605,11 @@ async def a_failure_in_mid_stream(bed: Bed) -> None:
         await asyncio.sleep(0)  # what came with the first token is on its way
         why = "i-0 died; " + "x" * 9000
         bed.llm.fail(request_id, GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
-        *chunks, error, done = (await asking).text.split("\n\n")[:-1]
-        assert chunks
-        assert done == "data: [DONE]"
-        assert len(error) < 8192
-        found = json.loads(error[6:])["error"]
-        assert (found["type"], found["code"]) == ("ServiceUnavailableError", 503)
-        assert found["message"].startswith("i-0 died")
+        return (await asking).text.split("\n\n")[:-1]
+
+
+def assert_is_the_failure(data: str) -> None:
+    assert len(data) < 8192
+    found = json.loads(data)["error"]
+    assert (found["type"], found["code"]) == ("ServiceUnavailableError", 503)
+    assert found["message"].startswith("i-0 died")

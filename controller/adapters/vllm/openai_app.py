@@ -21,6 +21,7 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from controller.adapters.vllm.anthropic_errors import tell_errors
 from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.gate import Gate
 from controller.adapters.vllm.pool_llm import PoolLLM
@@ -69,6 +70,7 @@ async def build_server(
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
     await init_app_state(llm, app.state, args, tasks)
+    tell_errors(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = app, json_paths(app)
     config = Config(
         gate,
