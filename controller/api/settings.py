@@ -6,13 +6,26 @@ and flags into a `Settings` and hands it to `up`, which hands it to the controll
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from controller.api.bounds import MAX_INSTANCES
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _words(found: object) -> object:
+    """A list of words: an array, or text with commas between them, as a variable gives it."""
+    if isinstance(found, str):
+        return tuple(word.strip() for word in found.split(",") if word.strip())
+    if not isinstance(found, list | tuple):
+        raise ValueError("it must be an array of strings")
+    return tuple(found)
+
+
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
+HostNames = Annotated[tuple[HostName, ...], BeforeValidator(_words)]
 
 EMBEDDED_MODEL = "embedded"
 
@@ -48,6 +61,10 @@ class EndpointTable(Table):
     api_key_file: str | None = None
     """A file of mode 0600 whose lines are the keys that clients may use, each alone or before the
     names of the priority levels that it may ask for. None: anybody may ask for any level."""
+    allowed_hosts: HostNames = ()
+    """Names under which clients call an endpoint without API keys, beside `host` and those of
+    loopback: what their Host header says. Others are answered 403, as pages in a browser can call
+    here under any name. With API keys any name will do."""
     served_model_name: str | None = None
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
     """A larger request is answered 413."""

@@ -18,25 +18,23 @@ from typing import Any
 
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.listener.shared_listener import HEAD, keeper_path
-from controller.adapters.ray import log_rotation
 from controller.adapters.ray.launcher import launch_actor
 from controller.main import temp_folder
 from controller.main.plan import ClusterPlan
+from controller.runtime import log_records
 
 # Nothing of ours goes through the object store; this is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
-HEAD_LOG = "head.log"
-"""In the folder of logs: what this process writes, as `up` has arranged."""
 
 
 def main(descriptor: int, plan_file: str) -> None:
+    log_records.install()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     plan = ClusterPlan.model_validate_json(Path(plan_file).read_text(encoding="utf-8"))
-    log_rotation.keep_small(Path(plan.log_dir) / HEAD_LOG)
     os.chdir(plan.state_dir)
     listening = socket.socket(fileno=descriptor)
     listening.set_inheritable(False)  # Ray's processes would keep the port

@@ -81,7 +81,8 @@ def test_pool_llm_sets_what_async_llm_sets() -> None:
 
     from controller.adapters.vllm.pool_llm import PoolLLM
 
-    assert attributes_set(PoolLLM) == attributes_set(AsyncLLM) - NOT_SET
+    assert attributes_set(PoolLLM) - attributes_set(AsyncLLM) == {"_turns"}
+    assert attributes_set(AsyncLLM) - attributes_set(PoolLLM) == NOT_SET
 
 
 def test_what_async_llm_asks_of_its_client() -> None:
@@ -180,7 +181,7 @@ class Bed:
     def __init__(self, engine: VllmEngine, llm: Any, gate: Any, router: PlayedRouter) -> None:
         self.engine, self.llm, self.gate, self.router = engine, llm, gate, router
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=gate), base_url="http://app", timeout=30.0
+            transport=httpx.ASGITransport(app=gate), base_url="http://localhost", timeout=30.0
         )
 
     async def step_for_ever(self) -> None:

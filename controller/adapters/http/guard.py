@@ -5,7 +5,6 @@ name an Origin, or a Host that is none of ours, where a page talked them into ca
 """
 
 import hmac
-import ipaddress
 import logging
 import time
 from collections import Counter
@@ -14,10 +13,13 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.adapters.http.errors import error_response
+from controller.api.hosts import is_own_host
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 65_536
+# Of two of these, each reader would take another one.
+ONCE = (b"authorization", b"content-length", b"host", b"idempotency-key", b"origin")
 # Strangers' calls are counted, and told of in the log so often at most.
 TELL_EVERY_S = 60.0
 
@@ -38,7 +40,7 @@ class Guard:
         self._app = app
         self._control = f"Bearer {control_token}".encode()
         self._view = f"Bearer {view_token}".encode()
-        self._host = host
+        self._own_hosts = (host.lower(),)
         self._on_refused = on_refused
         self._refused: Counter[str] = Counter()
         self._told_s = float("-inf")
@@ -59,13 +61,16 @@ class Guard:
         await error_response(status, code, message, hint)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+        names = [name for name, _ in scope["headers"]]
+        if any(names.count(name) > 1 for name in ONCE):
+            return 400, "ambiguous", "a header is given more than once"
         headers = dict(scope["headers"])
         given = headers.get(b"authorization", b"")
         if not given:
             return 401, "no_token", "the control API wants a bearer token"
         if b"origin" in headers:
             return 403, "foreign_origin", "the control API is not for browsers"
-        if not self._is_own_host(headers.get(b"host", b"").decode("latin-1")):
+        if not is_own_host(headers.get(b"host", b"").decode("latin-1"), self._own_hosts):
             return 403, "foreign_host", "this Host is not the control API's"
         if not hmac.compare_digest(given, self._control):
             if not hmac.compare_digest(given, self._view):
@@ -83,17 +88,6 @@ class Guard:
         if now_s - self._told_s >= TELL_EVERY_S:
             self._told_s = now_s
             log.warning("calls refused so far: %s", dict(self._refused))
-
-    def _is_own_host(self, host: str) -> bool:
-        """The address it listens on, or loopback by any name and port: tunnels end there."""
-        name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
-        name = name.strip("[]").lower()
-        if name in (self._host.lower(), "localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
 
 
 class BodyTooLargeError(Exception):

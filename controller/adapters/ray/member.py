@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.ray import log_rotation, starts
+from controller.adapters.ray import starts
 from controller.adapters.ray.starts import Start
+from controller.runtime import log_records
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ class RayMember:
     ) -> None:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
-        log_rotation.keep_small(log_file)
         start = starts.begin(log_file, run, is_sole=is_sole)
         threading.current_thread().name = member_id
         threading.Thread(
@@ -76,6 +76,7 @@ def _log_to(path: Path) -> None:
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     os.close(descriptor)
+    log_records.install()
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

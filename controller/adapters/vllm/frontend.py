@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.gate import Gate, GateLimits
+from controller.adapters.vllm.token_ids import max_token_ids
 from controller.api.key_file import parse_line
 from controller.ports.listener import Listener
 from controller.ports.mailbox import Mailbox
@@ -31,6 +32,8 @@ class FrontendConfig:
     port: int
     api_keys: tuple[str, ...] = field(repr=False)
     """Lines of the key file."""
+    hosts: tuple[str, ...]
+    """Names and addresses under which it may be called, beside loopback."""
     limits: GateLimits
 
 
@@ -113,7 +116,8 @@ class OpenAIFrontend:
         levels = {name: rank for rank, name in cfg.level_names.items()}
         limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
         self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
-        self._gate = Gate(cfg.limits, cfg.api_keys, levels)
+        bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
+        self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
         self._keep_alive = KeepAlive(max_kept_connections())
         self._server = await openai_app.build_server(
             self._llm, args, self._gate, self._keep_alive, info.supported_tasks

@@ -21,9 +21,10 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from controller.adapters.vllm.anthropic_errors import tell_errors
 from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
+from controller.adapters.vllm.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.gate import Gate
+from controller.adapters.vllm.model_route import add_model_route
 from controller.adapters.vllm.pool_llm import PoolLLM
 from controller.runtime.messages import EngineInfo
 
@@ -65,12 +66,13 @@ def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) 
 async def build_server(
     llm: PoolLLM, args: Namespace, gate: Gate, keep_alive: KeepAlive, tasks: tuple[str, ...]
 ) -> NoSignalServer:
+    make_models_fail_fast()
     app = build_app(args, tasks, llm.model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
+    add_model_route(app)
     await init_app_state(llm, app.state, args, tasks)
-    tell_errors(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = app, json_paths(app)
     config = Config(
         gate,

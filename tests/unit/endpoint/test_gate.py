@@ -30,7 +30,7 @@ def gate(app: App, limits: GateLimits | None = None, keys: tuple[str, ...] = ())
 
 async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) -> httpx.Response:
     transport = httpx.ASGITransport(app=found)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         answer = await http.request(method, path, **({"content": b"{}"} | what))
     assert found.num_live == 0
     return answer
@@ -39,7 +39,7 @@ async def ask(found: Gate, path: str = PATH, method: str = "POST", **what: Any) 
 async def ask_only(found: Gate, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
     """Beside others."""
     transport = httpx.ASGITransport(app=found)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         return await http.post(PATH, content=body)
 
 
@@ -343,6 +343,26 @@ async def test_with_the_right_key_and_where_none_is_asked() -> None:
     assert (await ask(gate(answering(200, b"ok")))).status_code == 200
 
 
+async def test_a_page_in_a_browser_that_calls_here_under_a_name_of_its_own() -> None:
+    foreign = {"host": "evil.example:8000"}
+    for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health")):
+        answer = await ask(gate(never), path, method, headers=foreign)
+        assert (answer.status_code, error(answer)["param"]) == (403, "Host")
+    listed = Gate(hosts=["EVIL.example"])
+    listed.app, listed.json_paths = answering(200, b"ok"), frozenset({PATH})
+    assert (await ask(listed, headers=foreign)).status_code == 200
+    with_key = foreign | {"authorization": "Bearer one"}
+    found = gate(answering(200, b"ok"), keys=("one",))
+    assert (await ask(found, headers=with_key)).status_code == 200
+
+
+async def test_a_header_twice() -> None:
+    """The gate looked at the last, vLLM at the first."""
+    twice = [("x-request-id", "x" * 1000), ("x-request-id", "y")]
+    answer = await ask(gate(never), headers=twice)
+    assert (answer.status_code, error(answer)["param"]) == (400, "X-Request-Id")
+
+
 async def test_live_requests_are_bounded() -> None:
     go_on = asyncio.Event()
 
@@ -353,7 +373,7 @@ async def test_live_requests_are_bounded() -> None:
 
     found = gate(app, GateLimits(max_live_requests=2))
     transport = httpx.ASGITransport(app=found)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         live = [asyncio.create_task(http.post(PATH, content=b"{}")) for _ in range(2)]
         while found.num_live < 2:
             await asyncio.sleep(0)
@@ -430,6 +450,20 @@ async def test_an_app_that_raises_in_mid_stream() -> None:
     first, failure, done, _ = (await ask(gate(app))).text.split("\n\n")
     assert (first, done) == ("data: 1", "data: [DONE]")
     assert json.loads(failure[6:])["error"]["message"] == INTERNAL
+
+
+async def test_a_refusal_after_the_answer_has_begun(caplog: pytest.LogCaptureFixture) -> None:
+    """As Starlette tells of an exception that it has a handler for."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await streaming(send, b"data: 1\n\n")
+        raise RuntimeError("response already started") from ValueError("an unknown type")
+
+    first, failure, done, _ = (await ask(gate(app))).text.split("\n\n")
+    assert (first, done) == ("data: 1", "data: [DONE]")
+    found = json.loads(failure[6:])["error"]
+    assert (found["code"], found["message"]) == (400, "an unknown type")
+    assert "Traceback" not in caplog.text
 
 
 async def test_an_error_within_a_stream_is_cut_and_typed() -> None:

@@ -64,7 +64,7 @@ async def connect(address: Any) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, address)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{{}}"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}"
     await loop.sock_sendall(client, head.encode())
     return client
 
@@ -114,7 +114,9 @@ async def test_a_body_that_is_too_large_is_answered_though_it_is_still_being_sen
     async with serving(EndlessStream(), write_timeout_s=5.0) as (_, address):
         reader, writer = await asyncio.open_connection(*address)
         size = 64 * 1024 * 1024
-        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode())
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
+        )
         for _ in range(16):
             writer.write(b" " * 65536)
             await writer.drain()
@@ -129,7 +131,9 @@ async def test_a_body_that_trickles_in_is_ended_with_its_connection(
     monkeypatch.setattr(exchange, "BODY_WAIT_S", 0.1)
     async with serving(EndlessStream(), write_timeout_s=5.0) as (server, address):
         reader, writer = await asyncio.open_connection(*address)
-        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 99999\r\n\r\n".encode())
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n".encode()
+        )
         answering = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
         async with asyncio.timeout(20):
             while not answering.done():

@@ -41,7 +41,7 @@ async def ask(
     gate.app, gate.json_paths = app, frozenset({PATH})
     given = [*headers, *([("Authorization", f"Bearer {key}")] if key else [])]
     transport = httpx.ASGITransport(app=gate)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in given]
         answer = await http.post(path, headers=raw, content=json.dumps(body).encode())
     assert gate.num_live == 0
@@ -254,6 +254,7 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
         num_instances=1,
         host="h",
         port=1,
+        hosts=(),
         api_keys=KEYS,
         limits=GateLimits(),
     )

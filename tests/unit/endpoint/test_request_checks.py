@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from controller.adapters.vllm import request_checks
 from controller.adapters.vllm.exchange import RefusedError
 from controller.adapters.vllm.priorities import Wish
 from controller.adapters.vllm.request_checks import find_fault, find_id_fault
@@ -52,8 +53,10 @@ def test_a_good_request_has_no_fault() -> None:
         (b'{"a": "\\u0000"}', "NUL"),
         (b'{"\\u0000": 1}', "NUL"),
         (b'{"a": [[{"b": "\\u0000"}]]}', "NUL"),
-        (b"[" * 200_000, "nested deeper"),
-        (b'{"a":' * 200_000, "nested deeper"),
+        (b"[" * 10_000, "nested deeper"),
+        (b'{"a":' * 10_000, "nested deeper"),
+        (b"[" * 200_000, "20000 values"),
+        (b'{"a":' * 200_000, "20000 values"),
     ],
 )
 def test_bodies(body: bytes, says: str) -> None:
@@ -81,7 +84,7 @@ def test_bodies_without_fault(body: bytes) -> None:
 def test_depth_is_counted_from_the_object_itself() -> None:
     assert fault_of({"x": nested(63)}) is None
     assert fault_of({"x": nested(64)}) == "the JSON is nested deeper than 64 levels"
-    assert fault_of({"x": [nested(3)] * 1000}) is None
+    assert fault_of({"x": [nested(3)] * 500}) is None
 
 
 def test_many_brackets_in_a_string_are_not_depth() -> None:
@@ -174,10 +177,12 @@ def test_sampling_params_have_the_same_bounds(inner: dict[str, Any], says: str) 
 def test_how_many() -> None:
     assert fault_of({"messages": [{}] * 2048}) is None
     assert fault_of({"messages": [{}] * 2049}) == "messages has more than 2048 items"
-    assert fault_of({"input": [1] * 513}) == "input has more than 512 items"
+    assert fault_of({"input": [{}] * 2049}) == "input has more than 2048 items"
     assert fault_of({"items": ["a"] * 1025}) == "items has more than 1024 items"
-    assert fault_of({"x": [{}] * 19_999}) is None
-    assert fault_of({"x": [{}] * 20_001, "prompt": "a"}) is not None
+    assert fault_of({"tools": [{"parameters": {"enum": ["a"] * 4_000}}] * 2}) is None
+    assert fault_of({"x": {"parameters": [{}] * 19_998}}) is None
+    says = "the JSON has more than 20000 values that are no token ids"
+    assert fault_of({"x": {"parameters": [{}] * 19_999}}) == says
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,16 @@ def test_many_values_pass_only_as_token_ids(many: list[Any]) -> None:
     says = "the JSON has more than 20000 values that are no token ids"
     assert fault_of({"prompt": many}) == says
     assert fault_of({"x": [many, {"y": many}]}) == says
+
+
+def test_a_text_to_be_cut_is_not_far_too_long() -> None:
+    long = "x" * 600_000
+    assert fault_of({"prompt": "x" * 500_000, "truncate_prompt_tokens": 10}) is None
+    assert fault_of({"prompt": long, "truncate_prompt_tokens": None}) is None
+    assert fault_of({"prompt": long, "truncation": "disabled"}) is None
+    for field, value in (("truncate_prompt_tokens", 10), ("truncation", "auto")):
+        why = fault_of({"prompt": long, field: value})
+        assert why == f"with {field}, a body may have 524288 bytes"
 
 
 def test_many_that_pass() -> None:
@@ -271,6 +286,28 @@ def test_a_word_of_structure_in_the_text_is_nothing() -> None:
 
 
 def test_a_large_body_of_tokens_is_fine() -> None:
-    """8 MB: token ids do not count among the values."""
-    body = json.dumps({"prompt": list(range(1_000_000)), "x": [[1]] * 40}).encode()
-    assert find_fault(body, anything) is None
+    """Token ids do not count among the values, and there may be as many as the context has."""
+    body = json.dumps({"prompt": list(range(150_000)), "x": [[1]] * 40}).encode()
+    assert find_fault(body, anything, max_token_ids=150_000) is None
+    found = find_fault(body, anything, max_token_ids=149_999)
+    assert found is not None
+    assert found == ("the request has more than 149999 token ids; send text", "prompt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"1," * 4_000_000 + b"1]}",
+        b'{"prompt":[' + b"[1]," * 1_000_000 + b"[1]]}",
+        b'{"prompt":[' + b'"",' * 1_000_000 + b'""]}',
+        b'{"prompt":' + b"[" * 4_000_000,
+    ],
+    ids=["ids", "prompts", "strings", "brackets"],
+)
+def test_a_multitude_is_refused_without_decoding(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_checks, "_DECODER", None)
+    found = find_fault(body, anything)
+    assert found is not None
+    assert found.message.startswith("the JSON has more than 20000 values")

@@ -1,0 +1,47 @@
+"""What is wrong with a request's headers, whatever it asks for."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from http import HTTPStatus
+
+from controller.adapters.vllm.exchange import RefusedError
+from controller.api.hosts import is_own_host
+
+# Of two of these, one reader takes the first and another the last: the gate judged the last
+# X-Request-Id, vLLM used the first.
+ONCE = (
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-type",
+    b"host",
+    b"origin",
+    b"transfer-encoding",
+    b"x-data-parallel-rank",
+    b"x-request-id",
+    b"x-session-id",
+    b"x-vllm-priority",
+)
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def check_headers(headers: Headers) -> None:
+    """Raises RefusedError (400)."""
+    given = Counter(name for name, _ in headers)
+    for name in ONCE:
+        if given[name] > 1:
+            shown = name.decode().title()
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"{shown} is given more than once", shown)
+
+
+def check_host(headers: Headers, own: Collection[str]) -> None:
+    """For an endpoint that anybody on this machine may use, but no page in a browser there.
+    Raises RefusedError (403). Whoever gives no Host is no browser."""
+    host = next((value.decode("latin-1") for name, value in headers if name == b"host"), None)
+    if host is not None and not is_own_host(host, own):
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "this Host is not the endpoint's; list it in endpoint.allowed_hosts, or use API keys",
+            "Host",
+        )

@@ -1,0 +1,52 @@
+"""How large and how deep a JSON text is, counted at C's speed before anything decodes it.
+
+Decoding holds the event loop, in a thread too, as the decoders keep Python's lock: four million
+token ids took 1.0 s of it, two million prompts of one token 2.8 s. Counting brackets and commas
+takes some 10 ms. The counts are exact for valid JSON; of any other text they bound what a decoder
+does before it gives up.
+"""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+MAX_DEPTH = 64
+# Items of lists and entries of objects, but for token ids.
+MAX_VALUES = 20_000
+
+_SPACES = b" \t\r\n"
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(_STEPS))
+
+
+class Outline(NamedTuple):
+    num_values: int
+    """At most so many, with token ids."""
+    too_many: bool
+    """More lists, objects or strings than MAX_VALUES values can be; then depth is not looked at."""
+    too_deep: bool
+
+
+def outline(text: bytes) -> Outline:
+    # Few brackets are no depth, few commas no multitude: true of most requests, quick to see.
+    num_openings, num_commas = _num_openings(text), text.count(b",")
+    if num_openings <= MAX_DEPTH and num_openings + num_commas <= MAX_VALUES:
+        return Outline(num_openings + num_commas, too_many=False, too_deep=False)
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+    if bare.count(b'"') > 4 * MAX_VALUES:  # a value and its key have four
+        return Outline(MAX_VALUES, too_many=True, too_deep=False)
+    bare = b'"'.join(bare.split(b'"')[::2]).translate(None, _SPACES)
+    num_openings = _num_openings(bare)
+    num_empty = bare.count(b"[]") + bare.count(b"{}")
+    num_values = num_openings - num_empty + bare.count(b",")
+    if num_openings > MAX_VALUES + 1:  # the whole is one that is no value
+        return Outline(num_values, too_many=True, too_deep=False)
+    return Outline(num_values, too_many=False, too_deep=_depth(bare) > MAX_DEPTH)
+
+
+def _num_openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _depth(bare: bytes) -> int:
+    brackets = bare.translate(None, _ALL_BUT_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

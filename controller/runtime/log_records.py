@@ -1,0 +1,41 @@
+"""Records of a log, bounded: whatever a client sent, a record stays short, and one record.
+
+A message role of 1 MB became a line of 1 MB, and a path with an encoded line break began a line
+of its own. What every logger of this process says passes here, libraries' too.
+"""
+
+import logging
+import traceback
+from typing import Any
+
+MAX_MESSAGE_CHARS = 4096
+MAX_TRACEBACK_CHARS = 8192
+# Control characters would steer the terminal of whoever reads. A line of a message that is not
+# its first is marked, so that none can pass for a record.
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
+    ord("\t"): "\t",
+    ord("\n"): "\n  | ",
+}
+
+
+def install() -> None:
+    logging.setLogRecordFactory(BoundedRecord)
+
+
+class BoundedRecord(logging.LogRecord):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.exc_info and self.exc_info[1] is not None:
+            text = "".join(traceback.format_exception(self.exc_info[1])).rstrip("\n")
+            self.exc_text = bounded(text, MAX_TRACEBACK_CHARS)
+
+    def getMessage(self) -> str:  # noqa: N802
+        return bounded(super().getMessage(), MAX_MESSAGE_CHARS)
+
+
+def bounded(text: str, max_chars: int) -> str:
+    """Without its middle if it is longer."""
+    if len(text) > max_chars:
+        kept = max_chars // 2
+        text = f"{text[:kept]} ... {len(text) - 2 * kept} characters ... {text[-kept:]}"
+    return text.translate(_SHOWN)

@@ -1,0 +1,33 @@
+"""Many callers at once do not keep the event loop."""
+
+import asyncio
+
+from controller.adapters.vllm.turns import PER_TURN, Turns
+
+
+async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:
+    turns, turn, seen = Turns(), 0, []
+
+    async def caller() -> None:
+        await turns.take()
+        seen.append(turn)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3 * PER_TURN + 1):
+            group.create_task(caller())
+        while len(seen) <= 3 * PER_TURN:
+            await asyncio.sleep(0)
+            turn += 1
+    assert [seen.count(turn) for turn in sorted(set(seen))] == [PER_TURN] * 3 + [1]
+
+
+async def test_one_caller_does_not_wait() -> None:
+    turns, waited = Turns(), False
+
+    def note() -> None:
+        nonlocal waited
+        waited = True
+
+    asyncio.get_running_loop().call_soon(note)
+    await turns.take()
+    assert not waited
