@@ -5,7 +5,8 @@ Needs only the `openai` package:  pip install openai
     python examples/stream_client.py "Tell me about the river"
     python examples/stream_client.py --base-url http://127.0.0.1:8000/v1 --model embedded Hello
 
-A key, if the endpoint wants one, comes from the variable OPENAI_API_KEY.
+A key, if the endpoint wants one, comes from the variable OPENAI_API_KEY. An endpoint that speaks
+https has an https:// URL; SSL_CERT_FILE names the authorities to believe.
 """
 
 import argparse

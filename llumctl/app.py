@@ -30,6 +30,7 @@ from llumctl.commands import (
     up,
     wait,
 )
+from llumctl.commands.endpoint_flags import UpCommand
 
 app = typer.Typer(
     name="llumctl",
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up")(up.up)
+app.command("up", cls=UpCommand)(up.up)
 app.command("down")(down.down)
 app.command("status")(status.status)
 app.command("top")(top.top)

@@ -4,6 +4,7 @@ import codecs
 import os
 import re
 import shlex
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class ConfigFile:
     path: Path
     text: str
     tables: dict[str, Any]
+    is_private: bool = False
+    """Whether it belongs to this user, and nobody else may read or change it."""
 
     def line(self, key: toml_lines.Path) -> int:
         return toml_lines.scan(self.text).find(key) or 1
@@ -85,7 +88,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 def read(path: Path, origin: str) -> ConfigFile:
     """`origin` says who asked for the file."""
     try:
-        raw = plain_file.read(path, MAX_BYTES)
+        raw, found = plain_file.read_with_status(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise absent(path, origin) from error
     except OSError as error:
@@ -94,7 +97,8 @@ def read(path: Path, origin: str) -> ConfigFile:
             f"ls -l {path}",
         ) from error
     text = _decode(path, raw)
-    return ConfigFile(path, text, _parse(path, text))
+    is_private = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    return ConfigFile(path, text, _parse(path, text), is_private)
 
 
 def edit_command(path: Path, line: int) -> str:

@@ -114,11 +114,13 @@ def endpoint_text(settings: Settings, status: ClusterStatus) -> str:
     """The URL on the first line, then a curl line. A key is read from its file by the shell."""
     base = status.endpoint_url.rstrip("/").removesuffix("/v1")
     body = {
-        "model": settings.endpoint.served_model_name or status.model,
+        "model": next(iter(settings.endpoint.served_model_name), status.model),
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 32,
     }
     words = [f"curl {shlex.quote(f'{base}/v1/chat/completions')}"]
+    if settings.endpoint.ssl_certfile:
+        words.append(f"--cacert {shlex.quote(settings.endpoint.ssl_certfile)}")
     if settings.endpoint.api_key_file:
         key_file = shlex.quote(settings.endpoint.api_key_file)
         script = "/./{s/[[:space:]].*//;s/^/Authorization: Bearer /p;q}"

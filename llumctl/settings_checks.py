@@ -9,13 +9,23 @@ import ipaddress
 from pathlib import Path
 
 from controller.api import key_file
+from controller.api.endpoint_options import Code, EndpointOptions, code_in
 from controller.api.errors import UsageError
-from controller.api.settings import EMBEDDED_MODEL, Settings
+from controller.api.settings import EMBEDDED_MODEL, EndpointTable, Settings
 from llumctl import secrets_file
 from llumctl.settings_origin import Origins
 from llumctl.toml_lines import Path as Key
 
 LOOPBACK = "127.0.0.1"
+ENDPOINT_FILES = (
+    "api_key_file",
+    "chat_template",
+    "tool_parser_plugin",
+    "reasoning_parser_plugin",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_ca_certs",
+)
 
 
 def checked(settings: Settings, origins: Origins) -> Settings:
@@ -32,13 +42,13 @@ def checked(settings: Settings, origins: Origins) -> Settings:
             f"{origins.of(('emulated', 'profile'))}: only emulated engines have a profile",
             "llumctl up --engine emulated --profile ...",
         )
-    keys = endpoint.api_key_file
-    if keys is not None:
-        keys = str(_key_file(keys, settings, origins))
+    if endpoint.api_key_file is not None:
+        _check_key_file(endpoint.api_key_file, settings, origins)
+    _check_code(settings, origins)
     return settings.model_copy(
         update={
             "cluster": cluster.model_copy(update={"model": model}),
-            "endpoint": endpoint.model_copy(update={"api_key_file": keys}),
+            "endpoint": endpoint.model_copy(update=_endpoint_files(endpoint, origins)),
             "emulated": emulated,
         }
     )
@@ -131,7 +141,51 @@ def _is_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~"))
 
 
-def _key_file(name: str, settings: Settings, origins: Origins) -> Path:
+def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]:
+    """Absolute, by key; sampling defaults may be a folder's, or go by a word."""
+    found = {
+        key: str(_absolute(name, ("endpoint", key), origins))
+        for key in ENDPOINT_FILES
+        if (name := getattr(endpoint, key)) is not None
+    }
+    if endpoint.generation_config not in ("auto", "vllm"):
+        key: Key = ("endpoint", "generation_config")
+        folder = _absolute(endpoint.generation_config, key, origins)
+        if not (folder / "generation_config.json").is_file():
+            raise UsageError(
+                f"{origins.of(key)}: endpoint.generation_config: {folder} holds no"
+                " generation_config.json",
+                'endpoint.generation_config = "auto"      (the model\'s own), or "vllm"',
+            )
+        found["generation_config"] = str(folder)
+    return found
+
+
+def _check_code(settings: Settings, origins: Origins) -> None:
+    """What names code to run may come out of a file that its owner alone can read and change: what
+    stands in an argument or a variable was perhaps put there by another."""
+    keys: list[Key] = [
+        ("endpoint", name)
+        for name, info in EndpointOptions.model_fields.items()
+        if Code in info.metadata and getattr(settings.endpoint, name) is not None
+    ]
+    keys += [("engine", name) for name in code_in(settings.engine)]
+    for key in keys:
+        dotted, where = ".".join(map(str, key)), origins.of(origins.written(key))
+        if origins.file is None or not origins.in_file(origins.written(key)):
+            raise UsageError(
+                f"{where}: {dotted} names code to run: only a configuration file of yours with mode"
+                " 0600 may set it",
+                "llumctl config path",
+            )
+        if not origins.file.is_private:
+            raise UsageError(
+                f"{where}: {dotted} names code to run, and {origins.file.path} is not yours alone",
+                f"chmod 600 {origins.file.path}",
+            )
+
+
+def _check_key_file(name: str, settings: Settings, origins: Origins) -> None:
     key: Key = ("endpoint", "api_key_file")
     path = _absolute(name, key, origins)
     where = f"{origins.of(key)}: {'.'.join(map(str, key))}"
@@ -140,7 +194,6 @@ def _key_file(name: str, settings: Settings, origins: Origins) -> Path:
         key_file.check(text, [level.name for level in settings.priority])
     except ValueError as error:
         raise UsageError(f"{where}: {path}: {error}", "llumctl config show") from error
-    return path
 
 
 def _absolute(name: str, key: Key, origins: Origins) -> Path:

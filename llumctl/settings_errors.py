@@ -1,5 +1,6 @@
 """What is wrong with a setting, in words: where, what, and the nearest valid key."""
 
+import contextlib
 import difflib
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -7,7 +8,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from controller.api.errors import UsageError
+from controller.api.complaints import complaint
+from controller.api.errors import UsageError, WrongSettingError
+from controller.api.refused_options import why_refused
 from controller.api.settings import Settings
 from llumctl.settings_origin import Origins
 from llumctl.toml_lines import Path
@@ -15,27 +18,6 @@ from llumctl.toml_lines import Path
 MAX_SHOWN = 10
 OPEN_TABLES = ("engine", "keys")
 """They take any key."""
-
-_KINDS = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "finite_number": "a finite number",
-    "model_type": "a table",
-    "dict_type": "a table",
-    "tuple_type": "an array of tables, each written as [[priority]]",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
 
 
 def table_model(table: str) -> type[BaseModel]:
@@ -61,12 +43,26 @@ def explain(error: ValidationError, origins: Origins) -> UsageError:
 def explain_value(error: ValidationError, origin: str, raw: str) -> UsageError:
     """A variable's value that cannot become what the setting wants."""
     details = error.errors(include_url=False)[0]
-    return UsageError(f"{origin}: {_complaint(details, raw)}", f"unset {origin}")
+    return UsageError(f"{origin}: {complaint(details, raw)}", f"unset {origin}")
+
+
+@contextlib.contextmanager
+def located(origins: Origins) -> Iterator[None]:
+    """What a later check refuses says first where the setting was written."""
+    try:
+        yield
+    except WrongSettingError as error:
+        key = origins.written(error.key)
+        where = origins.of(key)
+        prefix = "" if where == ".".join(map(str, key)) else f"{where}: "
+        raise UsageError(prefix + error.message, error.hint or origins.cure(key)) from error
 
 
 def unknown_key(where: str, path: Path) -> UsageError:
     name = ".".join(str(part) for part in path if not isinstance(part, int))
     what = "table" if len(path) == 1 else "key"
+    if path[0] == "endpoint" and (why := why_refused(str(path[-1]))):
+        return UsageError(f"{where}: {name} is refused: {why}", "llumctl up --help")
     message = f"{where}: unknown {what} {name}"
     if nearest := nearest_key(path):
         message += f"; did you mean {nearest}?"
@@ -120,30 +116,7 @@ def _one(details: ErrorDetails, origins: Origins) -> UsageError:
     if details["type"] == "missing":
         parent = ".".join(str(part) for part in path[:-1] if not isinstance(part, int))
         return UsageError(f"{where}: {parent} needs the key {path[-1]}", origins.cure(path))
-    return UsageError(prefix + _complaint(details, details["input"]), origins.cure(path))
-
-
-def _complaint(details: ErrorDetails, value: object) -> str:
-    kind, context = details["type"], details.get("ctx", {})
-    if kind in _KINDS:
-        return f"must be {_KINDS[kind]}, not {_shown(value)}"
-    if kind in _BOUNDS:
-        limit, words = _BOUNDS[kind]
-        return f"must be {words} {context[limit]:g}, not {_shown(value)}"
-    if kind == "string_pattern_mismatch":
-        return f"{_shown(value)} does not match {context['pattern']}"
-    if kind == "string_too_short":
-        return "is empty"
-    if kind == "literal_error":
-        return f"must be {context['expected']}, not {_shown(value)}"
-    if kind == "value_error":
-        return f"is refused: {context['error']}"
-    return f"{details['msg']}: {_shown(value)}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return UsageError(prefix + complaint(details, details["input"]), origins.cure(path))
 
 
 def _listed(names: Any) -> str:

@@ -23,6 +23,16 @@ class Origins:
         table = self.file.tables.get(str(key[0]))
         return key[1] in table if isinstance(table, dict) and len(key) == 2 else table is not None
 
+    def written(self, key: Path) -> Path:
+        """As the file has it: it may write dashes where an engine argument has underscores."""
+        table = self.file.tables.get(str(key[0])) if self.file is not None else None
+        if key[:2] in self._names or not isinstance(table, dict) or len(key) < 2:
+            return key
+        for name in table:
+            if name.replace("-", "_") == key[1]:
+                return (key[0], name, *key[2:])
+        return key
+
     def flag(self, key: Path) -> bool:
         """Whether it was given on the command line."""
         return self._names.get(key[:2], "").startswith("-")

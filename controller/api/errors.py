@@ -39,6 +39,18 @@ class UsageError(LlumctlError):
     exit_code = EXIT_USAGE
 
 
+class WrongSettingError(UsageError):
+    """A setting that cannot be; who knows where it was written says that first."""
+
+    def __init__(self, key: tuple[str, ...], what: str, hint: str = "") -> None:
+        super().__init__(f"{'.'.join(key)} {what}", hint)
+        self.key = key
+        self.what = what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.key, self.what, self.hint)
+
+
 class UnreachableError(LlumctlError):
     """No controller runs, or it does not answer."""
 

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from pydantic import ValidationError
 
 from controller.api.setting_models import SettingValue
-from controller.api.settings import PriorityTable, Settings, Table
+from controller.api.settings import PriorityTable, Settings
+from controller.api.table import Table
 
 LIVE = (
     "migration.*",

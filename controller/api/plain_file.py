@@ -36,8 +36,14 @@ def opened(path: Path) -> BinaryIO:
 
 def read(path: Path, max_bytes: int) -> bytes:
     """Raises OSError."""
+    return read_with_status(path, max_bytes)[0]
+
+
+def read_with_status(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """With whose file was read, and who else may. Raises OSError."""
     with opened(path) as file:
         content = file.read(max_bytes + 1)
+        found = os.fstat(file.fileno())
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes")
-    return content
+    return content, found

@@ -56,6 +56,8 @@ class RunState:
     """How long live requests may take when nobody says otherwise."""
     ray_environment: dict[str, str] = field(default_factory=dict)
     """What a process needs to reach this Ray: how it authenticates and where its token is."""
+    endpoint_certificate: str = ""
+    """The file with the endpoint's certificate; empty: it speaks plain http."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

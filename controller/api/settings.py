@@ -6,32 +6,19 @@ and flags into a `Settings` and hands it to `up`, which hands it to the controll
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from controller.api.bounds import MAX_INSTANCES
+from controller.api.endpoint_options import EndpointOptions, Words, words
+from controller.api.table import Port, Seconds, Table
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _words(found: object) -> object:
-    """A list of words: an array, or text with commas between them, as a variable gives it."""
-    if isinstance(found, str):
-        return tuple(word.strip() for word in found.split(",") if word.strip())
-    if not isinstance(found, list | tuple):
-        raise ValueError("it must be an array of strings")
-    return tuple(found)
-
+ModelNames = Annotated[Words, Field(max_length=32)]
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
-HostNames = Annotated[tuple[HostName, ...], BeforeValidator(_words)]
+HostNames = Annotated[tuple[HostName, ...], BeforeValidator(words)]
 
 EMBEDDED_MODEL = "embedded"
-
-
-class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ClusterTable(Table):
@@ -53,8 +40,8 @@ class ClusterTable(Table):
     start_timeout_s: Seconds = 600.0
 
 
-class EndpointTable(Table):
-    """`[endpoint]`: the OpenAI-compatible API."""
+class EndpointServer(Table):
+    """Where the OpenAI-compatible API is served, to whom, and how much of it."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -65,7 +52,8 @@ class EndpointTable(Table):
     """Names under which clients call an endpoint without API keys, beside `host` and those of
     loopback: what their Host header says. Others are answered 403, as pages in a browser can call
     here under any name. With API keys any name will do."""
-    served_model_name: str | None = None
+    served_model_name: ModelNames = ()
+    """The model's names for clients, the first of which is in answers; none: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
     """A larger request is answered 413."""
     max_live_requests: Annotated[int, Field(ge=1)] = 4096
@@ -74,6 +62,10 @@ class EndpointTable(Table):
     """A request that takes longer is answered 504, a stream ends with an error; None: no limit."""
     write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
     """A client that takes nothing of its answer for so long is cut, and its request aborted."""
+
+
+class EndpointTable(EndpointOptions, EndpointServer):
+    """`[endpoint]`: the OpenAI-compatible API."""
 
 
 class ControlTable(Table):
@@ -182,6 +174,17 @@ class Settings(Table):
     keys: dict[str, str] = Field(default_factory=dict)
     """Keys of the dashboard (`llumctl top`, which alone reads them): action id -> a key, or several
     between commas. The cluster does not."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served model's, for clients."""
+        return self.endpoint.served_model_name or (self.cluster.model,)
+
+    @property
+    def served_model_name(self) -> str | list[str]:
+        """The same as vLLM takes them."""
+        names = self.model_names
+        return names[0] if len(names) == 1 else list(names)
 
     @field_validator("priority")
     @classmethod

@@ -20,6 +20,8 @@ from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation
 from controller.main.doctor_resources import memory_check, port_checks, shm_check
+from controller.main.endpoint_checks import check_endpoint
+from controller.main.engine_args import check_engine_args
 
 PYTHON_OLDEST = (3, 11)
 RAY_OLDEST = (2, 54)
@@ -43,6 +45,7 @@ def run(settings: Settings) -> list[Check]:
         vllm_check(num_gpus=len(gpus)),
         cuda_builds_check(),
         gpu_check(gpus, settings),
+        options_check(settings),
         memory_check(settings, num_gpus=len(gpus), already_running=alive),
         shm_check(),
         *port_checks(settings, state if alive else None),
@@ -134,6 +137,17 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
             "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
         )
     return _check("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
+
+
+def options_check(settings: Settings) -> Check:
+    """vLLM's options, as `up` checks them."""
+    name = "vLLM's options"
+    try:
+        check_engine_args(settings.engine)
+        check_endpoint(settings.endpoint)
+    except LlumctlError as error:
+        return _check(name, FAIL, error.message, error.hint)
+    return _check(name, OK, "all are known to vLLM and in their bounds")
 
 
 def visible_gpus() -> list[str]:

@@ -5,6 +5,7 @@ are vLLM's all the same, with the embedded model's tokenizer."""
 from dataclasses import replace
 from typing import Any
 
+from controller.api.endpoint_options import engine_options
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EmulatedTable, Settings
 from controller.main.frontends import FRONTEND_BYTES
@@ -49,7 +50,7 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
     """For the frontends. The override lets contexts be longer than the embedded model's own."""
     return {
         "model": model,
-        "served_model_name": settings.endpoint.served_model_name or settings.cluster.model,
+        "served_model_name": settings.served_model_name,
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": CPU_BLOCK_TOKENS,
@@ -57,7 +58,7 @@ def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict
         "max_model_len": profile.max_model_len,
         "hf_overrides": {"max_position_embeddings": profile.max_model_len},
         "scheduling_policy": "priority",
-    }
+    } | engine_options(settings.endpoint)
 
 
 def check_memory(num_instances: int, num_frontends: int) -> None:

@@ -58,4 +58,4 @@ class ClusterPlan(BaseModel):
 
     @property
     def model_name(self) -> str:
-        return self.settings.endpoint.served_model_name or self.settings.cluster.model
+        return self.settings.model_names[0]

@@ -19,11 +19,11 @@ import httpx
 from controller.adapters.embedded_model import ensure
 from controller.adapters.listener.listening_socket import listen
 from controller.api import plain_file
+from controller.api.endpoint_options import engine_options
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import EMBEDDED_MODEL, EndpointTable, Settings
 from controller.core.dispatch import POLICIES, find_policy
 from controller.core.snapshot import blocks_for
-from controller.main.engine_args import check_engine_args
 from controller.main.memory import available_bytes
 
 GIB = 1 << 30
@@ -140,13 +140,6 @@ def check_ray_address(address: str) -> None:
         ) from error
 
 
-def check_engine_args_of(settings: Settings) -> None:
-    try:
-        check_engine_args(settings.engine)
-    except UsageError as error:
-        raise UsageError(f"[engine]: {error.message}", error.hint) from None
-
-
 def check_policy(name: str) -> None:
     try:
         find_policy(name)
@@ -219,10 +212,10 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
             "enforce_eager": True,
             "kv_cache_memory_bytes": EMBEDDED_KV_BYTES,
         }
-    args |= settings.engine
+    args |= settings.engine | engine_options(settings.endpoint)
     args |= {
         "model": model,
-        "served_model_name": settings.endpoint.served_model_name or settings.cluster.model,
+        "served_model_name": settings.served_model_name,
         "scheduling_policy": "priority",
     }
     return args

@@ -16,6 +16,7 @@ from controller.adapters.ray.starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.audit import AuditLog
+from controller.api.endpoint_options import frontend_options
 from controller.api.live_settings import changed
 from controller.core.cluster_spec import ClusterSpec
 from controller.core.instance_ref import InstanceRef
@@ -185,6 +186,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     table = plan.settings.endpoint
     config = FrontendConfig(
         engine_args=plan.engine_args,
+        options=frontend_options(table),
         level_names={level.rank: level.name for level in plan.settings.priority},
         num_instances=plan.num_instances,
         host=table.host,
@@ -211,7 +213,8 @@ async def _stay_failed(
 def endpoint_url(plan: ClusterPlan) -> str:
     table = plan.settings.endpoint
     host = "127.0.0.1" if table.host in ("0.0.0.0", "::") else table.host
-    return f"http://{host}:{table.port}"
+    scheme = "https" if table.ssl_certfile else "http"
+    return f"{scheme}://{host}:{table.port}"
 
 
 def _bind_host(plan: ClusterPlan) -> str:

@@ -29,7 +29,10 @@ from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation, preflight, temp_folder
+from controller.main.arguments_taken import are_taken
 from controller.main.down import note, present_grace_s, tear_down
+from controller.main.endpoint_checks import check_endpoint
+from controller.main.engine_args import check_engine_args
 from controller.main.frontends import default_frontends, num_cores
 from controller.main.memory import available_bytes
 from controller.main.plan import FILE as PLAN_FILE
@@ -55,8 +58,8 @@ def run(
     timeout_s: float | None,
     progress: Progress,
 ) -> ClusterStatus | None:
-    """Start, and stay unless `detach`; detached, return when the controller answers, or with
-    `wait` when everything serves. Interrupted or failed, it leaves nothing behind."""
+    """Start, and stay unless `detach`; detached, return when vLLM has taken its arguments, or
+    with `wait` when everything serves. Interrupted or failed, it leaves nothing behind."""
     deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
     with _sigterm_interrupts():
         with run_state.lock(settings.cluster.name):
@@ -84,7 +87,8 @@ def make_plan(settings: Settings) -> ClusterPlan:
     """All the checks that need nothing started, in the order of what they cost."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     preflight.check_policy(settings.scheduler.policy)
-    preflight.check_engine_args_of(settings)
+    check_engine_args(settings.engine)
+    check_endpoint(endpoint)
     if cluster.ray_address:
         preflight.check_ray_address(cluster.ray_address)
     preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
@@ -224,7 +228,7 @@ def _watch_start(
                 progress(status)
                 if status.state == ClusterState.FAILED:
                     raise explain_failure(status, plan)
-                if status.state == ClusterState.READY or not until_ready:
+                if status.state == ClusterState.READY or (not until_ready and are_taken(status)):
                     return status
             else:
                 refuse_given_up(log_dir, plan.namespace)

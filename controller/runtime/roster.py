@@ -9,6 +9,7 @@ Pure: Hellos and losses in, what changed out. Rules:
 
 from dataclasses import dataclass, field
 
+from controller.api.start_words import LAUNCHING
 from controller.runtime.messages import EngineInfo, Hello, MemberKind, Phase, Welcome
 
 
@@ -23,7 +24,7 @@ class Member:
     node: str = ""
     pid: int | None = None
     phase: Phase = "starting"
-    detail: str = "launching"
+    detail: str = LAUNCHING
     info: EngineInfo | None = None
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None

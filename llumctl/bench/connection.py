@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
+from llumctl.bench import tls
 from llumctl.bench.response import Answer, BadAnswerError, ResponseReader
 
 MAX_IDLE_S = 1.0
@@ -27,10 +28,15 @@ class ExchangeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint; `base_url` with or without /v1. `api_key` empty: none is sent."""
+    """An OpenAI endpoint; `base_url` with or without /v1. `api_key` empty: none is sent.
+    `certificate`: the file of the one that is believed; empty: see tls.py."""
 
     base_url: str
     api_key: str = ""
+    certificate: str = ""
+
+    def tls(self) -> ssl.SSLContext | None:
+        return tls.context(self.base_url, self.certificate)
 
     def url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/{path}"
@@ -61,16 +67,16 @@ class Connection(asyncio.Protocol):
         self._ended: asyncio.Future[None]
 
     @classmethod
-    async def open(cls, base_url: str) -> Self:
+    async def open(cls, endpoint: Endpoint) -> Self:
         """Raises ExchangeError."""
-        address = urlsplit(base_url)
-        is_tls = address.scheme == "https"
+        address = urlsplit(endpoint.base_url)
         try:
+            context = endpoint.tls()
             _, connection = await asyncio.get_running_loop().create_connection(
                 cls,
                 address.hostname or "127.0.0.1",
-                address.port or (443 if is_tls else 80),
-                ssl=ssl.create_default_context() if is_tls else None,
+                address.port or (443 if context else 80),
+                ssl=context,
             )
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror if error.errno else str(error)
@@ -153,7 +159,7 @@ class Pool:
         """Like Connection.exchange, on any connection; connecting counts to the time as well."""
         try:
             async with asyncio.timeout(timeout_s):
-                connection = self._take() or await Connection.open(self._endpoint.base_url)
+                connection = self._take() or await Connection.open(self._endpoint)
                 await connection.exchange(message, answer)
         except TimeoutError:
             raise ExchangeError("timed-out", f"no end within {timeout_s:.0f} s") from None

@@ -47,7 +47,7 @@ def of_cluster(cluster: str, api_key: str, model: str | None) -> Target:
     state = connect.running(cluster)
     control = ControlClient(state.control_url, state.control_token, ASK_TIMEOUT_S)
     status = control.status()
-    endpoint = Endpoint(state.endpoint_url, api_key)
+    endpoint = Endpoint(state.endpoint_url, api_key, state.endpoint_certificate)
     name, context = _ask_model(endpoint, model)
     return Target(endpoint, name, context, status, control)
 
@@ -94,11 +94,16 @@ def _ask_model(endpoint: Endpoint, wanted: str | None) -> tuple[str, int | None]
     url = endpoint.url("models")
     headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
     try:
-        with httpx.Client(trust_env=False, timeout=ASK_TIMEOUT_S) as client:
+        verify = endpoint.tls() or False
+        with httpx.Client(trust_env=False, timeout=ASK_TIMEOUT_S, verify=verify) as client:
             response = client.get(url, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         reason = str(error) or type(error).__name__
-        raise UnreachableError(f"{url} cannot be reached: {reason}", "llumctl status") from error
+        untrusted = "CERTIFICATE_VERIFY_FAILED" in reason
+        raise UnreachableError(
+            f"{url} cannot be reached: {reason}",
+            "SSL_CERT_FILE=AUTHORITIES llumctl bench ..." if untrusted else "llumctl status",
+        ) from error
     if response.status_code in (401, 403):
         raise RefusedError(
             f"{url} wants another API key ({response.status_code})",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llumctl.commands import endpoint_flags
 from llumctl.commands.options import Cluster, Config, positive
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def up(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -31,6 +33,9 @@ def up(
         str | None, typer.Option(help="Address of the endpoint; other than loopback needs keys.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the endpoint (8000).")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The model's names for clients.")
+    ] = None,
     control_port: Annotated[
         int | None, typer.Option(help="Port of the control API (8700).")
     ] = None,
@@ -74,8 +79,10 @@ def up(
         ("cluster", "ray_address"): ("--ray-address", ray_address),
         ("endpoint", "host"): ("--host", host),
         ("endpoint", "port"): ("--port", port),
+        ("endpoint", "served_model_name"): ("--served-model-name", served_model_name),
         ("control", "port"): ("--control-port", control_port),
         ("emulated", "profile"): ("--profile", profile),
+        **endpoint_flags.given(context),
     }
     start(config, flags, engine_arg or [], detach=detach, wait=wait, timeout_s=timeout)
 
@@ -90,12 +97,13 @@ def start(
     timeout_s: float | None,
 ) -> None:
     from llumctl import settings as settings_module
+    from llumctl import settings_errors
     from llumctl.progress import Progress
 
-    settings = settings_module.load(config=config, flags=flags, engine_args=engine_args)
+    settings, origins = settings_module.load_with_origins(config, flags, engine_args)
     from controller.main import up as up_main
 
-    with Progress(settings) as progress:
+    with Progress(settings) as progress, settings_errors.located(origins):
         status = up_main.run(
             settings, detach=detach, wait=wait, timeout_s=timeout_s, progress=progress
         )

@@ -217,7 +217,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     from controller.adapters.vllm.pool_client import PoolLimits
     from controller.adapters.vllm.pool_llm import PoolLLM
 
-    args = openai_app.parse_args(engine_args, [], "127.0.0.1", 8123)
+    args = openai_app.parse_args(engine_args, {}, [], "127.0.0.1", 8123)
     config = openai_app.build_config(args)
     info = EngineInfo(
         engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks

@@ -44,7 +44,8 @@ def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def cluster(base_env: dict[str, str]) -> Iterator[Cluster]:
     """Two instances, started once for all tests that leave it as it was."""
-    cluster = Cluster(base_env | NOTHING_MOVES, up_args=("-n", "2"))
+    options = ("--tool-call-parser", "hermes")
+    cluster = Cluster(base_env | NOTHING_MOVES, up_args=("-n", "2", *options))
     with cluster.running():
         yield cluster
 

@@ -25,6 +25,8 @@ class Read:
     """What a client has read of one choice; equal if, and only if, it cannot tell them apart."""
 
     text: str = ""
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Of tools, by their index; without their ids, which are drawn anew each time."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
@@ -109,6 +111,10 @@ class Stream:
         for choice in chunk["choices"]:
             read = self.choices.setdefault(choice["index"], Read())
             read.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            for call in (choice.get("delta") or {}).get("tool_calls") or ():
+                parts = read.calls.setdefault(call["index"], {"name": "", "arguments": ""})
+                for part, piece in call["function"].items():
+                    parts[part] += piece or ""
             read.token_ids += choice.get("token_ids") or []
             if choice.get("logprobs"):
                 read.logprobs += _logprobs(choice["logprobs"])

@@ -1,6 +1,7 @@
 """Requests that move while they are read: their readers cannot tell."""
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,10 @@ NUMBERS = {
     },
     "required": ["name", "ages"],
 }
+TOOL = {
+    "type": "function",
+    "function": {"name": "note", "description": "Writes numbers down.", "parameters": NUMBERS},
+}
 MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
 WORDS = "the quiet river and its stones "
 SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,7 +42,11 @@ SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
     "json schema": (CHAT, {"messages": MESSAGES, "temperature": 1.0, "seed": 2,
                            "response_format": {"type": "json_schema",
                                                "json_schema": {"name": "p", "schema": NUMBERS}}}),
+    "tool call": (CHAT, {"messages": MESSAGES, "temperature": 1.0, "seed": 6,
+                         "tools": [TOOL], "tool_choice": "required"}),
 }  # fmt: skip
+GUIDED = {"response_format", "tools"}
+"""They end by themselves."""
 NUM_TOKENS = 300
 NUM_BLOCKS = 280
 NUM_MOVERS = 3
@@ -55,7 +64,7 @@ def read(
 ) -> list[Read]:
     """One request, moved when it has so many tokens; at least `num_moves` of the moves, counted
     per sequence, must have happened."""
-    if "response_format" not in body:
+    if not GUIDED & body.keys():
         body = {"max_tokens": NUM_TOKENS, "ignore_eos": True} | body
     stream = Stream(cluster, path, body | {"max_tokens": NUM_TOKENS}, next(_names))
     outcomes = []
@@ -85,6 +94,10 @@ def test_moved_equals_unmoved(cluster: Cluster, kind: str) -> None:
             for when, moves_at in AT.items()
         }
     assert all(choice.token_ids for choice in unmoved.result())
+    if kind == "tool call":
+        (choice,) = unmoved.result()
+        assert choice.calls[0]["name"] == "note"
+        assert set(json.loads(choice.calls[0]["arguments"])) == {"name", "ages"}
     for when, found in moved.items():
         assert found.result() == unmoved.result(), when
 
@@ -161,7 +174,7 @@ def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
 def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) -> None:
     """Of 16 requests that together need more blocks than there are: room is refused, requests are
     evicted, and no reader can tell."""
-    kinds = [kind for kind in SAMPLING if kind != "n=2"]
+    kinds = [kind for kind in SAMPLING if kind not in ("n=2", "tool call")]
     bodies = [
         (path, body | {"max_tokens": 1500, "ignore_eos": "response_format" not in body})
         for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(16))

@@ -144,7 +144,7 @@ def test_flags_over_environment_over_file_over_defaults() -> None:
     found = load(text, environ, flags)
     assert found.cluster.frontends == 4
     assert found.endpoint.port == 1002
-    assert found.endpoint.served_model_name == "f"
+    assert found.endpoint.served_model_name == ("f",)
     assert found.control.port == 8700
 
 

@@ -53,6 +53,13 @@ def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(doctor.python_check()) == ("fail", True)
 
 
+def test_options_that_up_would_refuse() -> None:
+    wrong = doctor.options_check(Settings(endpoint=EndpointTable(ssl_keyfile="k")))
+    assert verdict(wrong) == ("fail", True)
+    assert "ssl_keyfile needs endpoint.ssl_certfile" in wrong.what
+    assert verdict(doctor.options_check(Settings())) == ("ok", False)
+
+
 def test_ray(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     versions["ray"] = "2.9.3"
     assert verdict(doctor.ray_check()) == ("fail", True)
@@ -215,4 +222,4 @@ def test_command(result: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_real_thing_finishes(capsys: Captured) -> None:
     assert run(["doctor", "-o", "json"]) in (0, 1)
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 13

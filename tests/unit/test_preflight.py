@@ -15,18 +15,11 @@ import pytest
 from controller.adapters.embedded_model.architecture import KV_BYTES_PER_TOKEN, config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import Settings
-from controller.main import emulation, engine_args, preflight
+from controller.main import emulation, preflight
 from controller.main import memory as memory_module
 from controller.main.start_errors import explain_failure, head_failure
 
 GIB = 1 << 30
-KNOWN = frozenset({"max_model_len", "tensor_parallel_size", "kv_cache_memory_bytes", "dtype"})
-
-
-@pytest.fixture(autouse=True)
-def _known_engine_args(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM need not be there; tests/contract checks the list against it."""
-    monkeypatch.setattr(engine_args, "known_engine_args", lambda: KNOWN)
 
 
 @pytest.fixture
@@ -109,34 +102,6 @@ def test_an_unknown_policy_names_the_nearest() -> None:
     preflight.check_policy("llumnix")
     with pytest.raises(UsageError, match=r"scheduler\.policy.*round-robin"):
         preflight.check_policy("roundrobin")
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("model", "llumctl up MODEL"),
-        ("port", "endpoint.port"),
-        ("scheduling_policy", "priority"),
-        ("scheduler_cls", "hooks the scheduler"),
-        ("data_parallel_size", "one engine per instance"),
-        ("data_parallel_backend", "one engine per instance"),
-    ],
-)
-def test_engine_arguments_of_our_own_are_refused_with_what_to_do(name: str, why: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        preflight.check_engine_args_of(settings({name: 1}))
-    assert f"[engine]: engine argument {name} is llumctl's own" in caught.value.message
-    assert why in caught.value.message
-    assert caught.value.exit_code == 2
-
-
-def test_an_unknown_engine_argument_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match="max_model_length; did you mean max_model_len"):
-        preflight.check_engine_args_of(settings({"max_model_length": 1}))
-    with pytest.raises(UsageError) as caught:
-        preflight.check_engine_args_of(settings({"zzz": 1}))
-    assert caught.value.message == "[engine]: vLLM has no engine argument zzz"
-    preflight.check_engine_args_of(settings({"dtype": "float32"}))
 
 
 # -- the model ----------------------------------------------------------------------------

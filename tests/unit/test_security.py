@@ -22,10 +22,12 @@ from pydantic import ValidationError
 
 from controller.adapters.vllm import environment
 from controller.api import run_state
+from controller.api.endpoint_options import EndpointOptions
 from controller.api.errors import UsageError
+from controller.api.refused_options import REFUSED
 from controller.api.settings import Settings
 from controller.main import down, up
-from controller.main.engine_args import OWNED, check_engine_args, known_engine_args
+from controller.main.engine_args import check_engine_args, known_engine_args
 from controller.main.plan import ClusterPlan
 from controller.main.ray_environment import ray_authentication
 from controller.main.recovery import state_of
@@ -103,9 +105,10 @@ def test_no_command_takes_a_secret() -> None:
 
 def test_no_engine_argument_takes_a_secret() -> None:
     for name in ("api_key", "hf_token"):
-        with pytest.raises(UsageError, match=f"{name} is llumctl's own"):
-            check_engine_args([name])
-    assert {name for name in known_engine_args() if is_secret(name)} <= set(OWNED)
+        with pytest.raises(UsageError, match=f"{name} is refused"):
+            check_engine_args({name: "x"})
+    assert {name for name in known_engine_args() if is_secret(name)} <= set(REFUSED)
+    assert not any(map(is_secret, EndpointOptions.model_fields))
 
 
 def test_the_head_gets_its_secrets_through_a_private_file_only(

@@ -17,7 +17,9 @@ from typing import Any, Literal
 import msgspec
 
 from controller.adapters.vllm import environment, grammar_guard
+from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.engine_parts import in_any_order
+from controller.api.start_words import IMPORTING
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
@@ -29,7 +31,7 @@ class VllmEngine:
     emulation = None
 
     def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
-        report("importing vLLM")
+        report(IMPORTING)
         environment.prepare()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -40,7 +42,7 @@ class VllmEngine:
 
         from controller.adapters.vllm.moves import VllmMoves
 
-        args = EngineArgs(**engine_args)
+        args = EngineArgs(**typed(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
         self._core = EngineCore(

@@ -14,6 +14,13 @@ ENVIRONMENT = {
     "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
     # Would let vLLM put pickles into what frontends and instances send each other.
     "VLLM_ALLOW_INSECURE_SERIALIZATION": None,
+    # These open vLLM's development routes, load adapters by request, or ask for a key of their own.
+    "VLLM_SERVER_DEV_MODE": None,
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": None,
+    "VLLM_API_KEY": None,
+    # These write prompts and answers into logs.
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": None,
+    "VLLM_LOGGING_CONFIG_PATH": None,
     # Would take kv_cache_memory_bytes's place (whole GiB only).
     "VLLM_CPU_KVCACHE_SPACE": None,
 }
@@ -26,7 +33,13 @@ DEFAULTS = {
 }
 
 
+# At these vLLM writes prompts and answers.
+TALKATIVE_LEVELS = ("DEBUG", "NOTSET")
+
+
 def prepare() -> None:
+    if os.environ.get("VLLM_LOGGING_LEVEL", "").upper() in TALKATIVE_LEVELS:
+        os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
     for key, default in DEFAULTS.items():
         os.environ.setdefault(key, default)
     for key, value in ENVIRONMENT.items():

@@ -10,6 +10,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from controller.adapters.vllm.flag_words import in_our_words
+
 # As a client's exceptions are called.
 TYPES = {
     400: "BadRequestError",
@@ -41,8 +43,9 @@ def error_type(status: int) -> str:
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
     """Under 8 KiB, whatever the message. A failure of the server does not show its inner parts."""
+    told = INTERNAL if status == HTTPStatus.INTERNAL_SERVER_ERROR else _cut(message)
     error = {
-        "message": INTERNAL if status == HTTPStatus.INTERNAL_SERVER_ERROR else _cut(message),
+        "message": _cut(in_our_words(told)),
         "type": error_type(status),
         "param": None if param is None else _cut(param, MAX_PARAM_CHARS),
         "code": "invalid_api_key" if status == HTTPStatus.UNAUTHORIZED else status,

@@ -11,6 +11,7 @@ from controller.adapters.vllm import environment
 from controller.adapters.vllm.gate import Gate, GateLimits
 from controller.adapters.vllm.token_ids import max_token_ids
 from controller.api.key_file import parse_line
+from controller.api.start_words import IMPORTING
 from controller.ports.listener import Listener
 from controller.ports.mailbox import Mailbox
 from controller.runtime.member import Membership
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
     engine_args: dict[str, Any]
+    options: Mapping[str, Any]
+    """vLLM's frontend arguments."""
     level_names: Mapping[int, str]
     """By rank."""
     num_instances: int
@@ -90,7 +93,7 @@ class OpenAIFrontend:
     async def _start(self) -> asyncio.Task[None]:
         """vLLM is imported and configured on another thread, so that this process can say how
         far it is and hear of the instances meanwhile."""
-        self._member.report("starting", "importing vLLM")
+        self._member.report("starting", IMPORTING)
         args, config = await asyncio.to_thread(self._configure)
         self._member.report("starting", "waiting for an instance")
         info = await self._info
@@ -102,7 +105,7 @@ class OpenAIFrontend:
 
         cfg = self._config
         keys = [parse_line(line).key for line in cfg.api_keys]
-        args = openai_app.parse_args(cfg.engine_args, keys, cfg.host, cfg.port)
+        args = openai_app.parse_args(cfg.engine_args, cfg.options, keys, cfg.host, cfg.port)
         return args, openai_app.build_config(args)
 
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:

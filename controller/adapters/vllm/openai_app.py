@@ -2,10 +2,13 @@
 
 Touch points (vllm 0.32): entrypoints/launchers/cli_args.py `make_arg_parser`,
 `validate_parsed_serve_args`; launchers/app.py `build_app`; api_server/app_state.py
-`init_app_state`; launchers/launcher.py `NoSignalServer`; envs.py `is_set`.
+`init_app_state`; launchers/launcher.py `NoSignalServer`, and what it does with plugins;
+launchers/utils/ssl.py `SSLCertRefresher`; tool_parsers `ToolParserManager`, reasoning
+`ReasoningParserManager`; envs.py `is_set`.
 """
 
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,13 +21,18 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import NoSignalServer
+from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
+from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.gate import Gate
 from controller.adapters.vllm.model_route import add_model_route
+from controller.adapters.vllm.outermost import around, without_outermost
 from controller.adapters.vllm.pool_llm import PoolLLM
 from controller.runtime.messages import EngineInfo
 
@@ -36,10 +44,17 @@ LAST_BYTES_S = 3
 UNDECLARED_JSON_PATHS = frozenset({"/invocations"})
 
 
-def parse_args(engine_args: dict[str, Any], api_keys: list[str], host: str, port: int) -> Namespace:
-    """vLLM's server arguments: its defaults, then the cluster's engine arguments over them."""
+def parse_args(
+    engine_args: dict[str, Any],
+    options: Mapping[str, Any],
+    api_keys: list[str],
+    host: str,
+    port: int,
+) -> Namespace:
+    """vLLM's server arguments: its defaults, then the cluster's engine arguments and the endpoint's
+    options over them. Imports the parsers' plugins."""
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    for key, value in engine_args.items():
+    for key, value in (typed(engine_args) | dict(options)).items():
         setattr(args, key, value)
     args.served_model_name = engine_args.get("served_model_name") or [args.model]
     if isinstance(args.served_model_name, str):
@@ -47,7 +62,20 @@ def parse_args(engine_args: dict[str, Any], api_keys: list[str], host: str, port
     args.api_key = api_keys or None
     args.host, args.port = host, port
     validate_parsed_serve_args(args)
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+    if args.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    _check_parsers(args)
     return args
+
+
+def _check_parsers(args: Namespace) -> None:
+    """A plugin need not bring the parser that it was named for. Raises KeyError."""
+    if args.tool_call_parser:
+        ToolParserManager.get_tool_parser(args.tool_call_parser)
+    if args.reasoning_parser:
+        ReasoningParserManager.get_reasoning_parser(args.reasoning_parser)
 
 
 def build_config(args: Namespace) -> VllmConfig:
@@ -67,7 +95,7 @@ async def build_server(
     llm: PoolLLM, args: Namespace, gate: Gate, keep_alive: KeepAlive, tasks: tuple[str, ...]
 ) -> NoSignalServer:
     make_models_fail_fast()
-    app = build_app(args, tasks, llm.model_config)
+    app = build_app(without_outermost(args), tasks, llm.model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
     ]
@@ -75,13 +103,23 @@ async def build_server(
     await init_app_state(llm, app.state, args, tasks)
     gate.app, gate.json_paths = app, json_paths(app)
     config = Config(
-        gate,
+        around(gate, args),
         log_level="warning",
         access_log=False,
         http=keep_alive,
         timeout_keep_alive=_keep_alive_s(),
         timeout_graceful_shutdown=LAST_BYTES_S,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        **({"ssl_ciphers": args.ssl_ciphers} if args.ssl_ciphers else {}),
     )
+    if args.enable_ssl_refresh:
+        config.load()
+        app.state.certificates = SSLCertRefresher(
+            config.ssl, args.ssl_keyfile or args.ssl_certfile, args.ssl_certfile, args.ssl_ca_certs
+        )
     app.state.server = server = NoSignalServer(config)
     return server
 

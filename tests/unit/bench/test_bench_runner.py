@@ -251,7 +251,7 @@ async def test_progress_is_told() -> None:
 async def test_a_connection_that_was_cancelled_is_not_used_again() -> None:
     never = asyncio.Event()
     async with FakeServer(behave=lambda _: Behaviour(wait_before_first=never)).serving() as server:
-        connection = await Connection.open(server.url)
+        connection = await Connection.open(Endpoint(server.url))
         message, _ = sender(server).encode(Request(0, 0.0, 4, 4))
         exchanging = asyncio.create_task(connection.exchange(message, Answer()))
         async with asyncio.timeout(10):

@@ -12,7 +12,7 @@ from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.doctor_models import CheckResult
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import Settings
-from controller.main import doctor, doctor_resources, emulation, engine_args, preflight, roles, up
+from controller.main import doctor, doctor_resources, emulation, preflight, roles, up
 from controller.main.plan import ClusterPlan
 from controller.model.profile import load_profile
 from llumctl import settings
@@ -35,9 +35,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.fixture
 def plan_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterPlan]:
-    """Of so many visible GPUs. vLLM's arguments need not be known, nor the model be built."""
+    """Of so many visible GPUs. The model need not be built."""
     folder = tmp_path / "model"
-    monkeypatch.setattr(engine_args, "known_engine_args", lambda: frozenset())
     monkeypatch.setattr(
         preflight, "resolve_model", lambda *_: (str(folder), folder / "config.json")
     )

@@ -250,6 +250,7 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
     assert "sk-" not in caplog.text
     config = FrontendConfig(
         engine_args={},
+        options={},
         level_names={0: "normal"},
         num_instances=1,
         host="h",

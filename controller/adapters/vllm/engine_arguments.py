@@ -1,0 +1,26 @@
+"""vLLM's engine arguments out of plain values.
+
+A configuration within a configuration is a table where the user writes it. Some of those vLLM turns
+into its classes itself, others only its command line does, and others again fail on the first
+attribute (`structured_outputs_config`, once a reasoning parser is set).
+
+Touch points (vllm 0.32): engine/arg_utils.py `EngineArgs` and its annotations, `get_type_hints`.
+"""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+
+def typed(engine_args: dict[str, Any]) -> dict[str, Any]:
+    """With each table as the class that vLLM declares for it. Raises ValueError."""
+    from vllm.engine.arg_utils import AsyncEngineArgs, get_type_hints
+
+    hints = {field.name: get_type_hints(field.type) for field in fields(AsyncEngineArgs)}
+    found = dict(engine_args)
+    for name, value in engine_args.items():
+        kind = next((kind for kind in hints.get(name, ()) if is_dataclass(kind)), None)
+        if kind is not None and isinstance(value, dict):
+            found[name] = TypeAdapter(kind).validate_python(value)
+    return found

@@ -1,0 +1,77 @@
+"""What stands before the gate, so that its refusals are answered like everything else.
+
+A path under the root path is taken for the path without it: the gate and vLLM's routes know those
+only. A request without an id gets one, as vLLM would tell another than the one it works under.
+Browsers may read a refusal only with the headers of CORS on it.
+"""
+
+from argparse import Namespace
+from uuid import uuid4
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID = b"x-request-id"
+
+
+def around(app: ASGIApp, args: Namespace) -> ASGIApp:
+    """`args` are vLLM's; what is done here, `without_outermost` takes from its own app."""
+    if args.root_path:
+        app = RootPath(app, args.root_path)
+    if args.enable_request_id_headers:
+        app = RequestIds(app)
+    if args.allowed_origins:
+        exposed = ["X-Request-Id"] if args.enable_request_id_headers else []
+        app = CORSMiddleware(
+            app,
+            allow_origins=args.allowed_origins,
+            allow_credentials=args.allow_credentials,
+            allow_methods=args.allowed_methods,
+            allow_headers=args.allowed_headers,
+            expose_headers=exposed,
+        )
+    return app
+
+
+def without_outermost(args: Namespace) -> Namespace:
+    """For vLLM's app within."""
+    inner = Namespace(**vars(args))
+    inner.allowed_origins, inner.enable_request_id_headers = [], False
+    return inner
+
+
+class RootPath:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self._root_path or path.startswith(self._root_path + "/"):
+            inner = path.removeprefix(self._root_path) or "/"
+            scope = {**scope, "path": inner}
+        await self._app(scope, receive, send)
+
+
+class RequestIds:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = dict(scope["headers"]).get(REQUEST_ID)
+        if request_id is None:
+            request_id = uuid4().hex.encode()
+            scope = {**scope, "headers": [*scope["headers"], (REQUEST_ID, request_id)]}
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers["X-Request-Id"] = request_id.decode("latin-1")
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

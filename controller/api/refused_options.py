@@ -1,0 +1,85 @@
+"""vLLM's arguments that llumctl does not take, each with the reason. Together with those that it
+offers they are all that vLLM has (tests/contract/test_vllm_endpoint_options.py)."""
+
+_LOGS = "prompts and answers are in no log of llumctl's"
+_DOORS = "it opens routes to every client; operators use llumctl's control API"
+_SERVED_BY_US = "llumctl's frontends serve HTTP"
+_CLIENT_CODE = "what a client sends is no code and no setting of the server"
+_NOT_OFFERED = "llumctl does not offer it"
+_TELEMETRY = "llumctl sends nothing anywhere; /metrics tells what there is to tell"
+
+REFUSED = {
+    # What logs prompts or answers.
+    "enable_log_requests": _LOGS,
+    "enable_log_outputs": _LOGS,
+    "enable_log_deltas": _LOGS,
+    "max_log_len": _LOGS,
+    "log_error_stack": _LOGS,
+    "log_level": f"at DEBUG vLLM writes prompts, and {_LOGS}",
+    "logging_config": f"it may name code, and {_LOGS}",
+    "log_config_file": f"it may name code, and {_LOGS}",
+    # What takes keys where other users of the machine see them.
+    "api_key": "keys are in a file of mode 0600: set endpoint.api_key_file",
+    "hf_token": "set HF_TOKEN in the environment, or: hf auth login",
+    # What opens a door.
+    "enable_scale_out": _DOORS,
+    "tokens_only": _DOORS,
+    "enable_tokenizer_info_endpoint": _DOORS,
+    "enable_server_load_tracking": "llumctl's status and /metrics tell the load",
+    "enable_fault_tolerance": _DOORS,
+    "fault_tolerance_config": _DOORS,
+    "profiler_config": _DOORS,
+    "weight_transfer_config": _DOORS,
+    "kv_events_config": "it publishes the tokens of prompts on a port that anybody may read",
+    "tool_server": "it lets the server run tools, and code, by itself",
+    "trust_request_chat_template": _CLIENT_CODE,
+    "trust_request_mm_kwargs": _CLIENT_CODE,
+    "middleware": "it is code in front of the endpoint; put a proxy there",
+    "otlp_traces_endpoint": _TELEMETRY,
+    "collect_detailed_traces": _TELEMETRY,
+    # What llumctl does itself.
+    "model": "give it as MODEL: llumctl up MODEL",
+    "served_model_name": "set endpoint.served_model_name",
+    "host": "set endpoint.host",
+    "port": "set endpoint.port",
+    "uds": "set endpoint.host and endpoint.port",
+    "config": "use llumctl's own configuration file",
+    "headless": "llumctl runs the engines",
+    "api_server_count": "set cluster.frontends",
+    "grpc": "only the OpenAI API is served",
+    "grpc_port": "only the OpenAI API is served",
+    "uvicorn_log_level": _SERVED_BY_US,
+    "disable_uvicorn_access_log": f"{_SERVED_BY_US}, and write no access log",
+    "disable_access_log_for_endpoints": f"{_SERVED_BY_US}, and write no access log",
+    "h11_max_incomplete_event_size": f"{_SERVED_BY_US} with limits of their own",
+    "h11_max_header_count": f"{_SERVED_BY_US} with limits of their own",
+    "dp_supervisor_probe_interval_s": "llumctl balances its engines itself",
+    "dp_supervisor_probe_timeout_s": "llumctl balances its engines itself",
+    "dp_supervisor_probe_failure_threshold": "llumctl balances its engines itself",
+    "scheduler_cls": "llumctl hooks the scheduler for migration",
+    "scheduling_policy": "llumctl's priorities need the priority policy",
+    "distributed_executor_backend": "llumctl hosts the engine in a Ray actor",
+    "worker_cls": "llumctl extends the worker for migration",
+    "worker_extension_cls": "llumctl extends the worker for migration",
+    "kv_transfer_config": "llumctl moves KV blocks itself",
+    "nnodes": "an instance lives on one machine",
+    "node_rank": "an instance lives on one machine",
+    "master_addr": "an instance lives on one machine",
+    "master_port": "an instance lives on one machine",
+    # What there is no use for.
+    "lora_modules": _NOT_OFFERED,
+    "enable_per_request_metrics": "llumctl requests and /metrics tell a request's times",
+    "cohere_format": "set cohere_format in endpoint.default_chat_template_kwargs",
+    "cohere_is_reasoning_model": _NOT_OFFERED,
+    "anthropic_disabled_thinking_effort": _NOT_OFFERED,
+    "enable_offline_docs": _NOT_OFFERED,
+    "enable_flash_late_interaction": _NOT_OFFERED,
+}
+REFUSED_PREFIX = "data_parallel"
+
+
+def why_refused(name: str) -> str:
+    """Empty if it is not."""
+    if name.startswith(REFUSED_PREFIX):
+        return "llumctl runs one engine per instance and balances them"
+    return REFUSED.get(name, "")

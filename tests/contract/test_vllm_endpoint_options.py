@@ -1,0 +1,90 @@
+"""The endpoint's options against vLLM's arguments of the same names."""
+
+import inspect
+import json
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from controller.adapters.vllm.flag_words import ENGINE_FLAGS
+from controller.api.endpoint_options import (
+    ENGINE_TOO,
+    EndpointOptions,
+    SamplingDefaults,
+    engine_options,
+    frontend_options,
+)
+from controller.main.endpoint_checks import REASONING_PARSERS, TOOL_PARSERS, parser_names
+from controller.main.engine_args import known_engine_args
+
+# Ours say "not set" where vLLM says "".
+UNSET = {"", None}
+# Ours follows the parser: vLLM's own has to be said.
+OURS = {"enable_auto_tool_choice"}
+
+
+@pytest.fixture(scope="module")
+def actions() -> dict[str, Any]:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return {a.dest: a for a in make_arg_parser(FlexibleArgumentParser())._actions}
+
+
+def test_names_and_defaults_are_vllm_s(actions: dict[str, Any]) -> None:
+    ours = json.loads(EndpointOptions().model_dump_json())
+    for name, value in ours.items():
+        default = actions[name].default
+        if name in OURS or {*map(repr, (value, default))} <= {*map(repr, UNSET)}:
+            continue
+        assert value == (default if default is not None else type(value)()), name
+
+
+def test_choices_are_vllm_s(actions: dict[str, Any]) -> None:
+    compared = set()
+    for name, info in EndpointOptions.model_fields.items():
+        if get_origin(info.annotation) is Literal and actions[name].choices is not None:
+            assert set(get_args(info.annotation)) == set(actions[name].choices), name
+            compared.add(name)
+    assert compared == {"tool_strict_level", "chat_template_content_format", "fingerprint_mode"}
+
+
+def test_the_defaults_are_no_arguments() -> None:
+    assert engine_options(EndpointOptions()) == {}
+    assert frontend_options(EndpointOptions()) == {"enable_auto_tool_choice": False}
+    assert set(ENGINE_TOO) <= known_engine_args()
+
+
+def test_the_parsers_are_those_that_vllm_registers() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert parser_names(TOOL_PARSERS) == set(ToolParserManager.list_registered())
+    assert parser_names(REASONING_PARSERS) == set(ReasoningParserManager.list_registered())
+
+
+def test_sampling_defaults_are_those_that_vllm_reads() -> None:
+    from vllm.config import ModelConfig
+
+    text = inspect.getsource(ModelConfig.get_diff_sampling_param)
+    listed = text.partition("available_params = [")[2].partition("]")[0]
+    assert set(SamplingDefaults.model_fields) == {
+        word.strip('" \n') for word in listed.split(",") if word.strip()
+    }
+
+
+@pytest.mark.parametrize("name", list(SamplingDefaults.model_fields))
+@pytest.mark.parametrize("value", [-3, -1, 0, 0.5, 1, 2, 3, 101])
+def test_sampling_defaults_within_our_bounds_are_within_vllm_s(name: str, value: float) -> None:
+    """A default that vLLM refuses would fail every request that relies on it."""
+    from vllm import SamplingParams
+
+    try:
+        SamplingDefaults.model_validate({name: value}, strict=True)
+    except ValueError:
+        return
+    SamplingParams(**{"max_tokens" if name == "max_new_tokens" else name: value})
+
+
+def test_engine_arguments_that_errors_name_exist() -> None:
+    assert known_engine_args() >= ENGINE_FLAGS

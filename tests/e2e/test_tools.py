@@ -1,0 +1,68 @@
+"""Tools called through a parser, as a stock OpenAI client sees them."""
+
+import json
+from typing import Any
+
+import openai
+
+from tests.e2e.cluster import Cluster
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "minLength": 5, "maxLength": 30},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK: Any = {
+    "model": "embedded",
+    "messages": [{"role": "user", "content": "will it rain?"}],
+    "tools": [TOOL],
+    # The built-in model calls no tool by itself: a grammar makes it write what the parser reads.
+    "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    "temperature": 0,
+    "max_tokens": 300,
+}
+
+
+def test_a_tool_call_streamed_equals_the_whole(cluster: Cluster, client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**ASK).choices[0]
+    assert choice.finish_reason in ("stop", "tool_calls")
+    (whole,) = choice.message.tool_calls or ()
+    assert whole.type == "function"
+    assert whole.function.name == "weather"
+    arguments = json.loads(whole.function.arguments)
+    assert set(arguments) == {"city", "days"}
+    assert 1 <= arguments["days"] <= 9
+
+    name, pieces, finished = "", [], None
+    for chunk in client.chat.completions.create(**ASK, stream=True):
+        for part in chunk.choices:
+            finished = part.finish_reason or finished
+            for call in part.delta.tool_calls or ():
+                assert call.function is not None
+                name += call.function.name or ""
+                pieces += [call.function.arguments] if call.function.arguments else []
+            assert "tool_call" not in (part.delta.content or "")
+    assert (name, finished) == ("weather", choice.finish_reason)
+    assert json.loads("".join(pieces)) == arguments
+    assert len(pieces) > 3, "the arguments came in one piece"
+    cluster.wait_quiet()
+
+
+def test_a_required_tool_and_an_automatic_choice(cluster: Cluster, client: openai.OpenAI) -> None:
+    """The first may be called over and over, until there are no tokens left."""
+    answer = client.chat.completions.create(**ASK | {"tool_choice": "required"})
+    calls = answer.choices[0].message.tool_calls or ()
+    assert {call.function.name for call in calls if call.type == "function"} == {"weather"}
+    free = client.chat.completions.create(**ASK | {"tool_choice": "auto", "max_tokens": 20})
+    assert free.choices[0].message.content
+    cluster.wait_quiet()
