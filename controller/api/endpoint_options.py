@@ -67,8 +67,8 @@ class SamplingDefaults(Table):
     max_new_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @model_serializer
-    def _said(self) -> dict[str, float]:
-        """TOML has no null."""
+    def _said(self) -> dict[str, Any]:
+        """TOML has no null. Any: as floats, whole numbers would become 7.0, which vLLM refuses."""
         return {name: value for name, value in self if value is not None}
 
 

@@ -32,6 +32,7 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
         temp_dir=plan.temp_dir,
         grace_s=table.scheduler.grace_s,
         ray_environment=ray_environment,
+        endpoint_certificate=table.endpoint.ssl_certfile or "",
     )
 
 

@@ -1,5 +1,6 @@
 """What to tell the operator when a cluster did not come up."""
 
+import re
 from pathlib import Path
 
 from controller.adapters.ray.starts import failure_of
@@ -20,12 +21,16 @@ KNOWN_CAUSES = (
 )
 
 
+# To a sentence of vLLM's: the values as Python shows them, and a page of pydantic's.
+PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
+
+
 def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
     """The first member that could not start, in its own words, and what helps."""
     members = [*status.instances, *status.frontends]
     failed = next(m for m in members if m.state == InstanceState.FAILED)
     log = Path(plan.log_dir) / f"{failed.id}.log"
-    cause = " ".join(failed.detail.split())[:600]
+    cause = " ".join(PYDANTIC_ADDS.sub("", failed.detail).split())[:600]
     hint = next(
         (hint for part, hint in KNOWN_CAUSES if part.lower() in cause.lower()), f"less {log}"
     )

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from controller.api.client import ControlClient
+from llumctl.bench import tls
 
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
@@ -85,6 +87,8 @@ class Cluster:
     up_args: tuple[str, ...] = ("-n", "2")
     port: int = 0
     control_port: int = 0
+    certificate: str = ""
+    """With one, it speaks https; clients that believe in it alone have `tls`."""
     process: subprocess.Popen[bytes] | None = None
     nonce: str = ""
     temp_dir: str = ""
@@ -94,7 +98,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def tls(self) -> ssl.SSLContext | bool:
+        return tls.context(self.url, self.certificate) or False
 
     @property
     def state_dir(self) -> Path:

@@ -17,17 +17,24 @@ import pytest
 
 from controller.api.recording import RecordingReader
 from controller.api.token_sequence import first_wrong, start
+from tests.certificates import make
 from tests.e2e.cluster import Cluster, hear_interrupts, marked_processes, wait_for
 
 NUM_INSTANCES = 4
 
 
 @pytest.fixture(scope="module")
-def emulated(base_env: dict[str, str]) -> Iterator[Cluster]:
+def emulated(
+    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Over https: `up` prints such a URL, `bench` believes the certificate, whatever its name."""
+    certificate, key = make(tmp_path_factory.mktemp("tls"), "chat.example")
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
     cluster = Cluster(
         base_env,
         name="emu",
-        up_args=("-n", str(NUM_INSTANCES), "--engine", "emulated", "--frontends", "2"),
+        up_args=("-n", str(NUM_INSTANCES), "--engine", "emulated", "--frontends", "2", *files),
+        certificate=str(certificate),
     )
     with cluster.running():
         yield cluster
@@ -35,7 +42,8 @@ def emulated(base_env: dict[str, str]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def its_client(emulated: Cluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(**emulated.openai_options) as client:
+    http = httpx.Client(verify=emulated.tls)
+    with openai.OpenAI(**emulated.openai_options, http_client=http) as client:
         yield client
 
 
@@ -226,7 +234,7 @@ def test_metrics_on_both_listeners(emulated: Cluster) -> None:
     page = httpx.get(control, headers={"Authorization": f"Bearer {view_token}"}).text
     assert 'llumctl_instance_freeness_steps{instance_id="i-0"}' in page
     # Two frontends share the port and answer as one, whichever is asked.
-    pages = [httpx.get(f"{emulated.url}/metrics").text for _ in range(8)]
+    pages = [httpx.get(f"{emulated.url}/metrics", verify=emulated.tls).text for _ in range(8)]
     for frontend in pages:
         assert "llumctl_request_ttft_seconds_bucket" in frontend
         assert "vllm:" in frontend
@@ -255,7 +263,10 @@ def test_no_secret_in_argv_logs_metrics_or_events(emulated: Cluster) -> None:
     audit = (emulated.state_dir / "audit.log").read_text()
     control = f"http://127.0.0.1:{emulated.control_port}/metrics"
     viewer = {"Authorization": f"Bearer {secrets[1]}"}
-    metrics = httpx.get(f"{emulated.url}/metrics").text + httpx.get(control, headers=viewer).text
+    metrics = (
+        httpx.get(f"{emulated.url}/metrics", verify=emulated.tls).text
+        + httpx.get(control, headers=viewer).text
+    )
     told = emulated.run("events", "-o", "json").stdout
     shown = emulated.run("config", "show").stdout
     for secret in secrets:

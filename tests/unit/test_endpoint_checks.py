@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import certificates
 import pytest
 
 from controller.api.errors import WrongSettingError
@@ -13,6 +12,7 @@ from controller.api.settings import EndpointTable
 from controller.main import endpoint_checks, vllm_declarations
 from controller.main.endpoint_checks import check_endpoint
 from controller.main.vllm_declarations import Source
+from tests.certificates import make
 
 TABLES = {
     "tool_parsers": '_TOOL_PARSERS_TO_REGISTER = {"hermes": ("f", "C"), "mistral": ("f", "C")}',
@@ -124,10 +124,10 @@ def _large(path: Path) -> None:
     ("becomes", "why"),
     [
         (_absent, "No such file"),
-        (_folder, "is no file"),
-        (_fifo, "is no file"),
+        (_folder, "Is a directory"),
+        (_fifo, "it is a pipe, not a regular file"),
         (_binary, "is not text"),
-        (_large, "is larger than"),
+        (_large, "it is larger than"),
     ],
 )
 def test_a_template_that_is_no_file_is_refused(
@@ -144,7 +144,7 @@ def test_a_template_that_is_no_file_is_refused(
 
 
 def test_a_certificate_with_its_key_is_taken(tmp_path: Path) -> None:
-    certificate, key = certificates.make(tmp_path, "a")
+    certificate, key = make(tmp_path, "a")
     both = tmp_path / "both.pem"
     both.touch(0o600)
     both.write_text(certificate.read_text() + key.read_text())
@@ -155,8 +155,8 @@ def test_a_certificate_with_its_key_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
-    certificate, _ = certificates.make(tmp_path, "a")
-    _, other = certificates.make(tmp_path, "b")
+    certificate, _ = make(tmp_path, "a")
+    _, other = make(tmp_path, "b")
     error = refusal(ssl_certfile=str(certificate), ssl_keyfile=str(other))
     assert error.message == (
         f"endpoint.ssl_keyfile {other}: the key is not that of the certificate"
@@ -164,7 +164,7 @@ def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    certificate, key = certificates.make(tmp_path, "a")
+    certificate, key = make(tmp_path, "a")
     key.chmod(0o640)
     error = refusal(ssl_certfile=str(certificate), ssl_keyfile=str(key))
     assert "open to other users (mode 0640)" in error.message
@@ -172,7 +172,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
-    certificate, key = certificates.make(tmp_path, "a", passphrase="secret")
+    certificate, key = make(tmp_path, "a", passphrase="secret")
     error = refusal(ssl_certfile=str(certificate), ssl_keyfile=str(key))
     assert "has a passphrase" in error.message
 
@@ -200,7 +200,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path: Path) 
     ],
 )
 def test_what_is_no_tls_is_refused(tmp_path: Path, options: dict[str, Any], why: str) -> None:
-    certificate, key = certificates.make(tmp_path, "a")
+    certificate, key = make(tmp_path, "a")
     text = tmp_path / "text"
     text.touch(0o600)
     text.write_text("hello")

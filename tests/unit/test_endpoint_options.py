@@ -1,10 +1,13 @@
 """vLLM's options of the endpoint, from flag, variable and file to what vLLM gets."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cli_support import cluster
 
 import controller.main
 from controller.api.endpoint_options import (
@@ -14,6 +17,7 @@ from controller.api.endpoint_options import (
     frontend_options,
 )
 from controller.api.errors import UsageError, WrongSettingError
+from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from llumctl import settings as llumctl_settings
 from llumctl.app import run
@@ -186,6 +190,8 @@ def test_engines_get_what_is_theirs() -> None:
         enable_force_include_usage=True,
         allowed_origins="https://a",
     )
+    whole = engine_options(options(override_generation_config={"max_new_tokens": 7}))
+    assert type(whole["override_generation_config"]["max_new_tokens"]) is int
     assert engine_options(given) == {
         "reasoning_parser": "qwen3",
         "override_generation_config": {"temperature": 0.5},
@@ -215,3 +221,42 @@ def test_what_is_refused_later_is_told_with_where_it_was_written(
     started.append(WrongSettingError(("engine", "max_num_seqs"), "must be an integer"))
     assert run(["up", "--config", str(file), "--engine-arg", "max-num-seqs=x"]) == 2
     assert "--engine-arg: engine.max_num_seqs must be" in capsys.readouterr().err
+
+
+# -- TLS ----------------------------------------------------------------------------------
+
+
+def test_the_url_is_https_where_there_is_a_certificate() -> None:
+    from controller.main.roles import endpoint_url
+
+    for table, url in (
+        ({}, "http://127.0.0.1:8000"),
+        ({"ssl_certfile": "a.pem", "host": "0.0.0.0"}, "https://127.0.0.1:8000"),
+    ):
+        plan: Any = SimpleNamespace(settings=Settings.model_validate({"endpoint": table}))
+        assert endpoint_url(plan) == url
+
+
+def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
+    from controller.main.recovery import state_of
+
+    table = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a.pem"}})
+    plan: Any = SimpleNamespace(
+        settings=table,
+        nonce="n",
+        control_token="t",
+        namespace="n",
+        log_dir="l",
+        temp_dir="t",
+        state_dir=str(tmp_path),
+    )
+    state = state_of(plan, {})
+    assert state.endpoint_certificate == "/c/a.pem"
+    assert RunState.from_json(json.dumps(asdict(state))) == state
+
+
+def test_the_curl_line_names_the_certificate() -> None:
+    from llumctl.progress import endpoint_text
+
+    settings = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a b.pem"}})
+    assert " --cacert '/c/a b.pem' " in endpoint_text(settings, cluster())

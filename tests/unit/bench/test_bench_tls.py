@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from certificates import make
 
 from controller.api.errors import UnreachableError
 from llumctl.bench import target, tls
 from llumctl.bench.connection import Connection, Endpoint, ExchangeError
+from tests.certificates import make
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode()
 
