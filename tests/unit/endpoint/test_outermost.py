@@ -36,7 +36,7 @@ def app(keys: tuple[str, ...] = (), **given: Any) -> Any:
 
 async def ask(found: Any, path: str = "/v1/models", method: str = "GET", **what: Any) -> Any:
     transport = httpx.ASGITransport(app=found)
-    async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as http:
         return await http.request(method, path, **what)
 
 
