@@ -1,7 +1,7 @@
 """What would keep a cluster from starting on this machine, and the cure for each.
 
-Looks only: starts nothing, changes nothing, imports neither Ray, torch nor vLLM (their
-metadata tells enough) and is done in well under 2 s.
+Starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata tells
+enough) and is done in well under 2 s.
 """
 
 import importlib.util
@@ -10,15 +10,18 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from controller.adapters.embedded_model import folder_of as embedded_folder
 from controller.api import run_state
 from controller.api.doctor_models import Check, CheckResult
 from controller.api.errors import LlumctlError
 from controller.api.run_state import RunState
-from controller.api.settings import Settings
-from controller.main import emulation
+from controller.api.settings import EMBEDDED_MODEL, Settings
+from controller.main import emulation, temp_folder
+from controller.main.cache import cache_dir
 from controller.main.doctor_resources import memory_check, port_checks, shm_check
 from controller.main.endpoint_checks import check_endpoint
 from controller.main.engine_args import check_engine_args
@@ -28,6 +31,9 @@ RAY_OLDEST = (2, 54)
 VLLM_VERSION = "0.32.0"
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
+PROBE_NONCE = "doctor"
+PROBE_BYTES = 1 << 16
+"""About what the files of a start take."""
 NVIDIA_SMI_TIMEOUT_S = 1.0
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
@@ -50,6 +56,9 @@ def run(settings: Settings) -> list[Check]:
         shm_check(),
         *port_checks(settings, state if alive else None),
         state_dir_check(settings.cluster.name),
+        temp_dir_check(),
+        cache_dir_check(settings),
+        *ray_address_checks(settings.cluster.ray_address),
         state_check,
     ]
 
@@ -172,15 +181,60 @@ def visible_gpus() -> list[str]:
 def state_dir_check(cluster: str) -> Check:
     name = "state folder"
     path = run_state.state_path(cluster)
-    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return _check(
-            name, FAIL, f"{nearest} is not writable", "XDG_STATE_HOME=<a folder of yours>"
-        )
+    if problem := _unwritable(path):
+        return _check(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
     for entry in (path.parent, path, path / "run.json"):
         if entry.exists() and (problem := _not_private(entry)):
             return _check(name, FAIL, *problem)
     return _check(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
+
+
+def temp_dir_check() -> Check:
+    """By making one and removing it: only that tells."""
+    name = "temporary folder"
+    try:
+        folder = temp_folder.make(PROBE_NONCE)
+    except LlumctlError as error:
+        return _check(name, FAIL, error.message, error.hint)
+    temp_folder.remove(str(folder), PROBE_NONCE)
+    return _check(name, OK, str(folder.parent))
+
+
+def cache_dir_check(settings: Settings) -> Check:
+    name, path = "model cache", cache_dir()
+    if settings.cluster.model != EMBEDDED_MODEL:
+        return _check(name, OK, "not needed: only the embedded model is made here")
+    if embedded_folder(path).is_dir():
+        return _check(name, OK, str(path))
+    if problem := _unwritable(path):
+        return _check(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
+    return _check(name, OK, f"{path} (not made yet)")
+
+
+def ray_address_checks(address: str | None) -> list[Check]:
+    """None where Ray is our own."""
+    if address is None:
+        return []
+    from controller.main.preflight import check_ray_address
+
+    try:
+        check_ray_address(address)
+    except LlumctlError as error:
+        return [_check("ray address", FAIL, error.message, error.hint)]
+    return [_check("ray address", OK, f"{address} answers")]
+
+
+def _unwritable(path: Path) -> str:
+    """Why `up` could not make files in that folder, or the folder; empty if it can. Tried, where
+    the folder or the nearest one above it stands: permissions do not tell of a full disk, a file
+    system that is read-only, or one that takes no files, and say yes to root."""
+    nearest = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest) as folder:
+            (Path(folder) / "probe").write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        return f"{nearest} cannot be written: {error.strerror}"
+    return ""
 
 
 def _not_private(path: Path) -> tuple[str, str] | None:
@@ -199,13 +253,7 @@ def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
     try:
         state = run_state.load(cluster)
     except LlumctlError as error:
-        path = run_state.run_file(cluster)
-        return None, _check(
-            name,
-            FAIL,
-            error.message,
-            f"mv {path} {path}.bad",
-        )
+        return None, _check(name, FAIL, error.message, error.hint)
     if state is None:
         return None, _check(name, OK, f"cluster {cluster} is not running")
     if reason := _unanswered(state):

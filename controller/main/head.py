@@ -1,10 +1,11 @@
 """The head process: starts Ray (or joins one) and the controller, then stays: it keeps the
-endpoint's listening socket for the frontends, and owns Ray if that is ours.
+endpoint's listening socket for the frontends and two for the controller, and owns Ray if that is
+ours.
 
-Run by `up` as `python -P -m controller.main.head DESCRIPTOR PLAN_FILE` in the state folder, never
-in a user's folder: Ray puts its driver's working folder first in every worker's `sys.path`, and
-a `controller.py` there would be imported instead of ours. DESCRIPTOR is that of the listening
-socket, which `up` has bound. It outlives `up`; SIGTERM from `down` closes the socket and ends Ray.
+Run by `up` as `python -P -m controller.main.head ENDPOINT CONTROL PLAN_FILE` in the state folder,
+never in a user's folder: Ray puts its driver's working folder first in every worker's `sys.path`,
+and a `controller.py` there would be imported instead of ours. ENDPOINT and CONTROL are descriptors
+of sockets that `up` has bound. It outlives `up`; SIGTERM from `down` closes them and ends Ray.
 """
 
 import logging
@@ -19,8 +20,9 @@ from typing import Any
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.listener.shared_listener import HEAD, keeper_path
 from controller.adapters.ray.launcher import launch_actor
-from controller.main import temp_folder
+from controller.main import controller_ports, temp_folder
 from controller.main.plan import ClusterPlan
+from controller.main.roles import bind_host
 from controller.runtime import log_records
 
 # Nothing of ours goes through the object store; this is about Ray's minimum.
@@ -28,7 +30,7 @@ OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
 
 
-def main(descriptor: int, plan_file: str) -> None:
+def main(endpoint: int, control: int, plan_file: str) -> None:
     log_records.install()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
@@ -36,9 +38,10 @@ def main(descriptor: int, plan_file: str) -> None:
         signal.signal(number, lambda *_: stop.set())
     plan = ClusterPlan.model_validate_json(Path(plan_file).read_text(encoding="utf-8"))
     os.chdir(plan.state_dir)
-    listening = socket.socket(fileno=descriptor)
-    listening.set_inheritable(False)  # Ray's processes would keep the port
-    keeper = Keeper(listening, keeper_path(plan.listener_dir, HEAD))
+    listening, control_socket = socket.socket(fileno=endpoint), socket.socket(fileno=control)
+    for each in (listening, control_socket):
+        each.set_inheritable(False)  # Ray's processes would keep the port
+    keepers = [Keeper(listening, keeper_path(plan.listener_dir, HEAD))]
     import ray
 
     table = plan.settings.cluster
@@ -54,6 +57,9 @@ def main(descriptor: int, plan_file: str) -> None:
         )
     if stop.is_set():
         return
+    inbox = controller_ports.bound(bind_host(plan), 0, again=False)
+    keepers += controller_ports.keep(plan, control_socket, inbox)
+    plan = plan.model_copy(update={"members_port": inbox.getsockname()[1]})
     controller = launch_actor(
         plan.namespace,
         "controller",
@@ -66,7 +72,8 @@ def main(descriptor: int, plan_file: str) -> None:
     _watch_birth(controller, stop)
     logging.info("controller launched on Ray at %s", ray.get_runtime_context().gcs_address)
     stop.wait()
-    keeper.close()
+    for keeper in keepers:
+        keeper.close()
     ray.shutdown()
 
 
@@ -90,4 +97,4 @@ def _watch_birth(controller: Any, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -24,7 +24,7 @@ class ClusterPlan(BaseModel):
     num_frontends: int
     num_gpus_per_instance: int
     num_threads_per_instance: int
-    members_port: int
+    members_port: int = 0
     """Where the controller listens for the members; fixed, so that a restarted one is found."""
     members_key: str = Field(repr=False)
     """What the members prove themselves to each other with; `ClusterKey`'s secret half."""
@@ -50,6 +50,11 @@ class ClusterPlan(BaseModel):
     def for_frontends(self) -> "ClusterPlan":
         """Without the control API's tokens."""
         return self.model_copy(update={"control_token": "", "view_token": ""})
+
+    @property
+    def ports_dir(self) -> Path:
+        """Where the keepers of the controller's sockets are found."""
+        return Path(self.temp_dir) / "ports"
 
     @property
     def listener_dir(self) -> Path:

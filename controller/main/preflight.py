@@ -21,9 +21,10 @@ from controller.adapters.listener.listening_socket import listen
 from controller.api import plain_file
 from controller.api.endpoint_options import engine_options
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings import EMBEDDED_MODEL, EndpointTable, Settings
+from controller.api.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
 from controller.core.dispatch import POLICIES, find_policy
 from controller.core.snapshot import blocks_for
+from controller.main.controller_ports import bound
 from controller.main.memory import available_bytes
 
 GIB = 1 << 30
@@ -94,6 +95,12 @@ def hold_endpoint(table: EndpointTable) -> socket.socket:
         return listen(table.host, table.port, table.write_timeout_s)
 
 
+def hold_control(table: ControlTable) -> socket.socket:
+    """The same; it does not listen, as nobody would answer yet."""
+    with _port_errors(table.host, table.port, "the control API", "--control-port"):
+        return bound(table.host, table.port, again=True)
+
+
 @contextlib.contextmanager
 def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
     try:
@@ -114,7 +121,7 @@ def _reason(error: OSError) -> str:
 
 
 def free_port(host: str) -> int:
-    host = "127.0.0.1" if host == "auto" else host
+    """To be suggested, not to be relied on: whoever comes first gets it."""
     with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
 

@@ -1,6 +1,5 @@
 """The run state that a plan stands for: when it is made, and when it was lost."""
 
-import time
 from pathlib import Path
 
 from controller.api import plain_file
@@ -27,7 +26,7 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
         ray_head_pid=None,
         ray_head_started_s=None,
         namespace=plan.namespace,
-        started_at_s=time.time(),
+        started_at_s=plan.started_at_s,
         log_dir=plan.log_dir,
         temp_dir=plan.temp_dir,
         grace_s=table.scheduler.grace_s,

@@ -20,6 +20,7 @@ from controller.api.endpoint_options import frontend_options
 from controller.api.live_settings import changed
 from controller.core.cluster_spec import ClusterSpec
 from controller.core.instance_ref import InstanceRef
+from controller.main.controller_ports import control_socket, inbox_socket
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import EngineFactory
 from controller.ports.kv_transfer import KvTransfer
@@ -47,7 +48,9 @@ async def controller(plan_json: str, start: Start) -> None:
     plan = ClusterPlan.model_validate_json(plan_json)
     store = SpecFile(plan.state_dir, plan.nonce)
     keeper = SpecKeeper(store.load() or ClusterSpec.first(plan.num_instances), store)
-    mailbox = ZmqMailbox(_bind_host(plan), plan.members_port, ClusterKey(plan.members_key))
+    host = bind_host(plan)
+    inbox = inbox_socket(plan, host)
+    mailbox = ZmqMailbox(host, key=ClusterKey(plan.members_key), listening=inbox)
     for_instances = {"plan_json": plan.for_instances().model_dump_json()}
     for_frontends = {"plan_json": plan.for_frontends().model_dump_json()}
     address = {"controller_address": mailbox.address}
@@ -84,6 +87,7 @@ async def controller(plan_json: str, start: Start) -> None:
         settings,
         metrics=lambda status: metrics.render(status, service.journal.counts, service.mover.log),
         metrics_type=metrics.CONTENT_TYPE,
+        listening=control_socket(plan),
     )
     gc.freeze()  # what is imported: a full collection took 40 ms, and nothing went on meanwhile
     start.succeeded()
@@ -113,7 +117,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     from controller.runtime.llumlet import Llumlet
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
-    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
+    mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(
         "instance",
         member_id,
@@ -156,7 +160,7 @@ def _kv_transfer(plan: ClusterPlan, member: Membership, address: str) -> KvTrans
         return EmulatedKvTransfer(plan.profile, plan.settings.emulated.speed)
     from controller.adapters.tcp.transfer import TcpKvTransfer
 
-    return TcpKvTransfer(me, _bind_host(plan))
+    return TcpKvTransfer(me, bind_host(plan))
 
 
 async def frontend(member_id: str, plan_json: str, controller_address: str, start: Start) -> None:
@@ -172,7 +176,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
     from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
     from controller.adapters.vllm.gate import GateLimits
 
-    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
+    mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(
         "frontend",
         member_id,
@@ -205,7 +209,7 @@ async def _stay_failed(
     kind: MemberKind, member_id: str, plan: ClusterPlan, controller_address: str, why: str
 ) -> None:
     """Instead of the role's own work, of which nothing is even imported: for ever."""
-    mailbox = ZmqMailbox(_bind_host(plan), key=ClusterKey(plan.members_key))
+    mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
 
@@ -217,7 +221,7 @@ def endpoint_url(plan: ClusterPlan) -> str:
     return f"{scheme}://{host}:{table.port}"
 
 
-def _bind_host(plan: ClusterPlan) -> str:
+def bind_host(plan: ClusterPlan) -> str:
     """Loopback stays loopback; `auto` is the address by which Ray knows this machine."""
     host = plan.settings.cluster.host
     if host != "auto":

@@ -30,6 +30,7 @@ from controller.api.run_state import RunState
 from controller.api.settings import Settings
 from controller.main import emulation, preflight, temp_folder
 from controller.main.arguments_taken import are_taken
+from controller.main.cache import cache_dir
 from controller.main.down import note, present_grace_s, tear_down
 from controller.main.endpoint_checks import check_endpoint
 from controller.main.engine_args import check_engine_args
@@ -46,6 +47,7 @@ from controller.main.waiting import Patience, awaited
 Progress = Callable[[ClusterStatus | str], None]
 POLL_S = 0.25
 STAY_POLL_S = 1.0
+HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.head")
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOPBACK = "127.0.0.1"
 
@@ -107,7 +109,6 @@ def make_plan(settings: Settings) -> ClusterPlan:
         num_threads_per_instance=preflight.threads_per_instance(
             choices["num_instances"], choices["num_frontends"]
         ),
-        members_port=preflight.free_port(cluster.host),
         members_key=new_secret_key(),
         control_token=secrets.token_urlsafe(32),
         view_token=secrets.token_urlsafe(32),
@@ -126,7 +127,7 @@ def _vllm_engines(settings: Settings) -> dict[str, Any]:
     gpus = preflight.num_gpus()
     per_instance = preflight.gpus_per_instance(settings) if gpus else 0
     num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
-    model, config_file = preflight.resolve_model(settings.cluster.model, _cache_dir())
+    model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
     args = preflight.engine_args(settings, model, num_instances, gpus)
     if not gpus:
         preflight.check_kv_cache(args, config_file)
@@ -146,7 +147,7 @@ def _emulated_engines(settings: Settings) -> dict[str, Any]:
     num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
     num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
     emulation.check_memory(num_instances, num_frontends)
-    model, _ = preflight.resolve_model(settings.cluster.model, _cache_dir())
+    model, _ = preflight.resolve_model(settings.cluster.model, cache_dir())
     return {
         "engine_args": emulation.engine_args(settings, profile, model),
         "num_instances": num_instances,
@@ -162,14 +163,18 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
 
 
 def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
-    """The head in its own session, and the run state with its pid. The endpoint's port is held
-    before anything else, and by the head from then on."""
-    with preflight.hold_endpoint(plan.settings.endpoint) as listening:
-        return _start_head_with(plan, state, listening.fileno())
+    """The head in its own session, and the run state with its pid. The endpoint's port and the
+    control API's are held before anything else, and by the head from then on."""
+    settings = plan.settings
+    with (
+        preflight.hold_endpoint(settings.endpoint) as endpoint,
+        preflight.hold_control(settings.control) as control,
+    ):
+        return _start_head_with(plan, state, (endpoint.fileno(), control.fileno()))
 
 
 def _start_head_with(
-    plan: ClusterPlan, state: RunState, listening: int
+    plan: ClusterPlan, state: RunState, sockets: tuple[int, int]
 ) -> tuple[subprocess.Popen[bytes], RunState]:
     (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
     plan_file = Path(plan.state_dir) / PLAN_FILE
@@ -186,8 +191,8 @@ def _start_head_with(
     )
     with _private_file(Path(plan.log_dir) / "head.log") as log:
         head = subprocess.Popen(
-            [sys.executable, "-P", "-m", "controller.main.head", str(listening), str(plan_file)],
-            pass_fds=(listening,),
+            [*HEAD_COMMAND, *map(str, sockets), str(plan_file)],
+            pass_fds=sockets,
             cwd=plan.state_dir,
             env=head_environment(plan.nonce, state.ray_environment, loopback=_on_loopback(plan)),
             stdin=subprocess.DEVNULL,
@@ -326,11 +331,6 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
     except (OSError, ValueError) as error:
         raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
     return tuple(line.strip() for line in lines if line.strip())
-
-
-def _cache_dir() -> Path:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (home if home.is_absolute() else Path.home() / ".cache") / "llumctl" / "models"
 
 
 @contextlib.contextmanager

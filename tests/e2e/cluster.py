@@ -23,6 +23,7 @@ from llumctl.bench import tls
 LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
+DOWN_S = 60.0
 OWN_PORTS = range(20_000, 32_768)
 """Above those of Ray's workers, below Linux's ip_local_port_range."""
 NOTHING_MOVES = {"LLUMCTL_MIGRATION_ENABLED": "false"}
@@ -221,10 +222,21 @@ class Cluster:
         return [*processes, *(str(f) for f in files if f.exists()), *map(str, ports)]
 
     def clean_up(self) -> None:
-        """After a failed test too: whatever it left is ended."""
-        self.run("down", "--now")
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-        for process in marked_processes(self.nonce) if self.nonce else ():
-            process.kill()
+        """After a failed test too: whatever it left is ended, also if `down` hangs or `up` was cut
+        short before the test knew the nonce."""
+        with suppress(OSError, ValueError):
+            self.nonce = (
+                self.nonce or json.loads((self.state_dir / "run.json").read_text())["nonce"]
+            )
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self.run("down", "--now", timeout_s=DOWN_S)
+        finally:
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            while left := marked_processes(self.nonce) if self.nonce else []:
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(left, timeout=5)

@@ -128,6 +128,34 @@ def test_an_engine_that_cannot_start_is_one_error(base_env: dict[str, str]) -> N
     assert not cluster.leftovers()
 
 
+DIES = """
+import sys
+
+class Dies:
+    def find_spec(self, name, path=None, target=None):
+        if name == "controller.adapters.http.control_server":
+            raise OSError("no such luck")
+
+sys.meta_path.insert(0, Dies())
+"""
+
+
+def test_a_controller_that_dies_at_each_start_is_one_error(
+    base_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES)
+    cluster = Cluster(base_env | {"PYTHONPATH": str(tmp_path)}, name="headless")
+    code, lines = refused(cluster, "-n", "1", "--engine", "emulated")
+    assert code == 1
+    words = "error: the controller could not start, 4 times in a row: OSError: no such luck"
+    assert lines[-2] == words
+    logs = cluster.state_dir / "logs"
+    assert list((logs / "ray").glob("gcs_server*"))
+    starts = json.loads((logs / "controller.starts").read_text())
+    cluster.nonce = starts["run"].rpartition("-")[2]
+    assert not cluster.leftovers()
+
+
 def test_ctrl_c_in_mid_start_leaves_nothing(base_env: dict[str, str]) -> None:
     cluster = Cluster(base_env, name="interrupted")
     try:

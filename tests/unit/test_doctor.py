@@ -2,15 +2,19 @@
 
 import json
 import socket
+import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from cli_support import cluster, controller, remember
 
+from controller.api import run_state
 from controller.api.doctor_models import Check, CheckResult
+from controller.api.errors import LlumctlError
 from controller.api.settings import ClusterTable, ControlTable, EndpointTable, Settings
-from controller.main import doctor, doctor_resources, memory
+from controller.main import doctor, doctor_resources, memory, temp_folder
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
@@ -222,4 +226,77 @@ def test_command(result: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_real_thing_finishes(capsys: Captured) -> None:
     assert run(["doctor", "-o", "json"]) in (0, 1)
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
-    assert len(names) == len(set(names)) == 13
+    assert len(names) == len(set(names)) == 15
+
+
+# -- folders that `up` writes -------------------------------------------------------------
+
+
+def folder_that_takes_no_file(_tmp_path: Path) -> str:
+    """For root too, whom permissions do not stop."""
+    return "/proc/llumctl-test"
+
+
+def folder_behind_a_dangling_link(tmp_path: Path) -> str:
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    return str(tmp_path / "dangling")
+
+
+def folder_below_a_file(tmp_path: Path) -> str:
+    (tmp_path / "file").write_text("")
+    return str(tmp_path / "file")
+
+
+UNWRITABLE = pytest.mark.parametrize(
+    "make",
+    [folder_that_takes_no_file, folder_behind_a_dangling_link, folder_below_a_file],
+    ids=lambda make: make.__name__,
+)
+
+
+@UNWRITABLE
+def test_what_up_cannot_write_doctor_says(
+    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", make(tmp_path))
+    with pytest.raises(LlumctlError):
+        run_state.state_dir("default")
+    check = doctor.state_dir_check("default")
+    assert verdict(check) == ("fail", True)
+    assert "cannot be written: " in check.what
+
+
+@UNWRITABLE
+def test_the_model_cache(
+    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", make(tmp_path))
+    assert verdict(doctor.cache_dir_check(Settings())) == ("fail", True)
+    other = Settings(cluster=ClusterTable(model="Q/Q"))
+    assert verdict(doctor.cache_dir_check(other)) == ("ok", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert verdict(doctor.cache_dir_check(Settings())) == ("ok", False)
+
+
+def test_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert doctor.temp_dir_check().what == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    assert verdict(doctor.temp_dir_check()) == ("fail", True)
+
+
+def test_a_ray_that_runs_already() -> None:
+    assert doctor.ray_address_checks(None) == []
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        address = f"127.0.0.1:{ray.getsockname()[1]}"
+        assert [verdict(check) for check in doctor.ray_address_checks(address)] == [("ok", False)]
+    for wrong in (address, "auto"):
+        assert [verdict(check) for check in doctor.ray_address_checks(wrong)] == [("fail", True)]
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert verdict(doctor.state_dir_check("default")) == ("ok", False)
+    assert list(tmp_path.iterdir()) == []

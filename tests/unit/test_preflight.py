@@ -65,7 +65,6 @@ def test_a_free_port_stays_free_after_the_check() -> None:
     port = preflight.free_port("127.0.0.1")
     for _ in range(2):
         preflight.check_port("127.0.0.1", port, "the endpoint", "--port")
-    assert preflight.free_port("auto") > 0
 
 
 def test_an_address_that_is_not_this_machine_s_is_refused() -> None:

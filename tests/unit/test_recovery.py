@@ -22,14 +22,15 @@ NONCE = "00ff" * 4
 
 
 @pytest.fixture
-def made() -> ClusterPlan:
+def made() -> Iterator[ClusterPlan]:
     """The plan of cluster `default`, in its state folder."""
     folder = run_state.state_dir("default")
     made = plan(folder).model_copy(
         update={"nonce": NONCE, "temp_dir": str(temp_folder.make(NONCE))}
     )
     (folder / FILE).write_text(made.model_dump_json())
-    return made
+    yield made
+    temp_folder.remove(made.temp_dir, NONCE)
 
 
 @pytest.fixture
@@ -82,7 +83,6 @@ def test_without_a_plan_nothing_is_stopped_and_the_way_is_free(made: ClusterPlan
         down.run("default", drain=False, timeout_s=0.0, progress=lambda _: None)
     assert run_state.load("default") is None
     assert Path(made.temp_dir).exists()
-    temp_folder.remove(made.temp_dir, NONCE)
 
 
 def test_the_plan_of_another_cluster_is_not_this_one_s(made: ClusterPlan) -> None:
@@ -92,7 +92,6 @@ def test_the_plan_of_another_cluster_is_not_this_one_s(made: ClusterPlan) -> Non
     with pytest.raises(LlumctlError, match="nothing was stopped"):
         down.run("other", drain=False, timeout_s=0.0, progress=lambda _: None)
     assert Path(made.temp_dir).exists()
-    temp_folder.remove(made.temp_dir, NONCE)
 
 
 def test_what_is_recovered_is_what_was_written(made: ClusterPlan) -> None:

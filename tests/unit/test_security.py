@@ -122,11 +122,10 @@ def test_the_head_gets_its_secrets_through_a_private_file_only(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(subprocess, "Popen", popen)
+    made = plan(tmp_path)
     old = os.umask(0)
     try:
-        _, state = up._start_head(
-            plan(tmp_path), state_of(plan(tmp_path), ray_authentication(str(tmp_path), ""))
-        )
+        _, state = up._start_head(made, state_of(made, ray_authentication(str(tmp_path), "")))
     finally:
         os.umask(old)
     assert len(started) == 1
@@ -134,7 +133,7 @@ def test_the_head_gets_its_secrets_through_a_private_file_only(
     assert secret_words(repr(state)) == []
     file = tmp_path / up.PLAN_FILE
     assert started[0][0][-1] == str(file)
-    assert ClusterPlan.model_validate_json(file.read_bytes()) == plan(tmp_path)
+    assert ClusterPlan.model_validate_json(file.read_bytes()) == made
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) >= 4, "plan, token of Ray, run state, log of the head"
     assert {path.name: mode(path) for path in written} == {path.name: 0o600 for path in written}
@@ -172,7 +171,7 @@ def test_a_cluster_is_stopped_though_the_audit_log_cannot_be_written(
     (run_state.state_dir("c1") / "audit.log").mkdir()
     told: list[str] = []
     state = SimpleNamespace(cluster="c1", nonce="n")
-    down.note(state, "down: now", told.append)  # type: ignore[arg-type]
+    down.note(state, "down: now", "begun", told.append)  # type: ignore[arg-type]
     assert "cannot write the audit log" in told[0]
     assert told[0].endswith("going on")
 

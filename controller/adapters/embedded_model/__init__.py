@@ -9,7 +9,7 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-__all__ = ["ensure"]
+__all__ = ["ensure", "folder_of"]
 
 _RECIPE_SUFFIXES = (".py", ".txt", ".jinja")
 
@@ -24,7 +24,7 @@ def ensure(cache_dir: Path) -> Path:
     Raises:
         OSError: `cache_dir` cannot be written.
     """
-    folder = cache_dir / f"embedded-{_fingerprint()}"
+    folder = folder_of(cache_dir)
     if folder.is_dir():
         return folder
     from controller.adapters.embedded_model.build import build  # numpy: only when it is needed
@@ -38,6 +38,11 @@ def ensure(cache_dir: Path) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def folder_of(cache_dir: Path) -> Path:
+    """Where the model is, or will be."""
+    return cache_dir / f"embedded-{_fingerprint()}"
 
 
 def _publish(draft: Path, folder: Path) -> None:

@@ -77,7 +77,7 @@ class Access:
 
 class ControlServer:
     """`settings`: those that the controller goes by. `metrics` renders what `/metrics` answers, of
-    that media type."""
+    that media type. `listening`: a socket on the address of `access`; else one is made."""
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class ControlServer:
         settings: Settings,
         metrics: Callable[[ClusterStatus], bytes],
         metrics_type: str,
+        listening: socket.socket | None = None,
     ) -> None:
         self._controller = controller
         self._labels = labels
@@ -100,7 +101,7 @@ class ControlServer:
         once = AnswersByKey().once
         steer = SteerApi(controller, self._log, self._changing, once)
         self._num_watchers = 0
-        self._socket = socket.create_server((access.host, access.port), backlog=128)
+        self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         app = Starlette(
             routes=[
                 Route("/v1/status", self._status, methods=["GET"]),

@@ -11,6 +11,7 @@ fresh port, so what waits for a dead peer can never reach its successor.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,16 @@ HANDSHAKE_TIMEOUT_S = 10.0
 
 class ZmqMailbox:
     """Must be created and used on one running event loop. Without a `key` anybody may write
-    to it, and it writes only to such inboxes."""
+    to it, and it writes only to such inboxes. `listening`: a socket on `host` that the inbox takes
+    over, in the place of a new one."""
 
-    def __init__(self, host: str, port: int = 0, key: ClusterKey | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        key: ClusterKey | None = None,
+        listening: socket.socket | None = None,
+    ) -> None:
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()
@@ -55,6 +63,9 @@ class ZmqMailbox:
             self._spawn(key.admit(self._door))
             self._doorkeeper = Doorkeeper()
             self._doorkeeper.watch(self._inbox)
+        if listening is not None:
+            port = listening.getsockname()[1]
+            self._inbox.setsockopt(zmq.USE_FD, listening.detach())
         self._inbox.bind(f"tcp://{host}:{port or '*'}")
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[tuple[str, bool], _Peer] = {}

@@ -1,5 +1,6 @@
 """`up --engine emulated`: its settings, what is refused, and the plan that comes of them."""
 
+import tempfile
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,15 @@ from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.doctor_models import CheckResult
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings import Settings
-from controller.main import doctor, doctor_resources, emulation, preflight, roles, up
+from controller.main import (
+    doctor,
+    doctor_resources,
+    emulation,
+    preflight,
+    roles,
+    temp_folder,
+    up,
+)
 from controller.main.plan import ClusterPlan
 from controller.model.profile import load_profile
 from llumctl import settings
@@ -23,6 +32,8 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temp_folder, "MAX_RAY_BYTES", 1000)  # no socket will be made there
 
 
 @pytest.fixture

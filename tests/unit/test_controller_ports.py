@@ -1,0 +1,107 @@
+"""The controller's ports are held from before it begins until the cluster ends."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.adapters.listener.keeper import Keeper
+from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
+from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.api.errors import LlumctlError
+from controller.api.settings import ControlTable, Settings
+from controller.main import controller_ports, preflight
+from controller.main.plan import ClusterPlan
+from tests.unit.test_security import plan
+
+HOST = "127.0.0.1"
+KEY = ClusterKey(new_secret_key())
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[ClusterPlan, list[Keeper]]]:
+    """A plan with the ports that the head keeps for it."""
+    control = controller_ports.bound(HOST, 0, again=True)
+    inbox = controller_ports.bound(HOST, 0, again=False)
+    settings = Settings(control=ControlTable(port=control.getsockname()[1]))
+    made = plan(tmp_path).model_copy(
+        update={"settings": settings, "members_port": inbox.getsockname()[1]}
+    )
+    keepers = controller_ports.keep(made, control, inbox)
+    yield made, keepers
+    for keeper in keepers:
+        keeper.close()
+
+
+def taken(port: int) -> bool:
+    """For another program: one that asks plainly, as Ray's servers do."""
+    with socket.socket() as other:
+        return _error_of_bind(other, port) == errno.EADDRINUSE
+
+
+def _error_of_bind(other: socket.socket, port: int) -> int | None:
+    try:
+        other.bind((HOST, port))
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def test_they_are_nobody_else_s_at_any_time(held: tuple[ClusterPlan, list[Keeper]]) -> None:
+    made, _ = held
+    ports = made.settings.control.port, made.members_port
+    assert [taken(port) for port in ports] == [True, True], "before the controller is there"
+    with controller_ports.control_socket(made), controller_ports.inbox_socket(made, HOST):
+        assert [taken(port) for port in ports] == [True, True]
+    assert [taken(port) for port in ports] == [True, True], "it has died"
+
+
+def test_who_asks_too_early_is_refused_at_once(held: tuple[ClusterPlan, list[Keeper]]) -> None:
+    made, _ = held
+    address = HOST, made.settings.control.port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=5)
+    with controller_ports.control_socket(made) as found:
+        assert found.getsockname() == address
+        socket.create_connection(address, timeout=5).close()
+
+
+def test_without_a_head_they_are_bound_again(held: tuple[ClusterPlan, list[Keeper]]) -> None:
+    made, keepers = held
+    for keeper in keepers:
+        keeper.close()
+    keepers.clear()
+    with controller_ports.inbox_socket(made, HOST) as found:
+        assert found.getsockname()[1] == made.members_port
+    with controller_ports.control_socket(made) as found:
+        assert found.getsockname()[1] == made.settings.control.port
+
+
+async def test_members_reach_the_next_controller_at_the_same_address(
+    held: tuple[ClusterPlan, list[Keeper]],
+) -> None:
+    made, _ = held
+    member = ZmqMailbox(HOST, key=KEY)
+    for _turn in range(2):
+        inbox = controller_ports.inbox_socket(made, HOST)
+        controller = ZmqMailbox(HOST, key=KEY, listening=inbox)
+        assert controller.address == f"tcp://{HOST}:{made.members_port}"
+        got = asyncio.Event()
+        controller.start(lambda _head, _payload, got=got: got.set(), lambda _: None)  # type: ignore[misc]
+        async with asyncio.timeout(20):
+            while not got.is_set():
+                member.send(controller.address, b"hello", droppable=True)
+                await asyncio.sleep(0.01)
+        await controller.close()
+    await member.close()
+
+
+def test_a_control_port_in_use_is_told_before_anything_starts() -> None:
+    with socket.create_server((HOST, 0)) as other:
+        table = ControlTable(port=other.getsockname()[1])
+        with pytest.raises(LlumctlError, match="the control API cannot listen on") as caught:
+            preflight.hold_control(table)
+    assert caught.value.hint.startswith("llumctl up --control-port ")
