@@ -26,8 +26,10 @@ from controller.runtime.move_messages import MoveAnswered
 from controller.runtime.roster import Roster
 
 MAX_TRIES = 3
-# Until a request that moved has its next token, and its frontend has said when: some steps.
+# Until a request that moved has its next token, and its frontend has said when: some steps. Where
+# the order has time left, the slowest that an instance may make without being called stalled.
 TIMED_PATIENCE_S = 2.0
+MAX_TIMED_PATIENCE_S = 10.0
 
 _REFUSED_THERE = frozenset(
     {
@@ -173,9 +175,14 @@ class Mover:
         timed = asyncio.get_running_loop().create_future()
         self._timed[migration_id] = timed
         try:
+            begun_s = self._now_s()
             attempt = await self._ask(order, destination_id, migration_id, patience_s)
             may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
-            return await _with_downtime(attempt, timed) if may_have_moved else attempt
+            if not may_have_moved:
+                return attempt
+            left_s = begun_s + patience_s - self._now_s()
+            timed_patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
+            return await _with_downtime(attempt, timed, timed_patience_s)
         finally:
             del self._timed[migration_id]
 
@@ -204,10 +211,12 @@ class Mover:
         return replace(attempt, outcome=outcome, code=answer.code, record=record)
 
 
-async def _with_downtime(attempt: Attempt, timed: "asyncio.Future[LoggedEvent]") -> Attempt:
+async def _with_downtime(
+    attempt: Attempt, timed: "asyncio.Future[LoggedEvent]", patience_s: float
+) -> Attempt:
     """A request of whose move its frontend tells has moved, even if the source died since."""
     try:
-        event = await asyncio.wait_for(timed, TIMED_PATIENCE_S)
+        event = await asyncio.wait_for(timed, patience_s)
     except TimeoutError:
         return attempt
     numbers = event.numbers

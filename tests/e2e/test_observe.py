@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +331,34 @@ def test_ray_wants_its_token(emulated: Cluster, tmp_path: Path) -> None:
     assert tried.returncode != 0
     assert "i-0" not in tried.stdout
     assert "token" in (tried.stderr + tried.stdout).lower()
+
+
+def new_clients(cluster: Cluster) -> list[httpx.Client]:
+    """Each with a connection of its own."""
+    return [httpx.Client(base_url=cluster.url, timeout=20) for _ in range(32)]
+
+
+def answers(clients: list[httpx.Client]) -> set[int]:
+    """Of all at once, so that every frontend that can accept has its turn."""
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return set(pool.map(lambda client: client.get("/v1/models").status_code, clients))
+
+
+def test_a_frontend_that_hangs_or_dies_costs_no_new_connection(emulated: Cluster) -> None:
+    """The last test of this cluster: it goes on with one frontend while the other starts again."""
+    victim = psutil.Process(emulated.status()["frontends"][0]["pid"])
+    victim.suspend()
+    wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the frontend to stand still", 5)
+    assert answers(new_clients(emulated)) == {200}
+    connected = [socket.create_connection(("127.0.0.1", emulated.port)) for _ in range(8)]
+    victim.kill()
+    for each in connected:
+        with each:
+            each.settimeout(20)
+            each.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+    assert answers(new_clients(emulated)) == {200}
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", emulated.port))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from controller.adapters.vllm import environment, grammar_guard
+from controller.adapters.vllm import environment, grammar_guard, warm_up
 from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.engine_parts import in_any_order
 from controller.api.start_words import IMPORTING
@@ -33,6 +33,8 @@ class VllmEngine:
     def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
         report(IMPORTING)
         environment.prepare()
+        if engine_args.get("enforce_eager") is True:
+            warm_up.compile_nothing_on_cpu()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine import EngineCoreRequest
@@ -56,6 +58,8 @@ class VllmEngine:
         self._num_evictions = 0
         self._events: list[EngineEvent] = []
         grammar_guard.install(self._core.structured_output_manager)
+        report("warming up")
+        warm_up.warm_up(self._core, config)
         self._watch_admissions()
         self._watch_evictions()
         self._remember_generators = self._make_generators_rewindable(config)

@@ -1,0 +1,102 @@
+"""After its start an engine serves the first request of each kind as fast as the second."""
+
+import itertools
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from controller.adapters.vllm import warm_up
+from controller.adapters.vllm.engine import VllmEngine
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8},
+    "seeded": {"temperature": 0.8, "seed": 3},
+    "top-k and top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    "min-p": {"temperature": 0.8, "min_p": 0.1},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "biased": {"logit_bias": {5: 3.0}},
+    "min tokens": {"min_tokens": 3, "stop_token_ids": [9]},
+    "allowed tokens": {"allowed_token_ids": [5, 6, 7]},
+    "log probabilities": {"logprobs": 2},
+    "the prompt's log probabilities": {"prompt_logprobs": 2},
+    "json": {"structured_outputs": {"json": SCHEMA}},
+    "regex": {"structured_outputs": {"regex": "[ab]{3,9}"}},
+    "grammar": {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
+    "a long prompt": {"num_prompt_tokens": 400},
+}
+# A step of the second request takes some 10 ms; the compiler took 2.4 s and more.
+MAX_FIRST_S = 0.5
+MAX_RATIO = 20
+
+
+def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> float:
+    """The longest that the engine's thread, or its process's loop, was kept by this request."""
+    dice = random.Random(request_id)
+    sampling = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True} | sampling
+    num_prompt_tokens = sampling.pop("num_prompt_tokens", 40)
+    if wanted := sampling.pop("structured_outputs", None):
+        sampling["structured_outputs"] = StructuredOutputsParams(**wanted)
+        sampling["structured_outputs"]._backend = "xgrammar"
+    request = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=[dice.randrange(300, 2000) for _ in range(num_prompt_tokens)],
+        mm_features=None,
+        sampling_params=SamplingParams(**sampling),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    frames = MsgpackEncoder().encode(request)
+    times_s = [time.perf_counter()]
+    engine.add(engine.prepare(frames, 0))
+    times_s.append(time.perf_counter())
+    while engine.has_work():
+        engine.step()
+        times_s.append(time.perf_counter())
+    return max(after - before for before, after in itertools.pairwise(times_s))
+
+
+def test_the_first_request_of_each_kind_stalls_nobody(engine: VllmEngine) -> None:
+    """As in a new process: what other tests had compiled is dropped, and the start's part done."""
+    torch._dynamo.reset()
+    manager = engine._core.structured_output_manager
+    manager.backend = None
+    warm_up.warm_up(engine._core, engine._core.vllm_config)
+    for kind, sampling in KINDS.items():
+        first_s = slowest_s(engine, f"first {kind}", sampling)
+        second_s = slowest_s(engine, f"second {kind}", sampling)
+        assert first_s < max(MAX_FIRST_S, MAX_RATIO * second_s), (kind, first_s, second_s)
+
+
+def test_warming_up_leaves_no_trace(
+    engine: VllmEngine, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "warming up" in told
+    core = engine._core
+    assert core.structured_output_manager.backend is not None
+    sampler = core.model_executor.driver_worker.worker.model_runner.sampler
+    shapes = []
+    gather = sampler.gather_logprobs
+    monkeypatch.setattr(
+        sampler, "gather_logprobs", lambda *args: shapes.append(args[0].shape) or gather(*args)
+    )
+    core.structured_output_manager.backend = None
+    before = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
+    warm_up.warm_up(core, core.vllm_config)
+    after = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
+    assert after == before
+    assert shapes == [(2, core.vllm_config.model_config.get_vocab_size())]
+    assert core.structured_output_manager.backend is not None
+    assert not engine.has_work()
+    assert not engine.take_events()
