@@ -92,6 +92,7 @@ def test_warming_up_leaves_no_trace(
         sampler, "gather_logprobs", lambda *args: shapes.append(args[0].shape) or gather(*args)
     )
     core.structured_output_manager.backend = None
+    engine.take_events()  # of other tests
     before = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
     warm_up.warm_up(core, core.vllm_config)
     after = engine.snapshot("i-0", 1), torch.get_rng_state().tolist(), random.getstate()
