@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import threading
@@ -335,7 +336,7 @@ def test_ray_wants_its_token(emulated: Cluster, tmp_path: Path) -> None:
 
 def new_clients(cluster: Cluster) -> list[httpx.Client]:
     """Each with a connection of its own."""
-    return [httpx.Client(base_url=cluster.url, timeout=20) for _ in range(32)]
+    return [httpx.Client(base_url=cluster.url, verify=cluster.tls, timeout=20) for _ in range(32)]
 
 
 def answers(clients: list[httpx.Client]) -> set[int]:
@@ -352,11 +353,12 @@ def test_a_frontend_that_hangs_or_dies_costs_no_new_connection(emulated: Cluster
     assert answers(new_clients(emulated)) == {200}
     connected = [socket.create_connection(("127.0.0.1", emulated.port)) for _ in range(8)]
     victim.kill()
+    assert isinstance(emulated.tls, ssl.SSLContext)
     for each in connected:
-        with each:
-            each.settimeout(20)
-            each.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+        each.settimeout(20)
+        with emulated.tls.wrap_socket(each, server_hostname="127.0.0.1") as secure:
+            secure.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert secure.recv(4096).startswith(b"HTTP/1.1 200")
     assert answers(new_clients(emulated)) == {200}
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
