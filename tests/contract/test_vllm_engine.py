@@ -116,7 +116,7 @@ def test_what_the_frontends_must_know(engine: VllmEngine, told: list[str]) -> No
     assert (engine.max_model_len, engine.block_size) == (512, BLOCK_SIZE)
     assert engine.num_gpu_blocks == NUM_BLOCKS + 1
     assert "generate" in engine.supported_tasks
-    assert told == ["importing vLLM", "loading the model"]
+    assert told == ["importing vLLM", "loading the model", "warming up"]
     idle = look(engine)
     assert freeness(idle, DEFAULT_LEVELS) == BLOCK_SIZE * NUM_BLOCKS
     assert not engine.has_work()
