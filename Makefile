@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-transfer bench-scheduler bench-cluster fuzz attack clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
+	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
@@ -67,6 +68,9 @@ bench-startup: $(STAMP)
 
 bench-migration: $(STAMP)
 	$(BIN)/python -m benchmarks.migration $(ARGS)
+
+bench-grammars: $(STAMP)
+	$(BIN)/python -m benchmarks.grammars $(ARGS)
 
 bench-transfer: $(STAMP)
 	$(BIN)/python -m benchmarks.transfer $(ARGS)

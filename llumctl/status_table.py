@@ -126,6 +126,7 @@ WIDE_COLUMNS: tuple[Column, ...] = (
     ("PID", lambda item: _number(item.pid)),
     ("BLOCKS", _blocks),
     ("HEADROOM", lambda item: _number(item.headroom_blocks)),
+    ("CORES", lambda item: "-" if item.cpu_cores is None else f"{item.cpu_cores:.2f}"),
     ("DETAIL", lambda item: item.detail),
 )
 

@@ -83,7 +83,9 @@ def attention(item: InstanceStatus) -> str:
     """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in."""
     if item.state in _GLYPHS:
         return _GLYPHS[item.state]
-    return "!" if item.freeness_steps is not None and item.freeness_steps < 0 else " "
+    is_full = item.freeness_steps is not None and item.freeness_steps < 0
+    has_a_say = item.state is InstanceState.ACTIVE and item.detail
+    return "!" if is_full or has_a_say else " "
 
 
 def state_tone(state: InstanceState) -> Tone:

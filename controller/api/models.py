@@ -131,6 +131,7 @@ class InstanceStatus(WireModel):
     num_moves_out: int | None = None
     step_time_s: float | None = None
     num_steps: int | None = None
+    cpu_cores: float | None = None
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None
     age_s: float | None = None

@@ -10,6 +10,7 @@ so that all that came of one cause can be read together:
     start-MEMBER-N         incarnation N of a member began to serve
     start-controller       the controller came, or came back
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
+    busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     op-HEX                 what an operator asked for, and the drains that came of it
     m-HEX-K                move K that a controller ordered: how it went
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
@@ -48,6 +49,10 @@ class EventKind(StrEnum):
     INSTANCE_DIED = "instance_died"
     INSTANCE_STALLED = "instance_stalled"
     INSTANCE_RECOVERED = "instance_recovered"
+    INSTANCE_BUSY = "instance_busy"
+    """Its process computes though no request is there."""
+    INSTANCE_QUIET = "instance_quiet"
+    """No more."""
     INSTANCE_FAILED = "instance_failed"
     """Could not start, and is not tried again."""
     DRAIN_STARTED = "drain_started"

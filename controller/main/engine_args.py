@@ -16,6 +16,8 @@ from controller.api.refused_options import why_refused
 from controller.main import vllm_declarations
 from controller.main.vllm_declarations import Declared
 
+STRUCTURED_OUTPUTS = "structured_outputs_config"
+GRAMMAR_BACKENDS = ("auto", "xgrammar")
 MODULE, CLASS = "vllm.engine.arg_utils", "AsyncEngineArgs"
 
 
@@ -40,6 +42,7 @@ def check_engine_args(args: Mapping[str, Any]) -> None:
                 f"llumctl up --engine-arg {near[0] if near else 'max_model_len'}=...",
             )
         check_value(key, argument_kind(name), value)
+    check_grammar_backend(args.get(STRUCTURED_OUTPUTS) or {})
 
 
 def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
@@ -55,6 +58,19 @@ def check_value(key: tuple[str, ...], kind: Any, value: Any) -> None:
         raise WrongSettingError(
             (*key, *map(str, where)), _complaint(found, where, value), _hint(key, found, value)
         ) from None
+
+
+def check_grammar_backend(config: Mapping[str, Any]) -> None:
+    """Raises WrongSettingError for a backend whose grammars no frontend can try
+    (docs/decisions/0013)."""
+    backend = config.get("backend", "auto")
+    if backend not in GRAMMAR_BACKENDS:
+        raise WrongSettingError(
+            ("engine", STRUCTURED_OUTPUTS, "backend"),
+            f"is refused: not {backend}, but xgrammar compiles every grammar, within limits, "
+            "before an engine gets it",
+            "leave backend out",
+        )
 
 
 @cache

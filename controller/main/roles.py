@@ -198,6 +198,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         api_keys=plan.api_keys,
         hosts=(table.host, *table.allowed_hosts),
         limits=GateLimits(table.max_body_bytes, table.max_live_requests, table.request_timeout_s),
+        expects_grammars=plan.profile is None,
     )
     metrics = RequestMetrics(level.name for level in plan.settings.priority)
     listener = SharedListener(plan.listener_dir, member_id)

@@ -32,6 +32,7 @@ from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.ports.event_store import EventStore
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
+from controller.runtime.busy_watch import BusyWatch
 from controller.runtime.calls import Calls
 from controller.runtime.departures import Departures
 from controller.runtime.directories import Directories
@@ -124,6 +125,7 @@ class Controller:
             self.journal,
             lambda member: self.send(member, StatusPull(), droppable=True),
         )
+        self.busy = BusyWatch(self.roster, self.journal)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.scaling = Scaling(self, self.drains, launcher)
@@ -175,6 +177,7 @@ class Controller:
             self.handle(Ticked())
             self._note_readiness()
             self.stalls.tick(self.now_s())
+            self.busy.tick(self.now_s(), self.statuses)
             if not self.stopping:
                 self.drains.tick()
                 self.scaling.launch_missing()
@@ -341,6 +344,7 @@ class Controller:
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
         """It died, or was removed."""
         self.stalls.forget(instance_id, incarnation)
+        self.busy.forget(instance_id, incarnation)
         self.calls.member_died(instance_id)
         self.rescheduler.instance_died(instance_id)
         lost = InstanceLost(instance_id, incarnation)

@@ -18,6 +18,7 @@ from controller.core.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
 from controller.runtime.member import Membership
 from controller.runtime.messages import AddRequest, StatusPushed
+from controller.runtime.process_cpu import ProcessCpu
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class EngineThread:
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._last_dispatch_seq = 0
+        self._cpu = ProcessCpu()
         self._loop: asyncio.AbstractEventLoop
 
     # -- for any thread ------------------------------------------------------------------
@@ -151,7 +153,12 @@ class EngineThread:
             self._member.member_id, self._member.incarnation
         )
         return StatusPushed(
-            snapshot, self._last_dispatch_seq, num_steps, step_time_s, engine.emulation
+            snapshot,
+            self._last_dispatch_seq,
+            num_steps,
+            step_time_s,
+            engine.emulation,
+            cpu_cores=self._cpu.cores(),
         )
 
     def _call(self, function: Callable[..., object], *args: Any) -> None:

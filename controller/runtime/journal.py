@@ -136,6 +136,16 @@ class Journal:
             numbers={"silence_s": round(silence_s, 1)},
         )
 
+    def busy(self, member: Member, busy: bool, lasted_s: float, cpu_cores: float) -> None:
+        self._append(
+            EventKind.INSTANCE_BUSY if busy else EventKind.INSTANCE_QUIET,
+            f"busy-{member.member_id}-{member.incarnation}",
+            "it computes without a request" if busy else "no more computing without a request",
+            instance_id=member.member_id,
+            incarnation=member.incarnation,
+            numbers={"lasted_s": round(lasted_s, 1), "cpu_cores": round(cpu_cores, 2)},
+        )
+
     def drain(
         self,
         kind: EventKind,

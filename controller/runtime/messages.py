@@ -114,6 +114,8 @@ class StatusPushed(Message, frozen=True):
     moves: tuple[MoveInFlight, ...] = ()
     """Those of which it is the source."""
     num_moves_in: int = 0
+    cpu_cores: float | None = None
+    """That its process kept busy over the last second or so; None before the first one is over."""
 
 
 class EventsTold(Message, frozen=True):

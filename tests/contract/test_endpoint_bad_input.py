@@ -7,12 +7,13 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 import pytest
 from uvicorn import Config, Server
 from vllm.exceptions import GracefulHTTPError
@@ -21,6 +22,8 @@ from controller.adapters.listener import listening_socket
 from controller.adapters.vllm.engine import VllmEngine
 from controller.adapters.vllm.error_bodies import error_type
 from controller.adapters.vllm.gate import Gate, GateLimits
+from controller.adapters.vllm.grammar_trials import GrammarTrials, Queue, limits_of
+from controller.core.request_record import RequestState
 from tests.contract.test_vllm_frontend import Bed, serving
 
 # vLLM's chat API reads its own deprecated field.
@@ -34,6 +37,7 @@ USER = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 NAMED = {"type": "function", "function": {"name": "f"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
+NAMES = {f"^p{i}[a-z]+$": {"type": "string"} for i in range(100)}
 
 
 class Case(NamedTuple):
@@ -249,7 +253,7 @@ CONSTRAINTS = [
     *schema("a reference to nothing", "/nope", **{"$ref": "#/nope"}),
     *schema("a catastrophic pattern", "(a+)+", type="string", pattern="(a+)+"),
     *schema("a huge minLength", "minLength", type="string", minLength=10**6),
-    *schema("15,000 words", "10000 values", enum=[f"w{i}" for i in range(15_000)]),
+    *schema("15,000 numbers", "10000 values", enum=list(range(15_000))),
     *schema(
         "a count over 300 properties",
         "minProperties",
@@ -257,6 +261,20 @@ CONSTRAINTS = [
         minProperties=1,
         properties={f"p{i}": {"type": "string"} for i in range(300)},
     ),
+    *schema("a large pattern", "too large in all", type="string", pattern="[a-z]{1,10000}"),
+    *schema("two patterns", "too large in all", items=[{"pattern": "[a-z]{1,1500}"}] * 2),
+    *schema("300 patterns", "too large in all", items=[{"pattern": "a{1,300}b{1,300}"}] * 300),
+    *schema("nested counts", "too large in all", type="string", pattern="(a{50}){50}"),
+    *schema("100 patternProperties", "not supported", type="object", patternProperties=NAMES),
+    *schema("600 patterns", "500 patterns", items=[{"pattern": "a"}] * 600),
+    *schema("long words", "to choose from", enum=[f"{i}" + "ab" * 5000 for i in range(10)]),
+    *schema("a long description", "262144 characters", description="x" * 270_000),
+    *schema("what only another backend knows", "not supported", type="integer", multipleOf=3),
+    *both("long choices", "to choose from", structured_outputs={"choice": ["x" * 70_000]}),
+    *both("a large tag", "262144", structured_outputs={"structural_tag": "x" * 270_000}),
+    *both("a tag that is none", "structural_tag", structured_outputs={"structural_tag": "[]"}),
+    *both("half a tag", "compiled", structured_outputs={"structural_tag": '{"structures": [{}]}'}),
+    *both("counts in rules", "count to", structured_outputs={"grammar": "root ::= [a]{1,20000}"}),
     *schema("a minLength in a string", "minLength", type="string", minLength="1000000"),
     *schema("a minLength as a float", "minLength", type="string", minLength=400.0),
     *both("structured_outputs is a string", "must be an object", structured_outputs="x"),
@@ -272,7 +290,7 @@ CONSTRAINTS = [
     ),
     *regex("(a+)+$", "rounds of a repeat"),
     *regex("(a*)*b", "may be empty"),
-    *regex("(x{1,1000}){1,1000}", "rounds of a repeat"),
+    *regex("(x{1,1000}){1,1000}", "counts to more"),
     *regex("((a?){2}){2}", "may be empty"),
     *regex("a{1000000}", "counts to more"),
     *regex("x" * 5000, "longer than 2000"),
@@ -380,7 +398,10 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             keys,
             one_id_for_many_requests,
             a_grammar_that_gets_slow,
-            a_grammar_that_only_another_backend_knows,
+            what_only_another_backend_knows,
+            a_costly_grammar_keeps_nobody_waiting,
+            a_grammar_that_takes_too_long,
+            a_client_that_leaves_a_trial,
             a_client_that_does_not_read,
             a_failure_in_mid_stream,
             many_bad_items_are_few_errors,
@@ -540,14 +561,113 @@ async def a_grammar_that_gets_slow(bed: Bed) -> None:
         grammar_guard.MAX_CALL_S = limit_s
 
 
-async def a_grammar_that_only_another_backend_knows(bed: Bed) -> None:
-    """vLLM's frontend lets it pass, its engine has chosen a backend for good."""
+async def what_only_another_backend_knows(bed: Bed) -> None:
+    """vLLM would let an engine take another backend for good, by its first request."""
     async with gated(bed) as (_, http):
         body = {"model": "embedded", "prompt": "one", "max_tokens": 8}
-        first = await http.post(TEXT, json=body | {"structured_outputs": {"regex": "a+"}})
-        assert first.status_code == 200
-        answer = await http.post(TEXT, json=body | {"structured_outputs": {"regex": r"\p{L}+"}})
-        assert_is_error(answer, 400, "cannot be compiled")
+        for wanted in ({"regex": r"\p{L}+"}, {"json": {"type": "integer", "multipleOf": 3}}):
+            answer = await http.post(TEXT, json=body | {"structured_outputs": wanted})
+            assert answer.status_code == 400, answer.text
+        assert bed.router.live == {}
+        answer = await http.post(TEXT, json=body | {"structured_outputs": {"regex": "a+"}})
+        assert answer.status_code == 200
+        assert type(bed.engine._core.structured_output_manager.backend).__name__ == (
+            "XgrammarBackend"
+        )
+
+
+async def a_costly_grammar_keeps_nobody_waiting(bed: Bed) -> None:
+    """vLLM converts this pattern on its event loop: 1.4 s; another one's time is not its."""
+    costly = {"json": {"type": "string", "pattern": "[a-z]{1,1990}"}}
+    body = {"model": "embedded", "prompt": "one", "max_tokens": 4}
+    async with gated(bed) as (_, http), longest_turn() as turns_s:
+        answer = await http.post(TEXT, json=body | {"structured_outputs": costly})
+        assert answer.status_code in (200, 400), answer.text
+        assert turns_s[0] < 0.3, "something took the event loop for itself"
+
+
+async def a_grammar_that_takes_too_long(bed: Bed) -> None:
+    """It is refused, whichever way it comes, and no engine hears of it."""
+    num_sent = len(bed.router.ranks)
+    with limited_trials(bed, cpu_s=0.2):
+        async with gated(bed) as (_, http):
+            for path, what in ((TEXT, {"prompt": "one"}), (CHAT, {"messages": USER})):
+                body = {"model": "embedded", "max_tokens": 4, "response_format": LONG_FORM} | what
+                answer = await http.post(path, json=body)
+                assert_is_error(answer, 400, "more than 0.2 s of CPU time")
+                answer = await http.post(path, json=body | {"n": 3})
+                assert_is_error(answer, 400, "more than 0.2 s of CPU time")
+                answer = await http.post(path, json=body | {"stream": True})
+                *_, error, done = answer.text.split("\n\n")[:-1]
+                assert done == "data: [DONE]"
+                assert json.loads(error[6:])["error"]["code"] == 400
+            body = {"model": "embedded", "input": "one", "text": {"format": LONG_TEXT_FORM}}
+            assert (await http.post("/v1/responses", json=body)).status_code == 400
+    assert len(bed.router.ranks) == num_sent
+    assert bed.engine._grammars.num_compiling == 0
+
+
+async def a_client_that_leaves_a_trial(bed: Bed) -> None:
+    trials = psutil.Process(bed.process.pid)
+    body = {"model": "embedded", "prompt": "one", "response_format": LONG_FORM}
+    content = json.dumps(body).encode()
+    num_outcomes = len(bed.router.outcomes)
+    server = Server(Config(bed.gate, log_level="critical", lifespan="off"))
+    listening = listening_socket.listen("127.0.0.1", 0, write_timeout_s=10.0)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    with limited_trials(bed, cpu_s=30.0):
+        _, client = await asyncio.open_connection(*listening.getsockname())
+        client.write(
+            f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
+        )
+        client.write(content)
+        while not trials.children():
+            await asyncio.sleep(0.001)
+        client.close()
+        while len(bed.router.outcomes) == num_outcomes or trials.children():
+            await asyncio.sleep(0.001)
+    assert bed.router.outcomes[num_outcomes:] == [(RequestState.ABORTED, "the client left")]
+    server.should_exit = True
+    await serving
+
+
+# Takes 3 s of CPU time, and is none of what is refused at sight.
+LONG_SCHEMA = {"type": "string", "maxLength": 90_000}
+LONG_FORM = FORM | {"json_schema": {"name": "x", "schema": LONG_SCHEMA}}
+LONG_TEXT_FORM = {"type": "json_schema", "name": "x", "schema": LONG_SCHEMA}
+
+
+@contextmanager
+def limited_trials(bed: Bed, cpu_s: float) -> Iterator[None]:
+    """No verdict is known, and so much time is left for each."""
+    client = bed.llm.engine_core
+    before = client._grammars
+    client._grammars = GrammarTrials(bed.process, Queue(limits_of(cpu_s), 2, 64))
+    try:
+        yield
+    finally:
+        client._grammars = before
+
+
+@asynccontextmanager
+async def longest_turn() -> AsyncIterator[list[float]]:
+    """The most CPU time that the event loop's thread took between two turns of this task."""
+    longest_s = [0.0]
+
+    async def turn() -> None:
+        last_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            longest_s[0] = max(longest_s[0], now_s - last_s)
+            last_s = now_s
+
+    turning = asyncio.create_task(turn())
+    try:
+        yield longest_s
+    finally:
+        turning.cancel()
 
 
 async def a_client_that_does_not_read(bed: Bed) -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from controller.adapters.vllm.connections import KeepAlive
 from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.grammar_process import GrammarProcess
+from controller.adapters.vllm.grammar_trials import GrammarTrials
 from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.dispatcher import Arrival, NotDispatchedError
@@ -178,8 +180,16 @@ class PlayedRouter:
 
 
 class Bed:
-    def __init__(self, engine: VllmEngine, llm: Any, gate: Any, router: PlayedRouter) -> None:
+    def __init__(
+        self,
+        engine: VllmEngine,
+        llm: Any,
+        gate: Any,
+        router: PlayedRouter,
+        process: GrammarProcess,
+    ) -> None:
         self.engine, self.llm, self.gate, self.router = engine, llm, gate, router
+        self.process = process
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=gate), base_url="http://localhost", timeout=30.0
         )
@@ -213,7 +223,7 @@ class Bed:
 
 @asynccontextmanager
 async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncIterator[Bed]:
-    from controller.adapters.vllm import openai_app
+    from controller.adapters.vllm import grammar_checks, openai_app
     from controller.adapters.vllm.pool_client import PoolLimits
     from controller.adapters.vllm.pool_llm import PoolLLM
 
@@ -226,10 +236,14 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     assert config.cache_config.num_gpu_blocks == 2 * engine.num_gpu_blocks
     router = PlayedRouter(engine)
     limits = PoolLimits(info.supported_tasks, {"normal": 0, "high": 1}, max_engine_index=1)
-    llm = PoolLLM(config, router, limits, log_stats=False)  # type: ignore[arg-type]
+    process = grammar_checks.make_process(config)
+    assert isinstance(process, GrammarProcess)
+    await process.start()  # it takes its time, beside what follows
+    grammars = GrammarTrials(process)
+    llm = PoolLLM(config, router, limits, grammars, log_stats=False)  # type: ignore[arg-type]
     gate = openai_app.Gate(levels=limits.levels)
     await openai_app.build_server(llm, args, gate, KeepAlive(9), info.supported_tasks)
-    bed = Bed(engine, llm, gate, router)
+    bed = Bed(engine, llm, gate, router, process)
     stepping = asyncio.create_task(bed.step_for_ever())
     try:
         yield bed
@@ -238,6 +252,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
         stepping.cancel()
         await bed.http.aclose()
         llm.shutdown()
+        process.close()
 
 
 async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -> None:

@@ -162,6 +162,8 @@ def _instance(
             "num_moves_out": len(pushed.moves),
             "step_time_s": round(pushed.step_time_s, 6),
             "num_steps": pushed.num_steps,
+            "cpu_cores": _rounded(pushed.cpu_cores),
+            "detail": _detail(controller, member),
             "emulation": pushed.emulation
             and EmulationStatus(
                 profile_time_s=round(pushed.emulation.profile_time_s, 4),
@@ -202,6 +204,12 @@ def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
         safe_to_delete=progress.safe_to_delete,
         removes=order.removes,
     )
+
+
+def _detail(controller: Controller, member: Member) -> str:
+    if controller.busy.is_on_record(member.member_id, member.incarnation):
+        return "computes without a request"
+    return member.detail
 
 
 def _up_s(member: Member, now_s: float) -> float | None:

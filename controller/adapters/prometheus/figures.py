@@ -39,6 +39,7 @@ INSTANCE_GAUGES = (
     Figure("migrations_in_requests", "num_moves_in", "Requests that are being moved to it"),
     Figure("migrations_out_requests", "num_moves_out", "Requests that are being moved from it"),
     Figure("step_seconds", "step_time_s", "Duration of the last engine step"),
+    Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,
 )
 INSTANCE_COUNTERS = (

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from controller.adapters.vllm import environment, grammar_guard, warm_up
+from controller.adapters.vllm import environment, warm_up
 from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.engine_parts import in_any_order
+from controller.adapters.vllm.grammar_guard import GrammarGuard
 from controller.api.start_words import IMPORTING
 from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
@@ -57,7 +58,7 @@ class VllmEngine:
         self._encoder = MsgpackEncoder()
         self._num_evictions = 0
         self._events: list[EngineEvent] = []
-        grammar_guard.install(self._core.structured_output_manager)
+        self._grammars = GrammarGuard(self._core.structured_output_manager)
         report("warming up")
         warm_up.warm_up(self._core, config)
         self._watch_admissions()
@@ -81,6 +82,7 @@ class VllmEngine:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.moves.forget(request_ids)
+        self._grammars.forget(request_ids)
         self._core.abort_requests(list(request_ids))
 
     def has_work(self) -> bool:
@@ -89,6 +91,7 @@ class VllmEngine:
     def step(self) -> Sequence[StepOutputs]:
         if self._remember_generators is not None:
             self._remember_generators()
+        self._grammars.give_up_overdue()
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         self.moves.forget_finished()

@@ -9,6 +9,8 @@ from typing import Any
 
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.gate import Gate, GateLimits
+from controller.adapters.vllm.grammar_process import GrammarProcess
+from controller.adapters.vllm.grammar_trials import GrammarTrials, Tries
 from controller.adapters.vllm.token_ids import max_token_ids
 from controller.api.key_file import parse_line
 from controller.api.start_words import IMPORTING
@@ -21,6 +23,10 @@ from controller.runtime.router import Router, RouterEvents
 from controller.runtime.steer_messages import FrontendLimitsSet
 
 log = logging.getLogger(__name__)
+
+# The first request under a grammar finds the process of trials there, and a start has the
+# machine for itself. One that comes sooner starts it.
+TRIALS_START_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,8 @@ class FrontendConfig:
     hosts: tuple[str, ...]
     """Names and addresses under which it may be called, beside loopback."""
     limits: GateLimits
+    expects_grammars: bool = True
+    """Emulated instances follow none."""
 
 
 class OpenAIFrontend:
@@ -94,19 +102,23 @@ class OpenAIFrontend:
         """vLLM is imported and configured on another thread, so that this process can say how
         far it is and hear of the instances meanwhile."""
         self._member.report("starting", IMPORTING)
-        args, config = await asyncio.to_thread(self._configure)
+        args, config, tries = await asyncio.to_thread(self._configure)
         self._member.report("starting", "waiting for an instance")
         info = await self._info
+        if self._config.expects_grammars and isinstance(tries, GrammarProcess):
+            self._tasks.add(asyncio.get_running_loop().create_task(_start_later(tries)))
+        self._grammars = GrammarTrials(tries)
         return await self._serve(args, config, info)
 
-    def _configure(self) -> tuple[Any, Any]:
+    def _configure(self) -> tuple[Any, Any, Tries]:
         environment.prepare()
-        from controller.adapters.vllm import openai_app
+        from controller.adapters.vllm import grammar_checks, openai_app
 
         cfg = self._config
         keys = [parse_line(line).key for line in cfg.api_keys]
         args = openai_app.parse_args(cfg.engine_args, cfg.options, keys, cfg.host, cfg.port)
-        return args, openai_app.build_config(args)
+        config = openai_app.build_config(args)
+        return args, config, grammar_checks.make_process(config)
 
     async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
         from controller.adapters.vllm import openai_app
@@ -118,7 +130,8 @@ class OpenAIFrontend:
         openai_app.adopt_engine_info(config, info, cfg.num_instances)
         levels = {name: rank for rank, name in cfg.level_names.items()}
         limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
-        self._llm = PoolLLM(config, self.router, limits, log_stats=not args.disable_log_stats)
+        log_stats = not args.disable_log_stats
+        self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
         self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
         self._keep_alive = KeepAlive(max_kept_connections())
@@ -165,6 +178,10 @@ class OpenAIFrontend:
         task = asyncio.get_running_loop().create_task(self._drain(grace_s))
         self._tasks.add(task)
 
+    @property
+    def _is_at_work(self) -> bool:
+        return bool(self.router.num_live_reqs or self._grammars.num_waiting)
+
     async def _drain(self, grace_s: float) -> None:
         """New requests get 503; live ones may end by themselves for `grace_s`."""
         if self._server is None:
@@ -172,8 +189,16 @@ class OpenAIFrontend:
         self._gate.closed = True
         self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
-        while self.router.num_live_reqs and asyncio.get_running_loop().time() < deadline_s:
+        while self._is_at_work and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.02)
         for request_id in self.router.live_request_ids:
             self._on_failed(request_id, "the cluster stopped before this request ended")
         self._server.should_exit = True
+
+
+async def _start_later(process: GrammarProcess) -> None:
+    await asyncio.sleep(TRIALS_START_AFTER_S)
+    try:
+        await process.start()
+    except OSError as error:
+        log.warning("the process that tries grammars did not start: %s", error)

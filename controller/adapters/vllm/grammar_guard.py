@@ -1,54 +1,115 @@
-"""Ends a request whose structured output takes its engine too long, before it takes longer.
+"""Keeps a request's grammar from taking its engine too long: while it compiles, and at each step.
 
-What a grammar costs grows with the text, so a first slow step comes well before a hopeless
-one. Called slow by the thread's own CPU time: a busy machine is no reason. A single call
+**Steps.** What a grammar costs grows with the text, so a first slow step comes well before a
+hopeless one. Called slow by the thread's own CPU time: a busy machine is no reason. A single call
 that never returns is beyond this guard; for regular expressions and schemas the frontend
 refuses what could do that (constraint_checks.py).
 
-Touch points (vllm 0.32): v1/structured_output/__init__.py `_create_grammar`;
-v1/structured_output/backend_types.py `StructuredOutputGrammar`. A grammar that accepts no
-token ends its request with `FinishReason.ERROR` (v1/core/sched/scheduler.py).
+**Compiling.** What a frontend sends has been compiled within bounds before (grammar_trials.py).
+Here it is compiled once more, in threads of vLLM's, which nobody can end: a compiled grammar is
+slower to read than to compile (6.5 s instead of 0.15 s for 50 tool schemas, 72 MB). So a request
+whose client has left is not compiled any more if that has not begun, nothing keeps what comes of
+it if it has, and one that takes longer than any trial may is given up.
+
+Touch points (vllm 0.32): v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
+v1/structured_output/request.py `_grammar`; v1/structured_output/backend_types.py
+`StructuredOutputGrammar`. A grammar that accepts no token ends its request with
+`FinishReason.ERROR`, and so does one that is an exception (v1/core/sched/scheduler.py).
 """
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 MAX_CALL_S = 0.5
+# Longer than a trial's 40 s: only an engine that differs from its frontends gets here.
+MAX_COMPILE_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def install(manager: Any) -> None:
-    """Watch every grammar that this StructuredOutputManager makes from now on."""
-    create = manager._create_grammar
-
-    def guarded(request: Any) -> Any:
-        return watch(create(request), request.request_id)
-
-    manager._create_grammar = guarded
+class _Compiling(NamedTuple):
+    request_id: str
+    structured: Any
+    """vLLM's StructuredOutputRequest."""
+    since_s: float
 
 
-def watch(grammar: Any, request_id: str, clock: Callable[[], float] = time.thread_time) -> Any:
-    """The same grammar; after a call of more than MAX_CALL_S it accepts nothing any more."""
-    fill, accept = grammar.fill_bitmask, grammar.accept_tokens
-    longest_s = 0.0
+class GrammarGuard:
+    """Watches every grammar that a StructuredOutputManager makes from now on."""
 
-    def timed(call: Callable[..., Any], *args: Any) -> Any:
-        nonlocal longest_s
-        started_s = clock()
-        result = call(*args)
-        longest_s = max(longest_s, clock() - started_s)
-        return result
+    def __init__(self, manager: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._compiling: dict[Future[Any], _Compiling] = {}
+        self._create, self._init = manager._create_grammar, manager.grammar_init
+        manager._create_grammar = self._create_watched
+        manager.grammar_init = self._begin
 
-    def watched_accept(owner: str, tokens: list[int]) -> bool:
-        accepted = timed(accept, owner, tokens)
-        if longest_s > MAX_CALL_S:
-            log.warning("%s: a step of its grammar took %.1f s; ended", request_id, longest_s)
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Their clients have left: what has not begun does not begin."""
+        for future, found in list(self._compiling.items()):
+            if found.request_id in request_ids:
+                future.cancel()
+
+    def give_up_overdue(self) -> None:
+        """Between two steps. The thread goes on; its request does not wait for it."""
+        for future, (request_id, structured, since_s) in list(self._compiling.items()):
+            if self._clock() - since_s > MAX_COMPILE_S and structured._grammar is future:
+                log.warning("%s: its grammar does not compile in %g s", request_id, MAX_COMPILE_S)
+                future.cancel()
+                structured._grammar = TimeoutError("it took too long to compile")
+
+    @property
+    def num_compiling(self) -> int:
+        """Those under way, whether or not anybody still waits for them."""
+        return len(self._compiling)
+
+    def _create_watched(self, request: Any) -> Any:
+        return WatchedGrammar(self._create(request), request.request_id)
+
+    def _begin(self, request: Any) -> None:
+        self._init(request)
+        structured = request.structured_output_request
+        future = getattr(structured, "_grammar", None)
+        if isinstance(future, Future):
+            self._compiling[future] = _Compiling(request.request_id, structured, self._clock())
+            future.add_done_callback(lambda _: self._compiling.pop(future, None))
+
+
+class WatchedGrammar:
+    """A StructuredOutputGrammar; after a call of more than MAX_CALL_S it accepts nothing more.
+
+    It refers to the grammar and is not referred to by it: a grammar's memory is the compiler's
+    own, so no collector of Python's would come for a cycle in time.
+    """
+
+    def __init__(
+        self, grammar: Any, request_id: str, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._grammar = grammar
+        self._request_id = request_id
+        self._clock = clock
+        self._longest_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grammar, name)
+
+    def fill_bitmask(self, bitmask: Any, index: int) -> None:
+        self._time(self._grammar.fill_bitmask, bitmask, index)
+
+    def accept_tokens(self, owner: str, tokens: list[int]) -> bool:
+        accepted = self._time(self._grammar.accept_tokens, owner, tokens)
+        if self._longest_s > MAX_CALL_S:
+            log.warning(
+                "%s: a step of its grammar took %.1f s; ended", self._request_id, self._longest_s
+            )
             return False
         return bool(accepted)
 
-    grammar.fill_bitmask = lambda bitmask, index: timed(fill, bitmask, index)
-    grammar.accept_tokens = watched_accept
-    return grammar
+    def _time(self, call: Callable[..., Any], *args: Any) -> Any:
+        started_s = self._clock()
+        result = call(*args)
+        self._longest_s = max(self._longest_s, self._clock() - started_s)
+        return result

@@ -10,9 +10,12 @@ request what `_Decoded` has; v1/structured_output/request.py `grammar`, `_gramma
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
+
+# The engine stands still meanwhile; a request whose grammar takes longer is moved later.
+MAX_WAIT_S = 0.5
 
 
 @dataclass(slots=True)
@@ -56,8 +59,16 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """As `feed`, but waits for the grammar."""
+        """As `feed`, but waits for the grammar a little; raises ValueError if it is not there."""
         compiling = self._decoded.structured_output_request._grammar
         if isinstance(compiling, Future):
-            compiling.exception()
+            wait([compiling], MAX_WAIT_S)
+            if not compiling.done():
+                raise ValueError("its grammar is not compiled here yet")
         self.feed(output_token_ids)
+
+    def cancel(self) -> None:
+        """The request does not come."""
+        compiling = self._decoded.structured_output_request._grammar
+        if isinstance(compiling, Future):
+            compiling.cancel()

@@ -27,6 +27,7 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from controller.adapters.vllm import grammar_checks
 from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.fail_fast import make_models_fail_fast
@@ -79,9 +80,11 @@ def _check_parsers(args: Namespace) -> None:
 
 
 def build_config(args: Namespace) -> VllmConfig:
-    return AsyncEngineArgs.from_cli_args(args).create_engine_config(
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
         usage_context=UsageContext.OPENAI_API_SERVER
     )
+    grammar_checks.install(config)
+    return config
 
 
 def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) -> None:

@@ -21,7 +21,10 @@ from vllm.v1.engine import (
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from controller.adapters.vllm import grammar_checks
 from controller.adapters.vllm.exchange import RefusedError
+from controller.adapters.vllm.grammar_process import Grammar
+from controller.adapters.vllm.grammar_trials import GrammarRefusedError, GrammarTrials
 from controller.adapters.vllm.priorities import WISH, Wish
 from controller.core.request_record import RequestState
 from controller.core.token_order import Delivery
@@ -68,9 +71,12 @@ class PoolLimits:
 
 
 class PoolClient(EngineCoreClient):  # type: ignore[misc]
-    def __init__(self, router: Router, limits: PoolLimits, app: FailedRequests) -> None:
+    def __init__(
+        self, router: Router, limits: PoolLimits, grammars: GrammarTrials, app: FailedRequests
+    ) -> None:
         self._router = router
         self._limits = limits
+        self._grammars = grammars
         self._app = app
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
@@ -112,6 +118,10 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
             self._app.fail(request.request_id, _bad_request(why))
             return
         try:
+            if grammar := _grammar_of(request):
+                await self._grammars.check(grammar)
+            if self._app.has_failed(request.request_id):  # a sibling has, meanwhile
+                return
             arrival = Arrival(
                 request.request_id,
                 request.external_req_id or request.request_id,
@@ -121,6 +131,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
                 self._app.parent_of(request.request_id),
             )
             await self._router.submit(arrival, payload)
+        except GrammarRefusedError as refused:
+            self._app.fail(request.request_id, GracefulHTTPError(str(refused), refused.status))
         except NotDispatchedError as refusal:
             status, why = REFUSALS[refusal.code]
             self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
@@ -144,6 +156,11 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
 
     def shutdown(self, timeout: float | None = None) -> None:
         """The instances outlive any one frontend; its router is closed by who made it."""
+
+
+def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
+    params = request.sampling_params
+    return grammar_checks.grammar_of(params.structured_outputs if params else None)
 
 
 def _bad_request(why: str) -> GracefulHTTPError:

@@ -20,6 +20,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.loggers import StatLoggerManager
 
+from controller.adapters.vllm.grammar_trials import GrammarTrials
 from controller.adapters.vllm.pool_client import PoolClient, PoolLimits
 from controller.adapters.vllm.turns import Turns
 from controller.core.request_record import RequestState
@@ -30,7 +31,12 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
     """Does not call `super().__init__`, which would start an engine process."""
 
     def __init__(
-        self, config: VllmConfig, router: Router, limits: PoolLimits, log_stats: bool
+        self,
+        config: VllmConfig,
+        router: Router,
+        limits: PoolLimits,
+        grammars: GrammarTrials,
+        log_stats: bool,
     ) -> None:
         self.vllm_config = config
         self.model_config = config.model_config
@@ -49,7 +55,7 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
             stream_interval=config.scheduler_config.stream_interval,
             tracing_enabled=False,
         )
-        self.engine_core = PoolClient(router, limits, self)
+        self.engine_core = PoolClient(router, limits, grammars, self)
         self._turns = Turns()
         self.logger_manager = (
             StatLoggerManager(config, engine_idxs=self.engine_core.engine_ranks_managed)

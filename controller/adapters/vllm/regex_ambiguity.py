@@ -11,7 +11,8 @@ the process 2.8 GB (xgrammar 0.2.8, a vocabulary of 10,000). Two things multiply
 
 For each part of the expression it is enough to know whether it can be empty, with which
 characters it can begin, and with which it can go on where it could also end. Characters are
-a bit set: one bit for each of ASCII, one for all others.
+a bit set: one bit for each of ASCII, one for all others. Its size comes along: the characters that
+it has once every repeat is written out, `(a{3}){5}` 15.
 """
 
 import re
@@ -63,19 +64,21 @@ class _Part:
     can_be_empty: bool
     begins: int
     goes_on: int
+    size: int
 
 
-EMPTY = _Part(True, 0, 0)
+EMPTY = _Part(True, 0, 0, 0)
 
 
-def check_regex(pattern: str) -> None:
-    """Raises TooCostlyError. What is no regular expression at all passes."""
+def check_regex(pattern: str) -> int:
+    """The size of the expression. Raises TooCostlyError; what is no regular expression at all
+    passes."""
     if len(pattern) > MAX_CHARS:
         raise TooCostlyError(f"it is longer than {MAX_CHARS} characters")
     try:
-        _Reader(pattern).read()
+        return _Reader(pattern).read().size
     except _UnreadableError:
-        return
+        return len(pattern)
 
 
 class _Reader:
@@ -100,6 +103,7 @@ class _Reader:
                 found.can_be_empty or other.can_be_empty,
                 found.begins | other.begins,
                 found.goes_on | other.goes_on,
+                found.size + other.size,
             )
         return found
 
@@ -121,6 +125,7 @@ class _Reader:
             a.can_be_empty and b.can_be_empty,
             a.begins | b.begins if a.can_be_empty else a.begins,
             b.goes_on | a.goes_on | b.begins if b.can_be_empty else b.goes_on,
+            a.size + b.size,
         )
 
     def _repeated(self) -> _Part:
@@ -129,7 +134,8 @@ class _Reader:
         low, high = self._count()
         if (low, high) == (1, 1):
             return part
-        if max(low, high or 0) > MAX_COUNT:
+        size = part.size * max(low, high or 0, 1)
+        if max(low, high or 0) > MAX_COUNT or size > MAX_COUNT:
             raise TooCostlyError(f"a repeat counts to more than {MAX_COUNT}")
         if high is None or high > 1:
             piece = self._text[start : self._at]
@@ -141,7 +147,7 @@ class _Reader:
                 )
         may_go_on = high != low and (high is None or high > 1)
         goes_on = part.goes_on | part.begins if may_go_on else part.goes_on
-        return _Part(part.can_be_empty or low == 0, part.begins, goes_on)
+        return _Part(part.can_be_empty or low == 0, part.begins, goes_on, size)
 
     def _count(self) -> tuple[int, int | None]:
         mark = self._peek()
@@ -164,14 +170,14 @@ class _Reader:
         if char == "(":
             return self._group()
         if char == "[":
-            return _Part(False, self._class(), 0)
+            return _Part(False, self._class(), 0, 1)
         if char in "^$":
             return EMPTY
         if char in "*+?{":
             raise _UnreadableError("nothing to repeat")
         if char == ".":
-            return _Part(False, ANY & ~ESCAPES["n"], 0)
-        return _Part(False, self._escape() if char == "\\" else _bit(char), 0)
+            return _Part(False, ANY & ~ESCAPES["n"], 0, 1)
+        return _Part(False, self._escape() if char == "\\" else _bit(char), 0, 1)
 
     def _group(self) -> _Part:
         self._depth += 1

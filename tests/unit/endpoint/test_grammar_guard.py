@@ -1,9 +1,16 @@
-"""The guard over grammars that are played; a real one is in the contract tests."""
+"""The guard over grammars that are played; real ones are in the contract tests."""
 
+import gc
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from controller.adapters.vllm import grammar_guard
+from controller.adapters.vllm.grammar_guard import GrammarGuard, WatchedGrammar
 
 
 class PlayedGrammar:
@@ -25,45 +32,140 @@ class PlayedGrammar:
         self.now_s += self.accept_s
         return self.accepts
 
+    def is_terminated(self) -> bool:
+        return not self.accepts
 
-def watched() -> PlayedGrammar:
-    grammar = PlayedGrammar()
-    assert grammar_guard.watch(grammar, "r", grammar.clock) is grammar
-    return grammar
+
+def watched(grammar: PlayedGrammar) -> WatchedGrammar:
+    return WatchedGrammar(grammar, "r", grammar.clock)
 
 
 def test_many_quick_steps_are_fine() -> None:
-    grammar = watched()
+    grammar = PlayedGrammar()
+    found = watched(grammar)
     grammar.fill_s = grammar.accept_s = grammar_guard.MAX_CALL_S
     for index in range(100):
-        grammar.fill_bitmask(None, index)
-        assert grammar.accept_tokens("r", [1])
+        found.fill_bitmask(None, index)
+        assert found.accept_tokens("r", [1])
     assert grammar.filled == list(range(100))
 
 
 def test_one_slow_step_ends_it() -> None:
     for slow in ("fill_s", "accept_s"):
-        grammar = watched()
+        grammar = PlayedGrammar()
+        found = watched(grammar)
         setattr(grammar, slow, grammar_guard.MAX_CALL_S * 1.01)
-        grammar.fill_bitmask(None, 0)
-        assert not grammar.accept_tokens("r", [1])
+        found.fill_bitmask(None, 0)
+        assert not found.accept_tokens("r", [1])
 
 
 def test_a_token_that_is_not_accepted_stays_so() -> None:
-    grammar = watched()
+    grammar = PlayedGrammar()
     grammar.accepts = False
-    assert not grammar.accept_tokens("r", [1])
+    assert not watched(grammar).accept_tokens("r", [1])
+    assert watched(grammar).is_terminated(), "what is not watched is the grammar's own"
 
 
-def test_every_grammar_of_a_manager_is_watched() -> None:
-    made: list[PlayedGrammar] = []
+def test_a_grammar_is_free_with_its_request() -> None:
+    grammar = PlayedGrammar()
+    found, is_there = watched(grammar), weakref.ref(grammar)
+    gc.disable()
+    try:
+        del grammar, found
+        assert is_there() is None, "only a collection would free it"
+    finally:
+        gc.enable()
 
-    def create(_request: Any) -> PlayedGrammar:
-        made.append(PlayedGrammar())
-        return made[-1]
 
-    manager = SimpleNamespace(_create_grammar=create)
-    grammar_guard.install(manager)
-    grammar = manager._create_grammar(SimpleNamespace(request_id="r"))
-    assert grammar is made[0]
-    assert grammar.accept_tokens.__name__ == "watched_accept"
+class Manager:
+    """As vLLM's, with one thread and grammars that are compiled when the test says so."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1)
+        self.go_on = threading.Event()
+        self.created: list[str] = []
+
+    def grammar_init(self, request: Any) -> None:
+        if request.structured_output_request is not None:
+            future = self.executor.submit(self._create_grammar, request)
+            request.structured_output_request._grammar = future
+
+    def _create_grammar(self, request: Any) -> PlayedGrammar:
+        self.created.append(request.request_id)
+        assert self.go_on.wait(10)
+        return PlayedGrammar()
+
+
+@pytest.fixture
+def manager() -> Any:
+    found = Manager()
+    yield found
+    found.go_on.set()
+    found.executor.shutdown()
+
+
+def request(request_id: str) -> Any:
+    return SimpleNamespace(
+        request_id=request_id, structured_output_request=SimpleNamespace(_grammar=None)
+    )
+
+
+def begin(manager: Manager, *request_ids: str) -> list[Future[Any]]:
+    found = [request(request_id) for request_id in request_ids]
+    for one in found:
+        manager.grammar_init(one)
+    return [one.structured_output_request._grammar for one in found]
+
+
+def test_every_grammar_of_a_manager_is_watched(manager: Manager) -> None:
+    guard = GrammarGuard(manager)
+    (future,) = begin(manager, "a")
+    assert guard.num_compiling == 1
+    manager.go_on.set()
+    assert isinstance(future.result(10), WatchedGrammar)
+    assert guard.num_compiling == 0
+
+
+def test_requests_without_a_grammar(manager: Manager) -> None:
+    guard = GrammarGuard(manager)
+    manager.grammar_init(SimpleNamespace(request_id="a", structured_output_request=None))
+    assert guard.num_compiling == 0
+
+
+def test_what_no_client_waits_for_does_not_begin(manager: Manager) -> None:
+    guard = GrammarGuard(manager)
+    first, second, third = begin(manager, "a", "b", "c")
+    guard.forget(["a", "b", "unknown"])
+    assert (first.cancelled(), second.cancelled(), third.cancelled()) == (False, True, False)
+    assert guard.num_compiling == 2, "the first runs on, and is counted until it has ended"
+    manager.go_on.set()
+    third.result(10)
+    assert manager.created == ["a", "c"]
+    assert guard.num_compiling == 0
+
+
+def test_two_of_one_name_are_told_apart(manager: Manager) -> None:
+    """A move that is tried again comes with the same id."""
+    guard = GrammarGuard(manager)
+    futures = begin(manager, "a", "b", "b")
+    futures[1].cancel()
+    assert guard.num_compiling == 2
+    guard.forget(["b"])
+    assert futures[2].cancelled()
+
+
+def test_what_takes_too_long_is_given_up(manager: Manager) -> None:
+    now_s = [0.0]
+    guard = GrammarGuard(manager, lambda: now_s[0])
+    late, later = request("a"), request("b")
+    manager.grammar_init(late)
+    now_s[0] = grammar_guard.MAX_COMPILE_S
+    manager.grammar_init(later)
+    guard.give_up_overdue()
+    assert isinstance(late.structured_output_request._grammar, Future)
+    now_s[0] += 0.1
+    guard.give_up_overdue()
+    assert isinstance(late.structured_output_request._grammar, TimeoutError)
+    assert isinstance(later.structured_output_request._grammar, Future)
+    guard.give_up_overdue()
+    assert guard.num_compiling == 2, "nobody can end the thread"

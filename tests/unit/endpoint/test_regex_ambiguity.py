@@ -3,8 +3,15 @@
 import contextlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controller.adapters.vllm.regex_ambiguity import MAX_CHARS, TooCostlyError, check_regex
+from controller.adapters.vllm.regex_ambiguity import (
+    MAX_CHARS,
+    MAX_COUNT,
+    TooCostlyError,
+    check_regex,
+)
 
 # With what xgrammar 0.2.8 was seen to need for one step within 1,500 tokens, or for all of
 # them; ">" where it was given up after 25 s.
@@ -121,3 +128,36 @@ def test_the_longest_do_not_hang_the_judge(pattern: str) -> None:
         check_regex(pattern)
     with pytest.raises(TooCostlyError):
         check_regex(pattern + "(x+)+")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("", 0),
+        ("abc", 3),
+        (r"[a-z]\d.", 3),
+        ("a*", 1),
+        ("a{3,}", 3),
+        ("a{2,5}b?", 6),
+        ("(a|bc){4}", 12),
+        ("(a{3}){5}", 15),
+        ("((a{2}b){3}c){4}", 40),
+        ("(?:a{0})", 1),
+        ("^a$", 1),
+        ("not readable (", 14),
+    ],
+)
+def test_its_size(pattern: str, size: int) -> None:
+    assert check_regex(pattern) == size
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_nested_counts_multiply(counts: list[int]) -> None:
+    pattern, size = "a", 1
+    for count in counts:
+        pattern, size = f"({pattern}){{{count}}}", size * count
+    if size <= MAX_COUNT:
+        assert check_regex(pattern) == size
+    else:
+        with pytest.raises(TooCostlyError):
+            check_regex(pattern)

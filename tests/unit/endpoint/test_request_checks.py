@@ -1,11 +1,13 @@
 """What is wrong with a body that vLLM does not say."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from controller.adapters.vllm import request_checks
+from controller.adapters.vllm.constraint_checks import TooMuchError, check_constraints
 from controller.adapters.vllm.exchange import RefusedError
 from controller.adapters.vllm.priorities import Wish
 from controller.adapters.vllm.request_checks import find_fault, find_id_fault
@@ -257,6 +259,20 @@ def test_costly_patterns_are_found_wherever_they_are(request_: dict[str, Any]) -
         ({"choice": ["a"] * 2001}, "2000 choices"),
         ({"grammar": "x" * 8193}, "8192 characters"),
         ({"json": "[" * 100_000}, "nested too deeply"),
+        ({"json": "[" * 300_000}, "262144 characters"),
+        ({"json": {"description": "x" * 300_000}}, "262144 characters"),
+        ({"json": {"x" * 300_000: 1}}, "262144 characters"),
+        ({"json": {"enum": ["x" * 600] * 200}}, "to choose from"),
+        ({"json": {"anyOf": [{"const": "x" * 600}] * 200}}, "to choose from"),
+        ({"choice": ["x" * 600] * 200}, "to choose from"),
+        ({"json": {"pattern": "[a-z]{1,10000}"}}, "too large in all"),
+        ({"json": [{"pattern": "[a-z]{1,1500}"}] * 2}, "too large in all"),
+        ({"json": [{"pattern": "[a-z]{1,300}[0-9]{1,300}"}] * 300}, "too large in all"),
+        ({"json": {"patternProperties": {f"a{i}{{1,300}}": {} for i in range(50)}}}, "in all"),
+        ({"json": {"pattern": "(a{50}){50}"}}, "too large in all"),
+        ({"json": [{"pattern": "a"}] * 501}, "500 patterns"),
+        ({"json": [{"pattern": "[" + "a" * 998 + "]"}] * 21}, "20000 characters"),
+        ({"grammar": "root ::= [a]{1,5000} [b]{5001}"}, "count to more than 10000"),
     ],
 )
 def test_too_much(found: dict[str, Any], says: str) -> None:
@@ -275,10 +291,44 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
         {"json": {"type": "object", "min": 501}},
         {"json": "{"},
         {"json": 3, "regex": 3, "choice": 3, "grammar": 3},
+        {"json": {"items": [{"pattern": "^[a-z]{1,64}$"}] * 400}},
+        {"json": {"enum": [f"word number {i}" for i in range(2000)]}},
+        {"regex": "[a-z]{1,10000}"},
+        {"grammar": "root ::= [a]{1,5000} [b]{,5000}"},
+        {"choice": [f"word number {i}" for i in range(2000)]},
     ],
 )
 def test_not_too_much(found: dict[str, Any]) -> None:
     assert fault_of({"structured_outputs": found}) is None
+
+
+def test_the_bounds_are_for_all_fields_together() -> None:
+    half = {"x": [{"pattern": "[a-z]{1,1500}"}]}
+    assert fault_of({"response_format": half}) is None
+    assert "too large in all" in (fault_of({"response_format": half, "tools": [half]}) or "")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"json": {"anyOf": [{"pattern": "(a|b?)" * 330}] * 4000}},
+        {"json": {"anyOf": [{"pattern": "[" + "a-z" * 660 + "]"}] * 4000}},
+        {"json": {"enum": [list(range(900_000))] * 2}},
+        {"json": {"enum": ["x" * 700] * 9_000}},
+        {"json": json.dumps({"enum": ["x"] * 1_500_000})},
+        {"choice": ["x" * 2000] * 2000},
+        {"grammar": "{" * 8_000_000},
+        {"regex": "(" * 8_000_000},
+        {"structural_tag": "[" * 8_000_000},
+    ],
+    ids=lambda found: str(found)[:40],
+)
+def test_large_ones_are_refused_quickly(found: dict[str, Any]) -> None:
+    """As much as a body may have: whatever is found out about it, the event loop waits."""
+    begun_s = time.thread_time()
+    with pytest.raises(TooMuchError):
+        check_constraints({"structured_outputs": found})
+    assert time.thread_time() - begun_s < 0.25
 
 
 def test_a_word_of_structure_in_the_text_is_nothing() -> None:

@@ -58,6 +58,7 @@ def busy(id: str = "i-0", **changes: object) -> InstanceStatus:  # noqa: A002 - 
         num_moves_in=2,
         num_moves_out=1,
         step_time_s=0.03,
+        cpu_cores=0.7,
         num_steps=900,
         ttft_p99_s=1.9,
         age_s=0.01,

@@ -18,7 +18,18 @@ DASHBOARD = ROOT / "examples" / "grafana" / "llumctl.json"
 SCRAPES = ROOT / "examples" / "prometheus.yml"
 
 # What a name ends in: a unit, a count's `_total`, or what has no unit.
-SUFFIXES = ("steps", "blocks", "tokens", "requests", "ratio", "seconds", "total", "info", "state")
+SUFFIXES = (
+    "steps",
+    "blocks",
+    "tokens",
+    "requests",
+    "ratio",
+    "seconds",
+    "cores",
+    "total",
+    "info",
+    "state",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,159 @@
+"""What ends a trial of a grammar: real processes, with a compiler that does what it is told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller.adapters.vllm.grammar_process import (
+    TOO_COSTLY,
+    Grammar,
+    GrammarProcess,
+    ProcessGoneError,
+    TrialLimits,
+    Verdict,
+)
+
+MIB = 1024 * 1024
+SETUP = {"tokenizer": "words", "disable_any_whitespace": False, "num_threads": 1}
+ENOUGH = TrialLimits(cpu_s=20.0, wall_s=20.0, max_bytes=64 * MIB)
+
+
+@pytest.fixture
+async def process(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GrammarProcess]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("fake_xgrammar")))
+    found = GrammarProcess(SETUP)
+    await found.start()
+    yield found
+    found.close()
+    assert not [p for p in psutil.Process().children() if "grammar_trial" in " ".join(p.cmdline())]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def trial(
+    process: GrammarProcess, text: str, limits: TrialLimits = ENOUGH
+) -> asyncio.Task[Verdict]:
+    return asyncio.create_task(process.try_grammar(Grammar("ebnf", text), limits))
+
+
+def num_open() -> int:
+    return psutil.Process().num_fds()
+
+
+def forks(process: GrammarProcess) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
+
+
+async def test_a_good_grammar(process: GrammarProcess) -> None:
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    await until(lambda: not forks(process))
+
+
+async def test_a_large_one(process: GrammarProcess) -> None:
+    """More than a socket holds at once."""
+    assert await trial(process, "x" * 4 * MIB) == Verdict(num_bytes=7)
+
+
+async def test_what_the_compiler_says(process: GrammarProcess) -> None:
+    said = "raise [02:46:26] /project/cpp/grammar.cc:3567: no such rule: a"
+    assert await trial(process, said) == Verdict(error="no such rule: a")
+
+
+async def test_an_unknown_kind(process: GrammarProcess) -> None:
+    verdict = await process.try_grammar(Grammar("poem", "x"), ENOUGH)
+    assert "poem" in (verdict.error or "")
+
+
+async def test_cpu_time_ends_it(process: GrammarProcess) -> None:
+    limits = TrialLimits(cpu_s=0.1, wall_s=20.0, max_bytes=64 * MIB)
+    assert await trial(process, "burn", limits) == TOO_COSTLY
+    await until(lambda: not forks(process))
+
+
+async def test_time_ends_it(process: GrammarProcess) -> None:
+    limits = TrialLimits(cpu_s=20.0, wall_s=0.1, max_bytes=64 * MIB)
+    assert await trial(process, "sleep", limits) == TOO_COSTLY
+    await until(lambda: not forks(process))
+
+
+async def test_memory_ends_it(process: GrammarProcess) -> None:
+    assert await trial(process, f"take {32 * MIB}") == Verdict(num_bytes=7)
+    assert await trial(process, f"take {96 * MIB}") == TOO_COSTLY
+    memory = psutil.Process(process.pid).memory_info().rss
+    assert memory < 64 * MIB, "a trial's memory stays"
+
+
+async def test_a_crash_ends_it_alone(process: GrammarProcess) -> None:
+    other = trial(process, "sleep")
+    await until(lambda: len(forks(process)) == 1)
+    assert await trial(process, "crash") == TOO_COSTLY
+    assert len(forks(process)) == 1
+    other.cancel()
+
+
+async def test_whoever_leaves_takes_it_along(process: GrammarProcess, tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    asking = trial(process, f"say {said}")
+    await until(lambda: said.exists() and said.read_text())
+    pid = int(said.read_text())
+    assert psutil.pid_exists(pid)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: not psutil.pid_exists(pid))
+
+
+async def test_whoever_leaves_at_once_leaves_nothing(process: GrammarProcess) -> None:
+    for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01):
+        asking = trial(process, "sleep")
+        await asyncio.sleep(delay_s)
+        asking.cancel()
+    await until(lambda: not forks(process))
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+
+
+async def test_the_process_dies(process: GrammarProcess) -> None:
+    """What is under way is told so, and the next trial gets another process."""
+    before = process.pid
+    with pytest.raises(ProcessGoneError):
+        await trial(process, "kill-parent")
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    assert process.pid != before
+
+
+async def test_it_ends_with_its_frontend(process: GrammarProcess, tmp_path: Path) -> None:
+    """Even if that is killed: its end of the control socket closes, and so do the trials'."""
+    said = tmp_path / "pid"
+    asking = trial(process, f"say {said}")
+    await until(lambda: said.exists() and said.read_text())
+    child = psutil.Process(process.pid)
+    assert process._control is not None
+    process._control.close()
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    asking.cancel()
+    await until(lambda: not psutil.pid_exists(int(said.read_text())))
+
+
+async def test_the_event_loop_stays_free(process: GrammarProcess) -> None:
+    limits = TrialLimits(cpu_s=0.2, wall_s=20.0, max_bytes=64 * MIB)
+    asking = [trial(process, "burn", limits) for _ in range(3)]
+    before_s = time.thread_time()
+    assert await asyncio.gather(*asking) == [TOO_COSTLY] * 3
+    assert time.thread_time() - before_s < 0.2
+
+
+async def test_its_descriptors_do_not_stay(process: GrammarProcess) -> None:
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    before = num_open()
+    for _ in range(20):
+        assert await trial(process, "ok") == Verdict(num_bytes=7)
+    await until(lambda: num_open() <= before)
+    assert psutil.Process(process.pid).num_fds() < 16
