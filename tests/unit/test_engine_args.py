@@ -180,3 +180,12 @@ def test_what_vllm_takes_is_taken() -> None:
             "quoted": {"a": [1]},
         }
     )
+
+
+def test_only_the_backend_whose_grammars_frontends_try() -> None:
+    for backend in ("guidance", "outlines", "lm-format-enforcer"):
+        with pytest.raises(WrongSettingError, match=f"refused: not {backend}") as caught:
+            engine_args.check_grammar_backend({"backend": backend})
+        assert caught.value.hint == "leave backend out"
+    for config in ({}, {"backend": "auto"}, {"backend": "xgrammar"}):
+        engine_args.check_grammar_backend(config)
