@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llumctl.bench.connection import Connection, ExchangeError
+from llumctl.bench.connection import Connection, Endpoint, ExchangeError
 from llumctl.bench.response import Answer as Kept
 from tests.fuzz.case import HOST, Case, encode, head, post
 from tests.fuzz.exchange import Answer, send
@@ -36,6 +36,10 @@ class Target:
     """Of the number of requests and connections; small ones for tests."""
     outcomes: Counter[str] = field(default_factory=Counter)
     dice: random.Random = field(default_factory=lambda: random.Random(1))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"http://{self.host}:{self.port}")
 
     def num(self, count: int) -> int:
         return max(1, round(count * self.scale))
@@ -185,7 +189,7 @@ async def kept_connections(target: Target) -> None:
     async def one(number: int) -> None:
         try:
             if len(kept) <= number or not kept[number].is_open:
-                found = await Connection.open(f"http://{target.host}:{target.port}")
+                found = await Connection.open(target.endpoint)
                 if len(kept) > number:
                     kept[number] = found
             connection = kept[number] if len(kept) > number else found
@@ -202,7 +206,7 @@ async def kept_connections(target: Target) -> None:
     num_clients = target.num(400)
     for _ in range(num_clients):
         with contextlib.suppress(ExchangeError):
-            kept.append(await Connection.open(f"http://{target.host}:{target.port}"))
+            kept.append(await Connection.open(target.endpoint))
     for pause_s in (0.0, 0.2, 4.98, 5.0):
         await asyncio.sleep(pause_s * min(1.0, target.scale * 10))
         await asyncio.gather(*map(one, range(num_clients)))

@@ -249,6 +249,7 @@ def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
         log_dir="l",
         temp_dir="t",
         state_dir=str(tmp_path),
+        started_at_s=1.0,
     )
     state = state_of(plan, {})
     assert state.endpoint_certificate == "/c/a.pem"

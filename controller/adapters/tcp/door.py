@@ -87,7 +87,8 @@ class Door:
         except BlockingIOError:
             return
         except OSError as error:  # above all: no descriptor is left
-            self._tell("a connection could not be accepted: %s", error)
+            if self._may_tell():
+                log.warning("a connection could not be accepted: %s", error)
             if self._strangers:
                 self._turn_away(next(iter(self._strangers)))
             else:
@@ -133,12 +134,15 @@ class Door:
         with contextlib.suppress(OSError):
             stranger.close()
         self._num_turned_away += 1
-        self._tell("%d connections did not know a link's key", self._num_turned_away)
+        if self._may_tell():
+            log.warning("%d connections did not know a link's key", self._num_turned_away)
 
-    def _tell(self, text: str, about: object) -> None:
-        if time.monotonic() - self._told_s > TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            log.warning(text, about)
+    def _may_tell(self) -> bool:
+        """Once in TELL_EVERY_S; counts as told."""
+        if time.monotonic() - self._told_s <= TELL_EVERY_S:
+            return False
+        self._told_s = time.monotonic()
+        return True
 
     def _let_go(self, stranger: socket.socket) -> None:
         del self._strangers[stranger]
