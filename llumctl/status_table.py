@@ -47,6 +47,7 @@ def _summary(status: ClusterStatus) -> str:
         f"frontends {serving}/{len(status.frontends)}",
         f"held {status.num_held_reqs}",
         f"moving {len(status.moves)}",
+        *([f"queued {len(status.queued_moves)}"] if status.queued_moves else []),
         f"revision {status.revision}",
         f"up {duration(status.cluster_uptime_s)}",
         f"controller up {duration(status.uptime_s)}",

@@ -146,8 +146,10 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
 
 
 def _moves(status: ClusterStatus, *, brief: bool) -> str:
-    """`3 (41/min, 0 fail)`: under way; of the last minute, those that migrated and did not."""
-    under_way = str(len(status.moves))
+    """`3+2 (41/min, 0 fail)`: under way, and waiting for their turn if any are; of the last minute,
+    those that migrated and did not."""
+    queued = f"+{len(status.queued_moves)}" if status.queued_moves else ""
+    under_way = f"{len(status.moves)}{queued}"
     if brief:
         return under_way
     migrated, failed = status.num_migrated_last_minute, status.num_failed_moves_last_minute

@@ -1,4 +1,4 @@
-"""The moves: those under way, then the last ones that ended."""
+"""The moves: those under way, those that wait for their turn, then the last ones that ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ _STAGES: Mapping[str, str] = {
 """States of a source that are too long for their column."""
 
 _TONES: Mapping[str, Tone] = {
+    "queued": Tone.DIM,
     "committing": Tone.WARN,
     "fencing": Tone.BAD,
     "migrated": Tone.GOOD,
@@ -58,12 +59,17 @@ class MigrationRow:
 
 
 def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
-    """Under way, the oldest first; then ended, the newest first."""
+    """Under way, the oldest first; then those that wait for their turn; then ended, the newest
+    first."""
     status = state.status
     if status is None:
         return []
     now_s = status.time_s or state.time_s
-    found: list[MoveStatus | EndedMoveStatus] = [*status.moves, *status.ended_moves]
+    found: list[MoveStatus | EndedMoveStatus] = [
+        *status.moves,
+        *status.queued_moves,
+        *status.ended_moves,
+    ]
     return [MigrationRow(move, now_s, names) for move in found]
 
 

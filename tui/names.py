@@ -23,7 +23,7 @@ def names(state: DashboardState, ellipsis: str) -> Names:
     """Of all requests that are on a screen, so that each has one name in all panes."""
     found: list[str] = []
     if (status := state.status) is not None:
-        found += [move.request_id for move in status.moves]
+        found += [move.request_id for move in (*status.moves, *status.queued_moves)]
         found += [move.request_id for move in status.ended_moves]
         found += [i.queue_head.request_id for i in status.instances if i.queue_head]
     events = (entry.event for entry in state.entries if entry.event is not None)

@@ -349,7 +349,7 @@ class ControlClient:
             raise LlumctlError(
                 f"the controller at {self._url} speaks a newer schema"
                 f" ({version}, this llumctl knows {SCHEMA_VERSION})",
-                "pip install --upgrade llumctl",
+                "git pull      then      make install",
             )
 
 

@@ -183,6 +183,8 @@ class ClusterStatus(WireModel):
     """Position of the newest event."""
     moves: tuple[MoveStatus, ...] = ()
     """Under way."""
+    queued_moves: tuple[MoveStatus, ...] = ()
+    """Asked for by hand, they wait until both instances may begin another."""
     ended_moves: tuple[EndedMoveStatus, ...] = ()
     """The last ones, the newest first."""
     num_migrated_last_minute: int = 0

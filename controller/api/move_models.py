@@ -72,6 +72,8 @@ class MigrationReport(WireModel):
     code: str = ""
     why: str = ""
     note: str = ""
+    hint: str = ""
+    """The command that would help, where it is known."""
     num_blocks: int = 0
     num_bytes: int = 0
     """Copied by the last attempt."""

@@ -152,7 +152,7 @@ class RecordingReader:
             raise LlumctlError(
                 f"{self.path} was recorded by a newer llumctl (schema {header.schema_version},"
                 f" this one knows {SCHEMA_VERSION})",
-                "pip install --upgrade llumctl",
+                "git pull      then      make install",
             )
         return header
 

@@ -157,7 +157,7 @@ def load(cluster: str) -> RunState | None:
         raise LlumctlError(
             f"{path} was written by a newer llumctl (schema {error}, this one knows"
             f" {SCHEMA_VERSION})",
-            "pip install --upgrade llumctl",
+            "git pull      then      make install",
         ) from error
     except (ValueError, RecursionError) as error:
         raise CorruptError(
@@ -192,7 +192,7 @@ def lock(cluster: str) -> Iterator[None]:
             holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
             raise RefusedError(
                 f"another llumctl up or down of cluster {cluster} is at work (pid {holder})",
-                f"llumctl status --cluster {cluster}      or      llumctl down --cluster {cluster}",
+                f"llumctl status --watch --cluster {cluster}",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

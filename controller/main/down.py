@@ -142,7 +142,8 @@ def _ask_controller(
             if answer.stopped:
                 return
             if answer.num_live_reqs != told and answer.num_live_reqs:
-                progress(f"waiting for {answer.num_live_reqs} live requests")
+                verb = "waiting for" if drain else "ending"
+                progress(f"{verb} {answer.num_live_reqs} live requests")
             told = answer.num_live_reqs
             time.sleep(POLL_S)
 

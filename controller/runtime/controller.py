@@ -104,6 +104,7 @@ class Controller:
             lambda: self.now_s(),
             epoch,
             config.limits,
+            self.num_moves,
         )
         self.rescheduler = Rescheduler(
             self.roster,
@@ -182,6 +183,7 @@ class Controller:
                 self.drains.tick()
                 self.scaling.launch_missing()
             self.directories.tick()
+            self.mover.turns.look()
 
     def would_stop(self, drain: bool) -> bool:
         """Whether `stop` would change anything: the first call does, and one that cuts short
@@ -207,6 +209,7 @@ class Controller:
         before, self.live = self.live, config
         self.mover.levels = config.scheduler.levels
         self.mover.cooling.cooling_s = config.limits.cooling_s
+        self.mover.turns.max_moves = config.limits.max_moves
         self.rescheduler.levels = config.scheduler.levels
         if config.rescheduling != before.rescheduling:
             self.rescheduler.config = config.rescheduling
@@ -236,6 +239,13 @@ class Controller:
     @property
     def num_live_reqs(self) -> int:
         return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
+
+    def num_moves(self, instance_id: str) -> int:
+        """Under way to and from an instance, as it last said."""
+        member, status = self.roster.members.get(instance_id), self.statuses.get(instance_id)
+        if member is None or status is None or member.incarnation != status.snapshot.incarnation:
+            return 0
+        return len(status.moves) + status.num_moves_in
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()

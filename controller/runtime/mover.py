@@ -14,6 +14,7 @@ from controller.core.cooling import Cooling
 from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.limits import MoveLimits
+from controller.core.migration.queue import QueuedMove
 from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.stages import MAX_STAGES
@@ -23,6 +24,7 @@ from controller.core.snapshot import Level
 from controller.runtime import move_calls
 from controller.runtime.calls import Calls, MemberDiedError
 from controller.runtime.move_messages import MoveAnswered
+from controller.runtime.move_turns import MoveTurns, NoTurnError
 from controller.runtime.roster import Roster
 
 MAX_TRIES = 3
@@ -30,6 +32,8 @@ MAX_TRIES = 3
 # the order has time left, the slowest that an instance may make without being called stalled.
 TIMED_PATIENCE_S = 2.0
 MAX_TIMED_PATIENCE_S = 10.0
+# Until it is asked again after an instance refused it though it seemed to have room.
+PAUSE_S = 0.2
 
 _REFUSED_THERE = frozenset(
     {
@@ -70,6 +74,8 @@ class Attempt:
     downtime_s: float | None = None
     step_time_s: float | None = None
     excess_s: float | None = None
+    queued_s: float = 0.0
+    """How long it waited for its turn."""
 
     @property
     def another_may_take_it(self) -> bool:
@@ -89,7 +95,9 @@ class Mover:
         now_s: Callable[[], float],
         epoch: str,
         limits: MoveLimits,
+        num_reported: Callable[[str], int],
     ) -> None:
+        """`num_reported`: moves under way at an instance, as it last said."""
         self._roster = roster
         self._scheduler = scheduler
         self.levels = levels
@@ -98,6 +106,7 @@ class Mover:
         self._epoch = epoch
         self._calls = calls
         self.cooling = Cooling(limits.cooling_s)
+        self.turns = MoveTurns(num_reported, limits.max_moves)
         self.log = MoveLog()
         self._migration_ids = itertools.count(1)
         self._timed: dict[str, asyncio.Future[LoggedEvent]] = {}
@@ -114,6 +123,7 @@ class Mover:
             elif record.code in DESTINATION_FAILED:
                 self.cooling.failed(record.source_id, record.destination_id, self._now_s())
         self._calls.answered(answer.query_id, answer)
+        self.turns.look()
 
     def logged(self, event: LoggedEvent) -> None:
         """Of those in the journal a MIGRATED one tells the downtime."""
@@ -133,7 +143,8 @@ class Mover:
         return InstanceRef(member.member_id, member.incarnation, member.address)
 
     def choose(self, order: Order, tried: Collection[str] = ()) -> str | None:
-        """The freest instance that may take it and does not cool; None if there is none."""
+        """The freest instance that may take it and does not cool, if possible one that may begin
+        another move; None if there is none."""
         now_s = self._now_s()
         snapshots = [
             snapshot
@@ -142,7 +153,10 @@ class Mover:
             and snapshot.instance_id not in tried
             and not self.cooling.remaining_s(snapshot.instance_id, now_s, order.source_id)
         ]
-        return choose_destination(snapshots, self.levels, order.num_blocks)
+        at_once = [each for each in snapshots if not self.turns.is_full(each.instance_id)]
+        return choose_destination(at_once, self.levels, order.num_blocks) or choose_destination(
+            snapshots, self.levels, order.num_blocks
+        )
 
     # -- moves ---------------------------------------------------------------------------
 
@@ -153,13 +167,16 @@ class Mover:
         self, order: Order, destination_id: str | None, migration_id: str, patience_s: float
     ) -> list[Attempt]:
         """Every try, the last one last; none if there is no destination. `migration_id` is the
-        first one's. With a destination named there is one try."""
+        first one's. With a destination named there is one try. Each waits for its turn first."""
         deadline_s = self._now_s() + patience_s
         attempts: list[Attempt] = []
         target = destination_id or self.choose(order)
         while target is not None:
-            left_s = max(0.0, deadline_s - self._now_s())
-            attempt = await self._attempt(order, target, migration_id, left_s)
+            attempt = await self._in_turn(order, target, migration_id, deadline_s)
+            if _is_too_early(attempt, destination_id) and self._now_s() + PAUSE_S < deadline_s:
+                await asyncio.sleep(PAUSE_S)
+                migration_id = self.next_migration_id()
+                continue
             attempts.append(attempt)
             if destination_id is not None or not attempt.another_may_take_it:
                 break
@@ -168,6 +185,39 @@ class Mover:
             target = self.choose(order, [each.destination_id for each in attempts])
             migration_id = self.next_migration_id()
         return attempts
+
+    async def _in_turn(
+        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
+    ) -> Attempt:
+        joined_s = self._now_s()
+        queued = QueuedMove(
+            migration_id,
+            order.request_id,
+            order.source_id,
+            destination_id,
+            order.reason,
+            order.num_blocks,
+            joined_s,
+        )
+        refused = Attempt(migration_id, destination_id, "refused")
+        try:
+            async with self.turns.turn(queued, max(0.0, deadline_s - joined_s)):
+                waited_s = self._now_s() - joined_s
+                if code := self._gone(order.source_id, destination_id):
+                    return replace(refused, code=code, queued_s=waited_s)
+                left_s = max(0.0, deadline_s - self._now_s())
+                attempt = await self._attempt(order, destination_id, migration_id, left_s)
+                return replace(attempt, queued_s=waited_s)
+        except NoTurnError as error:
+            return replace(refused, code=error.code, queued_s=self._now_s() - joined_s)
+
+    def _gone(self, source_id: str, destination_id: str) -> str:
+        """What came to an end while the move waited."""
+        members = self._roster.members
+        if source_id not in members or not members[source_id].serving:
+            return "source_died"
+        gone = destination_id not in members or not members[destination_id].serving
+        return DESTINATION_DIED if gone else ""
 
     async def _attempt(
         self, order: Order, destination_id: str, migration_id: str, patience_s: float
@@ -209,6 +259,14 @@ class Mover:
         record = answer.record
         outcome = "refused" if record is None else record.outcome
         return replace(attempt, outcome=outcome, code=answer.code, record=record)
+
+
+def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
+    """An instance says that others took what its last status showed as free: the rescheduler moves
+    too. Where no destination was named, another one is tried instead of a full one."""
+    by_source = attempt.outcome == "refused"
+    by_destination = attempt.outcome == "kept" and destination_id is not None
+    return attempt.code == MoveRefusal.TOO_MANY_MOVES and (by_source or by_destination)
 
 
 async def _with_downtime(

@@ -67,7 +67,7 @@ class Scaling:
             raise SteerRefusedError(
                 "no_room",
                 f"{num_added} more would not start: {why}",
-                "llumctl status -o wide      or      llumctl scale --force",
+                f"llumctl status -o wide      or      llumctl scale +{num_added} --force",
             )
 
     def check_still(self, plan: ScalePlan, *, force: bool) -> None:

@@ -90,7 +90,7 @@ def _failure(report: "MigrationReport") -> LlumctlError:
         target = f" to {report.to_instance_id}" if report.to_instance_id else ""
         return LlumctlError(
             f"request {request_id} cannot move from {source_id}{target}: {why}",
-            "llumctl status      llumctl requests",
+            report.hint or "llumctl status      llumctl requests",
             EXIT_REFUSED,
         )
     how = {
@@ -99,5 +99,7 @@ def _failure(report: "MigrationReport") -> LlumctlError:
         "ended": "is over, the move came to nothing",
     }.get(report.outcome, "may be on either instance")
     return LlumctlError(
-        f"request {request_id} {how}: {why}", f"llumctl requests {request_id}", EXIT_FAILED
+        f"request {request_id} {how}: {why}",
+        report.hint or f"llumctl requests {request_id}",
+        EXIT_FAILED,
     )

@@ -177,10 +177,37 @@ async def test_a_dry_run_of_what_cannot_move(bed: Bed) -> None:
 
 
 async def test_what_the_source_refuses_is_told(bed: Bed) -> None:
-    bed.source.refusal = "too_many_moves"
+    bed.source.refusal = "in_prefill"
     found = await bed.report(to="i-1")
-    assert (found.outcome, found.code) == ("refused", "too_many_moves")
+    assert (found.outcome, found.code, found.hint) == ("refused", "in_prefill", "")
     assert found.attempts[0].stages == ()
+
+
+async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) -> None:
+    bed.source.refusal = "too_many_moves"
+    found = await bed.report(to="i-1", timeout_s=0.1)
+    assert (found.outcome, found.code) == ("refused", "too_many_moves")
+    assert found.note == "migration.max_moves is 4"
+    assert found.hint == "llumctl set migration.max_moves=8"
+
+
+async def test_moves_that_wait_for_their_turn_are_shown(bed: Bed) -> None:
+    bed.source.silent = True
+    bed.cluster.controller.mover.turns.max_moves = 1
+    first = asyncio.create_task(bed.asks(to="i-1", timeout_s=2))
+    second = asyncio.create_task(bed.asks(to="i-2", timeout_s=1))
+    while not (status := (await bed.client.get("/v1/status", headers=AUTHORIZED)).json())[
+        "queued_moves"
+    ]:
+        await asyncio.sleep(0.01)
+    (queued,) = status["queued_moves"]
+    assert (queued["state"], queued["request_id"]) == ("queued", "r-1")
+    assert (queued["from_instance_id"], queued["to_instance_id"]) == ("i-0", "i-2")
+    report = MigrationReport.model_validate_json((await second).content)
+    assert (report.outcome, report.code) == ("refused", "no_turn")
+    assert report.why == "as many moves as allowed were under way all the time"
+    assert report.note.endswith("migration.max_moves is 4")
+    assert (await first).status_code == 504
 
 
 async def test_no_destination_says_why_of_each(bed: Bed) -> None:
@@ -200,6 +227,8 @@ async def test_no_destination_says_why_of_each(bed: Bed) -> None:
 
 async def test_requests_that_cannot_be_moved(bed: Bed) -> None:
     assert (await bed.refused(to="i-0"))[:2] == (400, "same_instance")
+    hint = (await bed.asks(to="i-0")).json()["hint"]
+    assert hint in ("llumctl migrate r-1 --to i-1", "llumctl migrate r-1 --to i-2")
     assert (await bed.refused(to="i-9"))[:2] == (404, "no_such_instance")
     assert (await bed.refused(to="f-0"))[:2] == (404, "no_such_instance")
     assert (await bed.refused("/v1/requests/r-9/migrate"))[:2] == (404, "no_such_request")

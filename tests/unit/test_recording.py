@@ -122,7 +122,7 @@ def test_a_newer_recording_asks_for_an_upgrade(tmp_path: Path) -> None:
     (tmp_path / "x").write_text(newer.model_dump_json() + "\n")
     with pytest.raises(LlumctlError, match="newer llumctl") as caught:
         RecordingReader(tmp_path / "x")
-    assert caught.value.hint == "pip install --upgrade llumctl"
+    assert caught.value.hint == "git pull      then      make install"
 
 
 def test_no_such_file(tmp_path: Path) -> None:

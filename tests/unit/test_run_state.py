@@ -152,7 +152,7 @@ def test_lock_is_exclusive_within_a_cluster(root: Path) -> None:
             run_state.lock("c1").__enter__()
         assert caught.value.exit_code == 5
         assert "llumctl status" in caught.value.hint
-        assert "llumctl down" in caught.value.hint
+        assert caught.value.hint == "llumctl status --watch --cluster c1"
     assert mode(root / "c1" / "lock") == 0o600
     with run_state.lock("c1"):
         pass

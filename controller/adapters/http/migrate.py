@@ -8,6 +8,7 @@ from controller.adapters.http.requests import find_record
 from controller.api.move_models import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.words import duration
 from controller.core.choose_destination import NO_DESTINATION, lacks
+from controller.core.migration.queue import BY_MAX_MOVES
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.migration.words import why
 from controller.core.request_record import ENDED, RequestRecord, RequestState
@@ -16,9 +17,10 @@ from controller.runtime import move_calls
 from controller.runtime.calls import MemberDiedError
 from controller.runtime.controller import Controller
 from controller.runtime.move_messages import MoveAnswered
-from controller.runtime.mover import Order
+from controller.runtime.mover import Attempt, Order
 
 BY_HAND = "by hand"
+TOLD_WAIT_S = 0.1
 
 _UNSCHEDULABLE = {
     "dead": "its process is gone",
@@ -49,6 +51,7 @@ class Migration:
         wanted, mover = self.wanted, self.controller.mover
         self._check_still_there(wanted.to)
         note = self._note(wanted.to)
+        began_s = self.controller.now_s()
         attempts = await mover.move(self._order(), wanted.to, self.migration_id, wanted.timeout_s)
         if not attempts:
             return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
@@ -66,7 +69,8 @@ class Migration:
             last.destination_id,
             outcome=last.outcome,
             code=last.code,
-            note=note,
+            note="; ".join(filter(None, (note, self._waiting(last, began_s)))),
+            hint=self._hint(last.code),
             num_blocks=record.num_blocks if record else 0,
             num_bytes=record.num_bytes if record else 0,
             copy_time_s=round(record.copy_time_s, 6) if record else 0.0,
@@ -166,6 +170,21 @@ class Migration:
         left_s = controller.mover.cooling.remaining_s(target, controller.now_s(), self.source_id)
         return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
 
+    def _waiting(self, last: Attempt, began_s: float) -> str:
+        """What was long enough to be asked about, and the setting that decides."""
+        named = f"migration.max_moves is {self.controller.limits.max_moves}"
+        if last.queued_s < TOLD_WAIT_S:
+            return named if last.code in BY_MAX_MOVES else ""
+        waited_s = self.controller.now_s() - began_s if last.outcome == "refused" else last.queued_s
+        return f"waited {duration(waited_s)} for its turn: {named}"
+
+    def _hint(self, code: str) -> str:
+        """Where the cure is known."""
+        if code not in BY_MAX_MOVES:
+            return ""
+        more = max(1, 2 * self.controller.limits.max_moves)
+        return f"llumctl set migration.max_moves={more}"
+
     def _nobody(self) -> str:
         """Why, instance by instance."""
         controller, order = self.controller, self._order()
@@ -223,11 +242,12 @@ async def find_migration(
             f"llumctl requests {request_id}",
         )
     if wanted.to == source_id:
+        other = controller.mover.choose(Order(request_id, source_id, 0, ""))
         raise ApiError(
             400,
             "same_instance",
             f"request {request_id} is on {source_id} already",
-            f"llumctl migrate {request_id}",
+            f"llumctl migrate {request_id} --to {other}" if other else "llumctl status",
         )
     for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
         refusal = None if instance_id is None else unschedulable(controller, instance_id)

@@ -33,6 +33,26 @@ def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
     return tuple(sorted(found, key=lambda move: (-move.age_s, move.migration_id)))
 
 
+def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
+    """In their order."""
+    now_s = controller.now_s()
+    return tuple(
+        MoveStatus(
+            migration_id=move.migration_id,
+            request_id=move.request_id,
+            from_instance_id=move.source_id,
+            to_instance_id=move.destination_id,
+            state="queued",
+            stage=0,
+            num_blocks_copied=0,
+            num_blocks=move.num_blocks,
+            reason=move.reason,
+            age_s=round(now_s - move.since_s, 3),
+        )
+        for move in controller.mover.turns.waiting
+    )
+
+
 def ended_moves(controller: Controller) -> tuple[EndedMoveStatus, ...]:
     """The newest first."""
     since_s = time.time() - controller.now_s()

@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from controller.adapters.http.move_views import ended_moves, moves_under_way
+from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
 from controller.api.models import (
     ClusterState,
     ClusterStatus,
@@ -75,6 +75,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         ),
         last_event=controller.journal.log.last_position,
         moves=moves_under_way(controller),
+        queued_moves=queued_moves(controller),
         ended_moves=ended_moves(controller),
         num_migrated_last_minute=num_migrated,
         num_failed_moves_last_minute=num_failed,

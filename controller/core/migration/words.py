@@ -18,6 +18,9 @@ _FAILURES = {
     "drain_cancelled": "the drain was cancelled",
     "source_died": "the source died",
     "timed_out": "it is not over yet",
+    "no_turn": "as many moves as allowed were under way all the time",
+    "queue_full": "too many moves wait for their turn already",
+    "no_moves": "no moves are allowed",
     "no_destination": "no instance can take it",
 }
 

@@ -31,7 +31,8 @@ class MoveOrders:
 
     def asked(self, asked: MoveAsked) -> None:
         refusal = self._desk.refusal(asked.request_id)
-        if refusal is not None:
+        waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES  # for its turn
+        if refusal is not None and not waits:
             self._answer(MoveAnswered(asked.query_id, refusal))
         elif asked.dry_run:
             self._host.between_steps(

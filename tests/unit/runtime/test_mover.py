@@ -225,10 +225,109 @@ async def test_what_a_source_refuses_was_not_begun(network: FakeNetwork) -> None
     bed = await serving(network)
     moving = ordered(bed)
     asked = await asked_of(bed)
-    bed.says("i-0", MoveAnswered(asked.query_id, "too_many_moves"))
+    bed.says("i-0", MoveAnswered(asked.query_id, "in_prefill"))
     (attempt,) = await moving
-    assert (attempt.outcome, attempt.code, attempt.record) == ("refused", "too_many_moves", None)
+    assert (attempt.outcome, attempt.code, attempt.record) == ("refused", "in_prefill", None)
     assert not bed.controller.mover.log.recent
+
+
+@virtual_time
+@pytest.mark.parametrize("to", [None, "i-1"])
+async def test_a_source_that_was_faster_is_asked_again(
+    network: FakeNetwork, to: str | None
+) -> None:
+    bed = await serving(network)
+    moving = ordered(bed, to)
+    first = await asked_of(bed)
+    bed.says("i-0", MoveAnswered(first.query_id, "too_many_moves"))
+    second = await asked_of(bed)
+    assert second.migration_id != first.migration_id
+    assert second.destination == first.destination
+    answers(bed, second)
+    assert [each.outcome for each in await moving] == ["migrated"]
+
+
+@virtual_time
+async def test_a_destination_that_was_named_is_asked_again(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    moving = ordered(bed, "i-2")
+    answers(bed, await asked_of(bed), "kept", "too_many_moves")
+    again = await asked_of(bed)
+    assert again.destination.instance_id == "i-2"
+    answers(bed, again)
+    assert [each.outcome for each in await moving] == ["migrated"]
+
+
+@virtual_time
+async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) -> None:
+    """Six were refused, though two would have been over in a moment."""
+    bed = await serving(network)
+    limit = bed.controller.limits.max_moves
+    wanted = [replace(ORDER, request_id=f"r{number}") for number in range(limit + 2)]
+    moving = [ordered(bed, "i-1", order) for order in wanted]
+    asked = [await asked_of(bed) for _ in range(limit)]
+    await settle()
+    assert bed.peers["i-0"].received(MoveAsked) == []
+    assert [each.request_id for each in bed.controller.mover.turns.waiting] == ["r4", "r5"]
+    elsewhere = ordered(bed, "i-1", Order("s", "i-2", 4, "by hand"))
+    await settle()
+    assert bed.peers["i-2"].received(MoveAsked) == [], "the destination is full"
+    for each in asked:
+        answers(bed, each)
+    rest = [await asked_of(bed), await asked_of(bed)]
+    assert [each.request_id for each in rest] == ["r4", "r5"]
+    other = await asked_of(bed, "i-2")
+    for each in rest:
+        answers(bed, each)
+    bed.says("i-2", MoveAnswered(other.query_id, "", record=record_of(other)))
+    outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving, elsewhere)]
+    assert outcomes == ["migrated"] * (limit + 3)
+    assert bed.controller.mover.turns.waiting == ()
+
+
+@virtual_time
+async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    bed.controller.mover.turns.max_moves = 1
+    first = ordered(bed, "i-1")
+    asked = await asked_of(bed)
+    (attempt,) = await ordered(bed, "i-1", replace(ORDER, request_id="r2"), patience_s=3.0)
+    assert (attempt.outcome, attempt.code) == ("refused", "no_turn")
+    assert attempt.queued_s == pytest.approx(3.0, abs=0.2)
+    answers(bed, asked)
+    assert [each.outcome for each in await first] == ["migrated"]
+    bed.controller.mover.turns.max_moves = 0
+    (attempt,) = await ordered(bed, "i-1")
+    assert (attempt.outcome, attempt.code, attempt.queued_s) == ("refused", "no_moves", 0.0)
+
+
+@virtual_time
+async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    bed.controller.mover.turns.max_moves = 1
+    moving = [ordered(bed, "i-1"), ordered(bed, "i-1", replace(ORDER, request_id="r2"))]
+    asked = [await asked_of(bed)]
+    bed.controller.mover.turns.max_moves = 2
+    bed.controller.mover.turns.look()
+    asked.append(await asked_of(bed))
+    for each in asked:
+        answers(bed, each)
+    assert [(await each)[-1].outcome for each in moving] == ["migrated"] * 2
+
+
+@virtual_time
+async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None:
+    bed = await serving(network)
+    bed.controller.mover.turns.max_moves = 1
+    first = ordered(bed, "i-1")
+    asked = await asked_of(bed)
+    second = ordered(bed, "i-2", replace(ORDER, request_id="r2"))
+    await settle()
+    network.lose("mem://i-2")
+    answers(bed, asked)
+    (attempt,) = await second
+    assert (attempt.outcome, attempt.code) == ("refused", DESTINATION_DIED)
+    await first
 
 
 @virtual_time

@@ -1,0 +1,95 @@
+"""What errors say to try exists: every command and option that a message names."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from llumctl.app import app
+
+ROOT = Path(__file__).parents[2]
+HINT = re.compile(
+    r"(?:^|try:|then:|then|or|; |\s{2,})\s*llumctl ([a-z][a-z-]*)([^;]*?)(?=\s{2,}|$|;)"
+)
+PLACEHOLDER = "X"
+
+
+PROSE = ("runs", "hooks", "hosts", "extends", "moves")
+"""What llumctl does, not what is to be typed."""
+
+
+def commands() -> dict[str, Any]:
+    found = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    config = found["config"].commands
+    return found | {f"config {name}": each for name, each in config.items()}
+
+
+def literals(file: Path) -> Iterator[tuple[int, str]]:
+    """Every string of a file with its line; what is filled in is a placeholder. No docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    inner = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+             for each in ast.walk(node) if each is not node}  # fmt: skip
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) in inner or id(node) in told:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else PLACEHOLDER for v in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def hints() -> list[tuple[str, str, str]]:
+    """(where, command, its arguments)."""
+    found = []
+    for folder in ("llumctl", "controller", "tui"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for line, text in literals(file):
+                if "llumctl " not in text or not text.isprintable():
+                    continue
+                for name, arguments in HINT.findall(text):
+                    if name in PROSE:
+                        continue
+                    where = f"{file.relative_to(ROOT)}:{line}"
+                    found.append((where, name, arguments.strip()))
+    return found
+
+
+def test_there_are_hints() -> None:
+    assert len(hints()) > 80
+
+
+@pytest.mark.parametrize(("where", "name", "arguments"), hints())
+def test_what_is_to_be_tried_exists(where: str, name: str, arguments: str) -> None:
+    known = commands()
+    assert name in known, where
+    words = arguments.split()
+    if name == "config" and words:
+        name = f"config {words[0]}"
+        assert name in known, where
+    params = known[name].params
+    positionals = [word for word in words if not word.startswith("-") or re.match(r"-\d", word)]
+    required = [p.name for p in params if p.required and p.param_type_name == "argument"]
+    assert "--help" in words or len(positionals) >= len(required), (
+        f"{where}: {name} needs {required}"
+    )
+    options = {
+        flag for param in known[name].params for flag in (*param.opts, *param.secondary_opts)
+    }
+    options |= {"--help", "-h"}
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-?[0-9X]+", word):
+            assert word.split("=")[0] in options, f"{where}: {name} has no {word}"
+
+
+@pytest.mark.parametrize(("where", "name", "arguments"), hints())
+def test_no_command_says_to_try_itself_again(where: str, name: str, arguments: str) -> None:
+    """Not without anything that is different."""
+    own = re.fullmatch(r"llumctl/commands/(\w+)\.py:\d+", where)
+    if own is not None and own[1].removesuffix("_settings") == name:
+        assert arguments, where
