@@ -172,7 +172,7 @@ class Mover:
         attempts: list[Attempt] = []
         target = destination_id or self.choose(order)
         while target is not None:
-            attempt = await self._in_turn(order, target, migration_id, deadline_s)
+            attempt = await self._attempt(order, target, migration_id, deadline_s)
             if _is_too_early(attempt, destination_id) and self._now_s() + PAUSE_S < deadline_s:
                 await asyncio.sleep(PAUSE_S)
                 migration_id = self.next_migration_id()
@@ -186,9 +186,26 @@ class Mover:
             migration_id = self.next_migration_id()
         return attempts
 
-    async def _in_turn(
+    async def _attempt(
         self, order: Order, destination_id: str, migration_id: str, deadline_s: float
     ) -> Attempt:
+        timed = asyncio.get_running_loop().create_future()
+        self._timed[migration_id] = timed
+        try:
+            attempt = await self._ask_in_turn(order, destination_id, migration_id, deadline_s)
+            may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
+            if not may_have_moved or attempt.outcome == "refused":
+                return attempt
+            left_s = deadline_s - self._now_s()
+            timed_patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
+            return await _with_downtime(attempt, timed, timed_patience_s)
+        finally:
+            del self._timed[migration_id]
+
+    async def _ask_in_turn(
+        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
+    ) -> Attempt:
+        """The turn ends with the source's answer: its instances may move others then."""
         joined_s = self._now_s()
         queued = QueuedMove(
             migration_id,
@@ -202,12 +219,13 @@ class Mover:
         refused = Attempt(migration_id, destination_id, "refused")
         try:
             async with self.turns.turn(queued, max(0.0, deadline_s - joined_s)):
-                waited_s = self._now_s() - joined_s
+                began_s = self._now_s()
+                queued_s = began_s - joined_s
                 if code := self._gone(order.source_id, destination_id):
-                    return replace(refused, code=code, queued_s=waited_s)
-                left_s = max(0.0, deadline_s - self._now_s())
-                attempt = await self._attempt(order, destination_id, migration_id, left_s)
-                return replace(attempt, queued_s=waited_s)
+                    return replace(refused, code=code, queued_s=queued_s)
+                left_s = max(0.0, deadline_s - began_s)
+                attempt = await self._ask(order, destination_id, migration_id, left_s)
+                return replace(attempt, queued_s=queued_s)
         except NoTurnError as error:
             return replace(refused, code=error.code, queued_s=self._now_s() - joined_s)
 
@@ -218,23 +236,6 @@ class Mover:
             return "source_died"
         gone = destination_id not in members or not members[destination_id].serving
         return DESTINATION_DIED if gone else ""
-
-    async def _attempt(
-        self, order: Order, destination_id: str, migration_id: str, patience_s: float
-    ) -> Attempt:
-        timed = asyncio.get_running_loop().create_future()
-        self._timed[migration_id] = timed
-        try:
-            begun_s = self._now_s()
-            attempt = await self._ask(order, destination_id, migration_id, patience_s)
-            may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
-            if not may_have_moved:
-                return attempt
-            left_s = begun_s + patience_s - self._now_s()
-            timed_patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
-            return await _with_downtime(attempt, timed, timed_patience_s)
-        finally:
-            del self._timed[migration_id]
 
     async def _ask(
         self, order: Order, destination_id: str, migration_id: str, patience_s: float

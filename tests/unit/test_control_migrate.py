@@ -44,6 +44,7 @@ class Bed:
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.mover.TIMED_PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.mover.MAX_TIMED_PATIENCE_S", 0.2)
     monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
@@ -195,6 +196,8 @@ async def test_moves_that_wait_for_their_turn_are_shown(bed: Bed) -> None:
     bed.source.silent = True
     bed.cluster.controller.mover.turns.max_moves = 1
     first = asyncio.create_task(bed.asks(to="i-1", timeout_s=2))
+    while not bed.cluster.controller.mover._timed:  # it has begun
+        await asyncio.sleep(0.01)
     second = asyncio.create_task(bed.asks(to="i-2", timeout_s=1))
     while not (status := (await bed.client.get("/v1/status", headers=AUTHORIZED)).json())[
         "queued_moves"

@@ -18,7 +18,7 @@ HINT = re.compile(
 PLACEHOLDER = "X"
 
 
-PROSE = ("runs", "hooks", "hosts", "extends", "moves")
+PROSE = ("runs", "hooks", "hosts", "extends", "moves", "does", "sends", "balances")
 """What llumctl does, not what is to be typed."""
 
 
@@ -72,15 +72,13 @@ def test_what_is_to_be_tried_exists(where: str, name: str, arguments: str) -> No
     if name == "config" and words:
         name = f"config {words[0]}"
         assert name in known, where
-    params = known[name].params
+    params = known[name].get_params(typer.Context(known[name]))
     positionals = [word for word in words if not word.startswith("-") or re.match(r"-\d", word)]
     required = [p.name for p in params if p.required and p.param_type_name == "argument"]
     assert "--help" in words or len(positionals) >= len(required), (
         f"{where}: {name} needs {required}"
     )
-    options = {
-        flag for param in known[name].params for flag in (*param.opts, *param.secondary_opts)
-    }
+    options = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
     options |= {"--help", "-h"}
     for word in words:
         if word.startswith("-") and not re.fullmatch(r"-?[0-9X]+", word):
