@@ -13,6 +13,7 @@ import pytest
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.group_listeners import listeners
 
 environment.prepare()
 
@@ -50,8 +51,18 @@ def told() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def session_engine(engine_args: dict[str, Any], told: list[str]) -> Iterator[VllmEngine]:
+def opened_ports() -> set[tuple[int, int]]:
+    """That the session's engine left open."""
+    return set()
+
+
+@pytest.fixture(scope="session")
+def session_engine(
+    engine_args: dict[str, Any], told: list[str], opened_ports: set[tuple[int, int]]
+) -> Iterator[VllmEngine]:
+    before = listeners()
     engine = VllmEngine(engine_args, told.append)
+    opened_ports |= listeners() - before
     yield engine
     engine.shutdown()
 

@@ -55,6 +55,12 @@ def add(engine: VllmEngine) -> Add:
     return add
 
 
+@pytest.mark.usefixtures("engine")
+def test_it_leaves_no_port_open(opened_ports: set[tuple[int, int]]) -> None:
+    """Process groups of one listen for nobody (group_listeners.py)."""
+    assert opened_ports == set()
+
+
 def look(engine: VllmEngine) -> InstanceSnapshot:
     """A snapshot, compared with what vLLM itself says."""
     found = engine.snapshot("i-0", 7)

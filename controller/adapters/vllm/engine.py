@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from controller.adapters.vllm import environment, warm_up
+from controller.adapters.vllm import environment, group_listeners, warm_up
 from controller.adapters.vllm.engine_arguments import typed
 from controller.adapters.vllm.engine_parts import in_any_order
 from controller.adapters.vllm.grammar_guard import GrammarGuard
@@ -48,9 +48,11 @@ class VllmEngine:
         args = EngineArgs(**typed(engine_args))
         config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         report("loading the model")
-        self._core = EngineCore(
-            config, Executor.get_class(config), log_stats=not args.disable_log_stats
-        )
+        alone = config.parallel_config.world_size == 1
+        with group_listeners.closed_afterwards(only_if=alone):
+            self._core = EngineCore(
+                config, Executor.get_class(config), log_stats=not args.disable_log_stats
+            )
         self._scheduler = self._core.scheduler
         self._kv = self._scheduler.kv_cache_manager
         self._pool = self._kv.block_pool

@@ -29,10 +29,24 @@ Headers = Iterable[tuple[bytes, bytes]]
 def check_headers(headers: Headers) -> None:
     """Raises RefusedError (400)."""
     given = Counter(name for name, _ in headers)
+    if given[b"upgrade"]:
+        _check_upgrade(headers)
     for name in ONCE:
         if given[name] > 1:
             shown = name.decode().title()
             raise RefusedError(HTTPStatus.BAD_REQUEST, f"{shown} is given more than once", shown)
+
+
+def _check_upgrade(headers: Headers) -> None:
+    """uvicorn's parser takes what follows for the other protocol, so a body would never come: the
+    request waited for it until the deadline. Some clients wish for HTTP/2 (h2c) by default."""
+    wishes = b",".join(value for name, value in headers if name == b"connection").lower()
+    if b"upgrade" in (wish.strip() for wish in wishes.split(b",")):
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "the connection cannot be upgraded; send plain HTTP/1.1, without the header Upgrade",
+            "Upgrade",
+        )
 
 
 def check_host(headers: Headers, own: Collection[str]) -> None:

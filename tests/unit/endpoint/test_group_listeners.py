@@ -1,0 +1,42 @@
+"""Ports that vLLM opens for nobody are closed, and whatever watches them hears nothing more."""
+
+import select
+import socket
+
+import pytest
+
+from controller.adapters.vllm.group_listeners import closed_afterwards, listeners
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(5)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_what_was_opened_within_is_closed_and_stays_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours, select.epoll() as watcher:
+        with closed_afterwards(only_if=True):
+            theirs = socket.create_server(("127.0.0.1", 0))
+            port = theirs.getsockname()[1]
+            watcher.register(theirs.fileno(), select.EPOLLIN)
+            assert accepts(port)
+            assert watcher.poll(5) == [(theirs.fileno(), select.EPOLLIN)]
+        with theirs:
+            assert not accepts(port)
+            assert accepts(ours.getsockname()[1])
+            assert watcher.poll(0) == []
+
+
+def test_groups_that_somebody_connects_to_keep_their_ports() -> None:
+    with closed_afterwards(only_if=False):
+        theirs = socket.create_server(("127.0.0.1", 0))
+    with theirs:
+        assert accepts(theirs.getsockname()[1])
+
+
+def test_a_start_that_fails_closes_nothing() -> None:
+    before = listeners()
+    with pytest.raises(ValueError, match="no model"), closed_afterwards(only_if=True):
+        raise ValueError("no model")
+    assert listeners() == before
