@@ -1,5 +1,6 @@
 """The log files of a cluster's members: which there are, their last lines, and new ones."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -52,8 +53,8 @@ def choose(logs: dict[str, Path], member: str | None, cluster: str) -> dict[str,
 class LogTail:
     """Lines of one file: its last ones first, then what is added.
 
-    A file that shrank or was replaced (a new `up` deletes the old logs) is read from its
-    start; one that is gone may come back.
+    A file that shrank or was replaced (a new `up` puts the old logs aside) is read to its end and
+    then from its start; one that is gone may come back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +67,10 @@ class LogTail:
         if self._file is None:
             return []
         self._file.seek(_before_last(self._file, num_lines))
-        lines = self._read()
+        lines = self._read(self._file)
+        if len(lines) < num_lines and (aside := self._aside()).exists():
+            with contextlib.closing(LogTail(aside)) as before:
+                lines = before.last(num_lines - len(lines)) + before.unfinished() + lines
         return lines[-num_lines:] if num_lines else []
 
     def unfinished(self) -> list[str]:
@@ -76,12 +80,12 @@ class LogTail:
 
     def added(self) -> list[str]:
         """Lines finished since the last call."""
-        lines = self._read()
+        lines = self._rest_of_what_was_emptied() + self._read(self._file)
         if self._is_another():
             lines += self.unfinished()
             self.close()
             self._file = self._open()
-            lines += self._read()
+            lines += self._read(self._file)
         return lines
 
     def close(self) -> None:
@@ -100,7 +104,7 @@ class LogTail:
             ) from error
 
     def _is_another(self) -> bool:
-        """Whether the path names another file than the open one, or less of it."""
+        """Whether the path names another file than the open one."""
         try:
             found = self._path.stat()
         except OSError:
@@ -108,13 +112,28 @@ class LogTail:
         if self._file is None:
             return True
         ours = os.fstat(self._file.fileno())
-        same = (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
-        return not same or found.st_size < self._file.tell()
+        return (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino)
 
-    def _read(self) -> list[str]:
-        if self._file is None:
+    def _rest_of_what_was_emptied(self) -> list[str]:
+        """A log that is full is copied aside and emptied in its place: what was read of it so far
+        is as long in the copy."""
+        if self._file is None or os.fstat(self._file.fileno()).st_size >= self._file.tell():
             return []
-        *whole, self._unfinished = (self._unfinished + self._file.read()).split(b"\n")
+        read_bytes, lines = self._file.tell(), []
+        with contextlib.suppress(OSError), plain_file.opened(self._aside()) as aside:
+            if aside.seek(0, os.SEEK_END) >= read_bytes:
+                aside.seek(read_bytes)
+                lines = self._read(aside)
+        self._file.seek(0)
+        return lines
+
+    def _aside(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.1")
+
+    def _read(self, file: BinaryIO | None) -> list[str]:
+        if file is None:
+            return []
+        *whole, self._unfinished = (self._unfinished + file.read()).split(b"\n")
         if len(self._unfinished) > MAX_LINE_BYTES:
             whole.append(self._unfinished)
             self._unfinished = b""

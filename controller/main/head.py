@@ -19,6 +19,7 @@ from typing import Any
 
 from controller.adapters.listener.keeper import Keeper
 from controller.adapters.listener.shared_listener import HEAD, keeper_path
+from controller.adapters.ray import log_rotation
 from controller.adapters.ray.launcher import launch_actor
 from controller.main import controller_ports, temp_folder
 from controller.main.plan import ClusterPlan
@@ -28,6 +29,8 @@ from controller.runtime import log_records
 # Nothing of ours goes through the object store; this is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
+HEAD_LOG = "head.log"
+"""In the folder of logs: what this process writes, as `up` has arranged."""
 
 
 def main(endpoint: int, control: int, plan_file: str) -> None:
@@ -37,6 +40,7 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     plan = ClusterPlan.model_validate_json(Path(plan_file).read_text(encoding="utf-8"))
+    log_rotation.keep_small(Path(plan.log_dir) / HEAD_LOG)
     os.chdir(plan.state_dir)
     listening, control_socket = socket.socket(fileno=endpoint), socket.socket(fileno=control)
     for each in (listening, control_socket):

@@ -28,7 +28,7 @@ from controller.api.last_stop import DOWN, told
 from controller.api.models import ClusterState, ClusterStatus
 from controller.api.run_state import RunState
 from controller.api.settings import Settings
-from controller.main import emulation, preflight, temp_folder
+from controller.main import emulation, preflight, previous_logs, temp_folder
 from controller.main.arguments_taken import are_taken
 from controller.main.cache import cache_dir
 from controller.main.down import note, present_grace_s, tear_down
@@ -100,8 +100,7 @@ def make_plan(settings: Settings) -> ClusterPlan:
     choices = engines(settings)
     log_dir = state_dir / "logs"
     log_dir.mkdir(mode=0o700, exist_ok=True)
-    for old in log_dir.glob("*.log"):
-        old.unlink()
+    previous_logs.put_aside(log_dir)
     nonce = secrets.token_hex(8)
     return ClusterPlan(
         settings=settings,
@@ -319,7 +318,8 @@ def _refuse_running(cluster: str, progress: Progress) -> None:
 
 def _private_file(path: Path) -> BinaryIO:
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 def _api_keys(settings: Settings) -> tuple[str, ...]:

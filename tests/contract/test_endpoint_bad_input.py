@@ -101,6 +101,18 @@ def schema(name: str, says: str, **found: Any) -> list[Case]:
     return both(f"schema with {name}", says, response_format=form)
 
 
+def said(**part: Any) -> dict[str, Any]:
+    """An answer as a client of Responses sends it back."""
+    kind = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
+    return kind | {"content": [part] if part else []}
+
+
+def tool_result(**part: Any) -> dict[str, Any]:
+    kind = "text" if "text" in part else "image"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": kind} | part]}
+    return {"role": "user", "content": [result]}
+
+
 DEEP = "[" * 15_000 + "]" * 15_000
 BODIES = [
     *raw("broken JSON", "not valid JSON", '{"model": "embedded", '),
@@ -339,6 +351,23 @@ ROUTES = [
         "/generative_scoring",
         json.dumps({"items": ["a"] * 2000}).encode(),
     ),
+    *[
+        Case(f"{path}: {says}", 400, says, json.dumps({field: [message]} | more).encode(), path)
+        for path, field, says, message, more in (
+            (CHAT, "messages", "tool_calls must be a list", USER[0] | {"tool_calls": 5}, {}),
+            (CHAT, "messages", "type of a part", USER[0] | {"content": [{"type": ["text"]}]}, {}),
+            ("/v1/responses", "input", "begin with a text", said(), {}),
+            ("/v1/responses", "input", "begin with a text", said(type="refusal", refusal="x"), {}),
+            ("/v1/messages", "messages", "text of a tool", tool_result(text=5), {"max_tokens": 4}),
+            (
+                "/v1/messages",
+                "messages",
+                "source of an",
+                tool_result(source="x"),
+                {"max_tokens": 4},
+            ),
+        )
+    ],
     *other(400, "required", "POST", "/v1/messages"),
     *other(400, "required", "POST", "/detokenize"),
 ]
@@ -404,6 +433,7 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             a_client_that_leaves_a_trial,
             a_client_that_does_not_read,
             a_failure_in_mid_stream,
+            a_failure_in_mid_message,
             many_bad_items_are_few_errors,
             large_bodies_beside_a_canary,
             models_by_id,
@@ -701,9 +731,27 @@ async def a_client_that_does_not_read(bed: Bed) -> None:
 
 
 async def a_failure_in_mid_stream(bed: Bed) -> None:
+    body = {"prompt": "one", "ignore_eos": True}
+    *chunks, error, done = await _answer_of_a_failure(bed, TEXT, body)
+    assert chunks
+    assert done == "data: [DONE]"
+    assert_is_the_failure(error.removeprefix("data: "))
+
+
+async def a_failure_in_mid_message(bed: Bed) -> None:
+    """Anthropic's clients tell an error by its event."""
+    *chunks, error = await _answer_of_a_failure(bed, "/v1/messages", {"messages": USER})
+    assert chunks
+    event, data = error.split("\n")
+    assert event == "event: error"
+    assert json.loads(data[6:])["type"] == "error"
+    assert_is_the_failure(data.removeprefix("data: "))
+
+
+async def _answer_of_a_failure(bed: Bed, path: str, fields: dict[str, Any]) -> list[str]:
     async with gated(bed) as (_, http):
-        body = {"model": "embedded", "prompt": "one", "max_tokens": 450, "ignore_eos": True}
-        asking = asyncio.create_task(http.post(TEXT, json=body | {"stream": True}))
+        body = {"model": "embedded", "max_tokens": 450, "stream": True} | fields
+        asking = asyncio.create_task(http.post(path, json=body))
         while not bed.router.live:
             await asyncio.sleep(0.001)
         (request_id,) = bed.router.live
@@ -712,13 +760,14 @@ async def a_failure_in_mid_stream(bed: Bed) -> None:
         await asyncio.sleep(0)  # what came with the first token is on its way
         why = "i-0 died; " + "x" * 9000
         bed.llm.fail(request_id, GracefulHTTPError(why, HTTPStatus.SERVICE_UNAVAILABLE))
-        *chunks, error, done = (await asking).text.split("\n\n")[:-1]
-        assert chunks
-        assert done == "data: [DONE]"
-        assert len(error) < 8192
-        found = json.loads(error[6:])["error"]
-        assert (found["type"], found["code"]) == ("ServiceUnavailableError", 503)
-        assert found["message"].startswith("i-0 died")
+        return (await asking).text.split("\n\n")[:-1]
+
+
+def assert_is_the_failure(data: str) -> None:
+    assert len(data) < 8192
+    found = json.loads(data)["error"]
+    assert (found["type"], found["code"]) == ("ServiceUnavailableError", 503)
+    assert found["message"].startswith("i-0 died")
 
 
 async def many_bad_items_are_few_errors(bed: Bed) -> None:

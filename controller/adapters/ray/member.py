@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controller.adapters.ray import starts
+from controller.adapters.ray import log_rotation, starts
 from controller.adapters.ray.starts import Start
 from controller.runtime import log_records
 
@@ -39,6 +39,7 @@ class RayMember:
     ) -> None:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
+        log_rotation.keep_small(log_file)
         start = starts.begin(log_file, run, is_sole=is_sole)
         threading.current_thread().name = member_id
         threading.Thread(

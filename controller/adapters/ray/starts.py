@@ -136,7 +136,9 @@ def _write(path: Path, starts: Starts) -> None:
 
 def _tail(log_file: Path, since: int) -> str:
     with contextlib.suppress(OSError), log_file.open("rb") as file:
-        file.seek(max(since, file.seek(0, 2) - MAX_LOG_TAIL_BYTES))
+        size = file.seek(0, 2)
+        began = since if since <= size else 0  # it was turned over meanwhile
+        file.seek(max(began, size - MAX_LOG_TAIL_BYTES))
         return file.read(MAX_LOG_TAIL_BYTES).decode(errors="replace")
     return ""
 

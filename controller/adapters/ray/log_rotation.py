@@ -1,0 +1,72 @@
+"""Keeps a process's log file small: what is full is copied aside and emptied in its place.
+
+The file is not replaced by another, as output goes to it that knows nothing of rotation: C
+libraries write to file descriptors, and child processes have inherited theirs. All of them must
+append. What is written between the copy and the emptying, a matter of microseconds, is lost.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 8 << 20
+NUM_OLD = 2
+# Between two looks a file may grow further. Of that, as much again is kept: 40 MiB for a member.
+LOOK_EVERY_S = 1.0
+_CHUNK_BYTES = 1 << 20
+
+
+def keep_small(path: Path) -> None:
+    """From now on, on a thread of its own, for as long as the process lives."""
+    threading.Thread(target=_watch, args=(path,), name="log rotation", daemon=True).start()
+
+
+def old_file(path: Path, number: int) -> Path:
+    """1 is the newest."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def turn_over(path: Path, max_bytes: int) -> bool:
+    """Whether it was full. Raises OSError."""
+    if path.stat().st_size <= max_bytes:
+        return False
+    for number in range(NUM_OLD, 1, -1):
+        with contextlib.suppress(FileNotFoundError):
+            old_file(path, number - 1).replace(old_file(path, number))
+    with path.open("r+b") as full, _new_file(old_file(path, 1)) as copy:
+        _copy(full, copy, 2 * max_bytes)
+        full.truncate(0)
+    return True
+
+
+def _new_file(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _copy(full: BinaryIO, copy: BinaryIO, max_bytes: int) -> None:
+    left = max_bytes
+    while left > 0 and (part := full.read(min(left, _CHUNK_BYTES))):
+        copy.write(part)
+        left -= len(part)
+    if not left:
+        copy.write(b"\n[more came at once, which is not kept]\n")
+
+
+def _watch(path: Path) -> None:
+    failing = False
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        try:
+            turn_over(path, MAX_BYTES)
+            failing = False
+        except OSError as error:
+            if not failing:
+                log.warning("%s cannot be kept small: %s", path, error)
+            failing = True

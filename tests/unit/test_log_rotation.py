@@ -1,0 +1,136 @@
+"""Logs stay small, whoever writes to them, and followers lose nothing by it."""
+
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
+from controller.main import previous_logs
+from llumctl.log_files import LogTail
+
+PATIENCE_S = 30.0
+MAX_BYTES = 20_000
+
+# Python's logging, a C library on the file descriptor, and a child process.
+MEMBER = """
+import ctypes, logging, subprocess, sys, time
+from controller.adapters.ray import log_rotation
+from controller.adapters.ray.member import RayMember
+
+log_rotation.MAX_BYTES, log_rotation.LOOK_EVERY_S = {max_bytes}, 0.01
+
+async def flood(start):
+    libc = ctypes.CDLL(None)
+    for n in range(300):
+        logging.info("python %d", n)
+        libc.dprintf(2, b"C %d\\n", n)
+        subprocess.run(["echo", "child"], check=True)
+        sys.stderr.write("x" * 500 + "\\n")
+    print("the end", flush=True)
+    time.sleep(1000)
+
+sys.modules["flooding"] = sys.modules["__main__"]
+RayMember("i-0", "flooding:flood", {{}}, {log_dir!r}, "run", False)
+time.sleep(1000)
+"""
+
+
+def files_of(path: Path) -> list[Path]:
+    return [path, *(old_file(path, number) for number in range(1, NUM_OLD + 1))]
+
+
+def test_a_members_log_stays_small_whoever_writes_to_it(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    script = MEMBER.format(max_bytes=MAX_BYTES, log_dir=str(tmp_path))
+    member = subprocess.Popen([sys.executable, "-c", script])
+    seen: list[str] = []
+    largest = 0
+    try:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not log.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        tail = LogTail(log)
+        while "the end" not in seen and time.monotonic() < deadline_s:
+            seen += tail.added()
+            largest = max(largest, sum(f.stat().st_size for f in tmp_path.glob("i-0.log*")))
+            time.sleep(0.002)
+        tail.close()
+    finally:
+        member.kill()
+        member.wait()
+    assert largest <= (1 + 2 * NUM_OLD) * 2 * MAX_BYTES
+    assert sorted(path.name for path in tmp_path.glob("i-0.log*")) == [
+        path.name for path in files_of(log)
+    ]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files_of(log))
+    for writer in "C ", "child", "xxx":
+        assert sum(line.startswith(writer) for line in seen) >= 295, "of 300"
+
+
+def test_what_is_not_full_stays(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    log.write_bytes(b"x" * 100)
+    assert not turn_over(log, 100)
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_the_oldest_goes(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    for number in range(5):
+        log.write_bytes(b"%d" % number * 101)
+        assert turn_over(log, 100)
+    assert [path.read_bytes()[:1] for path in files_of(log)] == [b"", b"4", b"3"]
+
+
+def test_of_a_flood_between_two_looks_the_beginning_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    log.write_bytes(b"x" * 10_000)
+    assert turn_over(log, 100)
+    kept = old_file(log, 1).read_bytes()
+    assert kept.startswith(b"x" * 200 + b"\n[more came")
+    assert log.stat().st_size == 0
+
+
+def test_a_follower_reads_on_over_a_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    log.write_text("one\ntwo\nthr")
+    tail = LogTail(log)
+    assert tail.last(10) == ["one", "two"]
+    with log.open("a") as file:
+        file.write("ee\nfo")
+    turn_over(log, 10)
+    with log.open("a") as file:
+        file.write("ur\nfive\n")
+    assert tail.added() == ["three", "four", "five"]
+    assert tail.added() == []
+    tail.close()
+
+
+def test_the_last_lines_reach_into_what_was_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "i-0.log"
+    log.write_text("one\ntwo\nthree\n")
+    turn_over(log, 10)
+    with log.open("a") as file:
+        file.write("four\n")
+    tail = LogTail(log)
+    assert tail.last(3) == ["two", "three", "four"]
+    assert tail.last(1) == ["four"]
+    tail.close()
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_a_new_run_keeps_the_logs_of_the_last_one(tmp_path: Path, runs: int) -> None:
+    (tmp_path / "ray").mkdir()
+    for number in range(runs):
+        for name in f"i-{number}.log", f"i-{number}.log.1", "head.log":
+            (tmp_path / name).write_text(f"{number}")
+        previous_logs.put_aside(tmp_path)
+    previous_logs.put_aside(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["previous", "ray"]
+    kept = {path.name: path.read_text() for path in (tmp_path / "previous").iterdir()}
+    last = str(runs - 1)
+    assert kept == {f"i-{last}.log": last, f"i-{last}.log.1": last, "head.log": last}
