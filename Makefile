@@ -11,11 +11,13 @@ ARGS ?=
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
 	@echo "make down            stop it"
+	@echo "make install         only install what is missing, into $(VENV)"
+	@echo "make lint            format, types, import contracts"
 	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 20 minutes)"
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
-	@echo "make fuzz        changed input against a real engine beside a canary (an hour; exit 1: findings)"
-	@echo "make attack      ten minutes of attacks on a real cluster; what each process took (15 minutes)"
+	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
+	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
@@ -24,6 +26,7 @@ help:
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
+	@echo "make clean           remove $(VENV) and what tools have left"
 
 install: $(STAMP)
 

@@ -88,7 +88,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 def read(path: Path, origin: str) -> ConfigFile:
     """`origin` says who asked for the file."""
     try:
-        raw, found = plain_file.read_with_status(path, MAX_BYTES)
+        raw, found = plain_file.read_with_status(path, MAX_BYTES, takes_pipe=True)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise absent(path, origin) from error
     except OSError as error:
@@ -97,7 +97,8 @@ def read(path: Path, origin: str) -> ConfigFile:
             f"ls -l {path}",
         ) from error
     text = _decode(path, raw)
-    is_private = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    is_private = is_own_file and not stat.S_IMODE(found.st_mode) & 0o077
     return ConfigFile(path, text, _parse(path, text), is_private)
 
 

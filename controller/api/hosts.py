@@ -1,5 +1,6 @@
-"""Which Host headers name this machine. A page that a browser loaded may call here under a name
-of its own that it lets point to us (DNS rebinding): that name is then in the Host header."""
+"""Names of machines in URLs, and which Host headers name this one. A page that a browser loaded may
+call here under a name of its own that it lets point to us (DNS rebinding): that name is then in the
+Host header."""
 
 import ipaddress
 from collections.abc import Collection
@@ -23,3 +24,8 @@ def host_name(host: str) -> str:
         address, _, port = host[1:].partition("]")
         return address.lower() if not port or port.startswith(":") else host
     return host.partition(":")[0].rstrip(".").lower()
+
+
+def url_host(host: str) -> str:
+    """As a URL has it: an IPv6 address stands in brackets."""
+    return f"[{host}]" if ":" in host else host

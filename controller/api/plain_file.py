@@ -18,14 +18,17 @@ _KINDS = {
 }
 
 
-def opened(path: Path) -> BinaryIO:
-    """Raises OSError."""
+def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
+    """`takes_pipe`: the end of a pipe without a name is read like a file, as a shell makes it of
+    `<(COMMAND)`: whoever named it writes to it. It can be read once. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if kind != stat.S_IFREG:
+        if takes_pipe and kind == stat.S_IFIFO and _has_no_name(descriptor):
+            os.set_blocking(descriptor, True)
+        elif kind != stat.S_IFREG:
             what = _KINDS.get(kind, "something else")
             raise OSError(errno.EINVAL, f"it is {what}, not a regular file")
         return os.fdopen(descriptor, "rb")
@@ -39,11 +42,17 @@ def read(path: Path, max_bytes: int) -> bytes:
     return read_with_status(path, max_bytes)[0]
 
 
-def read_with_status(path: Path, max_bytes: int) -> tuple[bytes, os.stat_result]:
+def read_with_status(
+    path: Path, max_bytes: int, *, takes_pipe: bool = False
+) -> tuple[bytes, os.stat_result]:
     """With whose file was read, and who else may. Raises OSError."""
-    with opened(path) as file:
+    with opened(path, takes_pipe=takes_pipe) as file:
         content = file.read(max_bytes + 1)
         found = os.fstat(file.fileno())
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes")
     return content, found
+
+
+def _has_no_name(pipe: int) -> bool:
+    return str(Path(f"/proc/self/fd/{pipe}").readlink()).startswith("pipe:[")

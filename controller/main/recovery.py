@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from controller.api import plain_file
+from controller.api.hosts import url_host
 from controller.api.run_state import RunState
 from controller.main.plan import FILE, ClusterPlan
-from controller.main.ray_environment import present_ray_authentication
+from controller.main.ray_environment import ray_authentication
 from controller.main.roles import endpoint_url
 
 MAX_PLAN_BYTES = 16 << 20
@@ -18,7 +19,7 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
     return RunState(
         cluster=table.cluster.name,
         nonce=plan.nonce,
-        control_url=f"http://{table.control.host}:{table.control.port}",
+        control_url=f"http://{url_host(table.control.host)}:{table.control.port}",
         control_token=plan.control_token,
         endpoint_url=endpoint_url(plan),
         ray_address=address,
@@ -45,4 +46,4 @@ def state_from_plan(folder: Path) -> RunState | None:
     if plan.settings.cluster.name != folder.name:
         return None
     address = plan.settings.cluster.ray_address or ""
-    return state_of(plan, present_ray_authentication(plan.state_dir, address))
+    return state_of(plan, ray_authentication(plan.state_dir, address))

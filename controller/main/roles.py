@@ -17,6 +17,7 @@ from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.audit import AuditLog
 from controller.api.endpoint_options import frontend_options
+from controller.api.hosts import url_host
 from controller.api.live_settings import changed
 from controller.core.cluster_spec import ClusterSpec
 from controller.core.instance_ref import InstanceRef
@@ -217,9 +218,9 @@ async def _stay_failed(
 
 def endpoint_url(plan: ClusterPlan) -> str:
     table = plan.settings.endpoint
-    host = "127.0.0.1" if table.host in ("0.0.0.0", "::") else table.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(table.host, table.host)
     scheme = "https" if table.ssl_certfile else "http"
-    return f"{scheme}://{host}:{table.port}"
+    return f"{scheme}://{url_host(host)}:{table.port}"
 
 
 def bind_host(plan: ClusterPlan) -> str:

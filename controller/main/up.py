@@ -39,7 +39,7 @@ from controller.main.memory import available_bytes
 from controller.main.plan import FILE as PLAN_FILE
 from controller.main.plan import ClusterPlan
 from controller.main.processes import processes_of, same_process
-from controller.main.ray_environment import head_environment, ray_authentication
+from controller.main.ray_environment import head_environment, make_token, ray_authentication
 from controller.main.recovery import state_of
 from controller.main.start_errors import explain_failure, head_failure, refuse_given_up
 from controller.main.waiting import Patience, awaited
@@ -71,6 +71,8 @@ def run(
             state = state_of(plan, ray_authentication(plan.state_dir, address))
             try:
                 run_state.save(state)
+                if not address:
+                    make_token(state.ray_environment)
                 head, state = _start_head(plan, state)
                 until_ready = wait or not detach
                 status = _watch_start(head, state, plan, deadline_s, until_ready, progress)

@@ -1,5 +1,8 @@
 """Settings from file, environment and flags: precedence, and every kind of bad input."""
 
+import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +123,27 @@ def test_an_unknown_key_lists_the_valid_ones() -> None:
 def test_nearest_key_prefers_its_own_table() -> None:
     message = refusal("[control]\nprt = 1\n").message
     assert "did you mean control.port?" in message
+
+
+def test_a_file_from_the_shell() -> None:
+    """`<(COMMAND)` is a pipe without a name; what comes late counts too."""
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        os.write(writer, b"[endpoint]\n")
+        time.sleep(0.05)
+        os.write(writer, b"port = 9000\n")
+        os.close(writer)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        found = config_file.read(Path(f"/dev/fd/{reader}"), "--config")
+    finally:
+        thread.join()
+        os.close(reader)
+    assert found.tables == {"endpoint": {"port": 9000}}
+    assert not found.is_private
 
 
 def test_absent_file_and_folder() -> None:

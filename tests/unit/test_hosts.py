@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.api.hosts import is_own_host
+from controller.api.hosts import is_own_host, url_host
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,10 @@ def test_own(host: str) -> None:
 )
 def test_foreign(host: str) -> None:
     assert not is_own_host(host, ("gpu-box", "192.0.2.7"))
+
+
+@pytest.mark.parametrize(
+    ("host", "written"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1"), ("gpu-box", "gpu-box")]
+)
+def test_in_a_url(host: str, written: str) -> None:
+    assert url_host(host) == written

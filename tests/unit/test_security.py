@@ -29,7 +29,7 @@ from controller.api.settings import Settings
 from controller.main import down, up
 from controller.main.engine_args import check_engine_args, known_engine_args
 from controller.main.plan import ClusterPlan
-from controller.main.ray_environment import ray_authentication
+from controller.main.ray_environment import make_token, ray_authentication
 from controller.main.recovery import state_of
 from llumctl.app import app
 from llumctl.settings_checks import is_loopback
@@ -178,6 +178,7 @@ def test_a_cluster_is_stopped_though_the_audit_log_cannot_be_written(
 
 def test_own_ray_wants_a_token_and_serves_no_dashboard(tmp_path: Path) -> None:
     found = ray_authentication(str(tmp_path), "")
+    make_token(found)
     assert found["RAY_AUTH_MODE"] == "token"
     token = Path(found["RAY_AUTH_TOKEN_PATH"])
     assert mode(token) == 0o600

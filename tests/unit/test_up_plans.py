@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -11,6 +12,7 @@ from controller.api.errors import LlumctlError
 from controller.api.settings import Settings
 from controller.main import emulation, preflight, temp_folder, up
 from controller.main.plan import ClusterPlan
+from controller.main.recovery import state_of
 
 
 @pytest.fixture
@@ -39,11 +41,25 @@ def test_two_clusters_of_one_name_share_nothing(
         assert getattr(made[0], field) != getattr(made[1], field), field
 
 
-def test_a_start_that_fails_at_its_first_file_leaves_nothing(
-    made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise LlumctlError("cannot write the audit log", "llumctl doctor")
+@pytest.mark.parametrize(
+    ("host", "endpoint"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000")]
+)
+def test_urls_of_ipv6_addresses(made: list[ClusterPlan], host: str, endpoint: str) -> None:
+    tables = {"endpoint": {"host": host}, "control": {"host": "::1"}}
+    made.append(up.make_plan(EMULATED.model_copy(update=tables_of(tables))))
+    state = state_of(made[0], {})
+    assert state.endpoint_url == endpoint
+    assert urlsplit(state.control_url).hostname == "::1"
+    assert urlsplit(state.control_url).port == 8700
+
+
+def tables_of(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {name: getattr(Settings.model_validate(tables), name) for name in tables}
+
+
+@pytest.fixture
+def remembering(made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch) -> list[ClusterPlan]:
+    """Those that `up` makes."""
 
     def remember(settings: Settings) -> ClusterPlan:
         made.append(make_plan(settings))
@@ -51,9 +67,20 @@ def test_a_start_that_fails_at_its_first_file_leaves_nothing(
 
     make_plan = up.make_plan
     monkeypatch.setattr(up, "make_plan", remember)
-    monkeypatch.setattr(up.AuditLog, "write", fail)
-    with pytest.raises(LlumctlError, match="audit log"):
+    return made
+
+
+@pytest.mark.parametrize("part", ["AuditLog.write", "make_token", "run_state.save"])
+def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
+    remembering: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise LlumctlError("the disk is full", "llumctl doctor")
+
+    monkeypatch.setattr(f"controller.main.up.{part}", fail)
+    with pytest.raises(LlumctlError, match="disk is full"):
         up.run(EMULATED, detach=True, wait=False, timeout_s=1.0, progress=lambda _: None)
+    made = remembering
     assert not Path(made[0].temp_dir).exists()
     left = {path.name for path in Path(made[0].state_dir).rglob("*") if path.is_file()}
     assert left <= {"lock"}
