@@ -7,15 +7,18 @@ connections are kept for longer than clients and load balancers keep theirs, and
 too many the answer before says that it is the last: `Connection: close`.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
-`connections`, `shutdown`, `timeout_keep_alive_handler`.
+`connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`.
 """
 
 import resource
 import select
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from controller.adapters.vllm.error_bodies import error_body
 
 # Load balancers keep an idle connection for up to 600 s, clients' pools for 5 to 300 s.
 KEEP_ALIVE_S = 620
@@ -55,6 +58,16 @@ class Connection(HttpToolsProtocol):
         rule = self._keep_alive
         if self.cycle is not before and (rule.ends or len(self.connections) > rule.max_kept):
             self.cycle.keep_alive = False  # its answer says so
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP never gets to the gate; its answer has the body of every other error."""
+        body = error_body(HTTPStatus.BAD_REQUEST, msg)
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head % len(body) + body)
+        self.transport.close()
 
     def shutdown(self) -> None:
         """The server ends. A request that is here already is answered, and that closes; a client

@@ -61,26 +61,29 @@ class GrammarProcess:
         self._setup = json.dumps(setup).encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Raises OSError. Returns at once if it runs."""
-        async with self._starting:
-            if self._process is None or self._process.poll() is not None:
-                self.close()
-                await asyncio.to_thread(self._start)
+        """Raises OSError. Returns at once if it runs. Whoever leaves meanwhile does not end it:
+        others wait for it, and a second start beside it would mix up the two."""
+        if self._starting is None or self._starting.done():
+            if self._process is not None and self._process.poll() is None:
+                return
+            self.close()
+            self._starting = asyncio.create_task(asyncio.to_thread(self._start))
+        await asyncio.shield(self._starting)
 
     def close(self) -> None:
         """It ends by itself once its control socket is closed."""
-        if self._control is not None:
-            self._control.close()
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        if self._control is not None:
+            self._control.close()
         self._process = self._control = None
 
     async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
@@ -98,7 +101,10 @@ class GrammarProcess:
             async with asyncio.timeout(START_S + limits.wall_s):
                 await self.start()
                 answer = await self._ask(body)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError:
+            self.close()  # the next trial gets another
+            raise ProcessGoneError("the process does not answer") from None
+        except OSError as error:
             raise ProcessGoneError(f"{type(error).__name__}: {error}") from error
         with suppress(ValueError):  # nothing, or what it could say before it was ended
             return Verdict(**json.loads(answer))
@@ -138,3 +144,4 @@ class GrammarProcess:
             )
         self._control = ours
         ours.sendall(grammar_trial.LENGTH.pack(len(self._setup)) + self._setup)
+        ours.setblocking(False)  # from here on the event loop writes to it

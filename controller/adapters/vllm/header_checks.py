@@ -29,7 +29,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 def check_headers(headers: Headers) -> None:
     """Raises RefusedError (400)."""
     given = Counter(name for name, _ in headers)
-    if given[b"upgrade"]:
+    if given[b"upgrade"] and (given[b"content-length"] or given[b"transfer-encoding"]):
         _check_upgrade(headers)
     for name in ONCE:
         if given[name] > 1:
@@ -39,7 +39,8 @@ def check_headers(headers: Headers) -> None:
 
 def _check_upgrade(headers: Headers) -> None:
     """uvicorn's parser takes what follows for the other protocol, so a body would never come: the
-    request waited for it until the deadline. Some clients wish for HTTP/2 (h2c) by default."""
+    request waited for it until the deadline. Some clients wish for HTTP/2 (h2c) by default; where
+    they send no body, the wish is passed over."""
     wishes = b",".join(value for name, value in headers if name == b"connection").lower()
     if b"upgrade" in (wish.strip() for wish in wishes.split(b",")):
         raise RefusedError(

@@ -40,13 +40,15 @@ def outline(text: bytes) -> Outline:
     num_values = num_openings - num_empty + bare.count(b",")
     if num_openings > MAX_VALUES + 1:  # the whole is one that is no value
         return Outline(num_values, too_many=True, too_deep=False)
-    return Outline(num_values, too_many=False, too_deep=_depth(bare) > MAX_DEPTH)
+    return Outline(num_values, too_many=False, too_deep=_depth(bare, num_openings) > MAX_DEPTH)
 
 
 def _num_openings(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{")
 
 
-def _depth(bare: bytes) -> int:
-    brackets = bare.translate(None, _ALL_BUT_BRACKETS)
+def _depth(bare: bytes, num_openings: int) -> int:
+    """A decoder gives up at the first bracket that closes nothing: of 8 MB of these, which took
+    0.5 s to add up, no more is looked at than openings can have closed."""
+    brackets = bare.translate(None, _ALL_BUT_BRACKETS)[: 2 * num_openings]
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

@@ -56,6 +56,8 @@ def find_in_messages(request: dict[str, Any]) -> Fault | None:
         messages = request.get(field)
         if not isinstance(messages, list):
             continue
+        if field == "input" and not any(isinstance(each, dict) for each in messages):
+            continue  # texts or token ids, of which embeddings are made
         if messages and all(isinstance(each, list) for each in messages):  # a batch
             messages = [message for each in messages for message in each]
         for message in messages:

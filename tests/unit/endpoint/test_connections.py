@@ -5,6 +5,7 @@ read in its next turn, but the timers that are due meanwhile come before that.
 """
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -169,6 +170,21 @@ def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> 
             server.should_exit = True
             assert await silent.read() == b""
             assert time.monotonic() - started_s < connections.FIRST_REQUEST_S + 1
+
+    run(test)
+
+
+def test_what_is_no_http_gets_an_error_of_ours() -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(9)) as (_, client):
+            one = client()
+            one.send(b"BLAH\r\n\r\n")
+            head, _, body = (await one.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400")
+            assert f"content-length: {len(body)}".encode() in head
+            error = json.loads(body)["error"]
+            assert (error["type"], error["code"]) == ("BadRequestError", 400)
+            assert "HTTP" in error["message"]
 
     run(test)
 

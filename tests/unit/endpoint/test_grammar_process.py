@@ -1,6 +1,7 @@
 """What ends a trial of a grammar: real processes, with a compiler that does what it is told."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controller.adapters.vllm import grammar_process
 from controller.adapters.vllm.grammar_process import (
     TOO_COSTLY,
     Grammar,
@@ -95,7 +97,7 @@ async def test_a_crash_ends_it_alone(process: GrammarProcess) -> None:
     other = trial(process, "sleep")
     await until(lambda: len(forks(process)) == 1)
     assert await trial(process, "crash") == TOO_COSTLY
-    assert len(forks(process)) == 1
+    await until(lambda: len(forks(process)) == 1)
     other.cancel()
 
 
@@ -127,6 +129,45 @@ async def test_the_process_dies(process: GrammarProcess) -> None:
         await trial(process, "kill-parent")
     assert await trial(process, "ok") == Verdict(num_bytes=7)
     assert process.pid != before
+
+
+async def test_whoever_leaves_during_a_start_disturbs_nobody(
+    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.close()
+    starts: list[None] = []
+    may_begin = threading.Event()
+    begin = process._start
+
+    def counted() -> None:
+        starts.append(None)
+        may_begin.wait()
+        begin()
+
+    monkeypatch.setattr(process, "_start", counted)
+    first = trial(process, "ok")
+    await until(lambda: starts)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = trial(process, "ok")
+    await asyncio.sleep(0.05)
+    may_begin.set()
+    assert await second == Verdict(num_bytes=7)
+    assert len(starts) == 1
+
+
+async def test_a_process_that_hangs_is_replaced(
+    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = psutil.Process(process.pid)
+    hanging.suspend()
+    with monkeypatch.context() as short:
+        short.setattr(grammar_process, "START_S", 0.1)
+        with pytest.raises(ProcessGoneError, match="does not answer"):
+            await trial(process, "ok", TrialLimits(cpu_s=0.1, wall_s=0.1, max_bytes=64 * MIB))
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+    assert not hanging.is_running()
 
 
 async def test_it_ends_with_its_frontend(process: GrammarProcess, tmp_path: Path) -> None:

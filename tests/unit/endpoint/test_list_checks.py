@@ -45,7 +45,7 @@ def call(arguments: str) -> dict[str, Any]:
         ({"messages": [1]}, "each item of messages must be an object"),
         ({"messages": [[{}], [1]]}, "each item of messages must be an object"),
         ({"messages": [{}, [{}]]}, "each item of messages must be an object"),
-        ({"input": ["x"]}, "each item of input must be an object"),
+        ({"input": [{}, "x"]}, "each item of input must be an object"),
         ({"input": [{"content": [{}, 1]}]}, "each part of a message's content"),
         ({"messages": [[{"content": [None]}]]}, "each part of a message's content"),
     ],
@@ -61,6 +61,8 @@ def test_refused(request_: dict[str, Any], says: str) -> None:
     [
         {"messages": [{"content": [{"type": "text"}]}] * 2048},
         {"messages": [{"content": ["text", {}]}], "input": "x"},
+        {"input": ["a text to embed", "another"]},
+        {"input": [[1, 2], [3]]},
         {"messages": [[{"content": "x"}]] * 1000},
         {"input": [{"type": "message", "role": "user", "content": [{}]}] * 1500},
         {"logit_bias": {str(i): 1 for i in range(15_000)}},
