@@ -53,7 +53,7 @@ class TooMuchError(ValueError):
 
 
 def check_constraints(request: dict[str, Any]) -> None:
-    """Raises TooMuchError. Whatever is not well formed passes: vLLM says what is wrong with it."""
+    """Raises TooMuchError. Whatever else is not well formed passes: vLLM says what is wrong."""
     sums = _Sums()
     for field in FIELDS:
         found = request.get(field)
@@ -92,8 +92,8 @@ def _check_fields(found: dict[str, Any], sums: "_Sums") -> None:
                 sums.check_schema(msgspec.json.decode(text))
             except RecursionError:
                 raise ValueError(f"{field} is nested too deeply") from None
-            except msgspec.DecodeError:
-                continue
+            except msgspec.DecodeError:  # vLLM would say so with a traceback in the log
+                raise ValueError(f"{field} is not valid JSON") from None
 
 
 class _Sums:

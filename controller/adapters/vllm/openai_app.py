@@ -28,6 +28,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from controller.adapters.vllm import grammar_checks
+from controller.adapters.vllm.anthropic_calls import leave_out_cut_calls
 from controller.adapters.vllm.anthropic_errors import tell_errors
 from controller.adapters.vllm.connections import KEEP_ALIVE_S, KeepAlive
 from controller.adapters.vllm.engine_arguments import typed
@@ -106,6 +107,7 @@ async def build_server(
     add_model_route(app)
     await init_app_state(llm, app.state, args, tasks)
     tell_errors(app.state.anthropic_serving_messages)
+    leave_out_cut_calls(app.state.anthropic_serving_messages)
     gate.app, gate.json_paths = app, json_paths(app)
     config = Config(
         around(gate, args),

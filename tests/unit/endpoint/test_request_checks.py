@@ -289,7 +289,6 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
         {"json": {"properties": {f"p{i}": {} for i in range(500)}}},
         {"structural_tag": '{"format": {"type": "repeat", "min": 500, "max": 10000}}'},
         {"json": {"type": "object", "min": 501}},
-        {"json": "{"},
         {"json": 3, "regex": 3, "choice": 3, "grammar": 3},
         {"json": {"items": [{"pattern": "^[a-z]{1,64}$"}] * 400}},
         {"json": {"enum": [f"word number {i}" for i in range(2000)]}},
@@ -300,6 +299,14 @@ def test_too_much(found: dict[str, Any], says: str) -> None:
 )
 def test_not_too_much(found: dict[str, Any]) -> None:
     assert fault_of({"structured_outputs": found}) is None
+
+
+@pytest.mark.parametrize("field", ["json", "structural_tag"])
+def test_a_schema_in_a_string_is_json(field: str) -> None:
+    """The log had a traceback for each that is not."""
+    assert fault_of({"structured_outputs": {field: '{"type": "object"}'}}) is None
+    why = fault_of({"structured_outputs": {field: '{"type":'}})
+    assert why == f"structured_outputs: {field} is not valid JSON"
 
 
 def test_the_bounds_are_for_all_fields_together() -> None:
