@@ -7,10 +7,11 @@ of `input` with 19,000 fields took 0.2 s. What stands under a key of UNTYPED may
 vLLM, and is not tried.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from controller.adapters.vllm.fault import Fault
+from controller.adapters.vllm.json_levels import levels
 from controller.adapters.vllm.json_outline import MAX_DEPTH, MAX_VALUES, outline
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
@@ -75,7 +76,7 @@ def _find_in_arguments(messages: list[Any]) -> str | None:
     """vLLM decodes this JSON within a string: 100,000 brackets were a RecursionError, and 300,000
     members took 0.2 s."""
     num_values = 0
-    for level in _levels(messages):
+    for level in levels(messages, UNTYPED):
         for value in level:
             text = value.get("arguments") if isinstance(value, dict) else None
             if not isinstance(text, str):
@@ -95,34 +96,25 @@ def _num_chars(words: Any) -> int:
 
 
 def _num_items(found: Any) -> int:
-    return sum(len(value) for level in _levels(found) for value in level if isinstance(value, list))
+    return sum(
+        len(value) for level in levels(found, UNTYPED) for value in level if isinstance(value, list)
+    )
 
 
 def _num_values(found: Any) -> int:
     if not isinstance(found, dict | list):
         return 0
-    return sum(len(value) for level in _levels(found) for value in level)
+    return sum(len(value) for level in levels(found, UNTYPED) for value in level)
 
 
 def _num_entries(found: Any) -> int:
     """Of the largest object."""
     return max(
-        (len(value) for level in _levels(found) for value in level if isinstance(value, dict)),
+        (
+            len(value)
+            for level in levels(found, UNTYPED)
+            for value in level
+            if isinstance(value, dict)
+        ),
         default=0,
     )
-
-
-def _levels(found: Any) -> Iterator[list[Any]]:
-    """The objects and lists of one depth after another, but for those that may be anything."""
-    level = [found]
-    while level:
-        yield level
-        level = [child for value in level for child in _children(value)]
-
-
-def _children(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        inner = (child for key, child in value.items() if key not in UNTYPED)
-    else:
-        inner = iter(value)
-    return (child for child in inner if isinstance(child, dict | list))

@@ -4,13 +4,14 @@ Everything else, vLLM refuses by itself: tests/contract/test_endpoint_bad_input.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from controller.adapters.vllm.constraint_checks import TooMuchError, check_constraints
 from controller.adapters.vllm.fault import Fault
+from controller.adapters.vllm.json_levels import levels
 from controller.adapters.vllm.json_outline import MAX_DEPTH, MAX_VALUES, outline
 from controller.adapters.vllm.list_checks import find_in_lists
 from controller.adapters.vllm.message_shapes import find_wrong_shape
@@ -176,22 +177,9 @@ def _are_tokens(prompt: list[Any]) -> bool:
 
 
 def _has_nul(request: Any) -> bool:
-    for level in _levels(request):
+    for level in levels(request):
         for value in level:
             inner = [*value, *value.values()] if isinstance(value, dict) else value
             if any("\0" in text for text in inner if isinstance(text, str)):
                 return True
     return False
-
-
-def _levels(request: Any) -> Iterator[list[Any]]:
-    """The objects and arrays of one depth after another: no recursion, as deep as anyone asks."""
-    level = [request]
-    while level:
-        yield level
-        level = [
-            child
-            for value in level
-            for child in (value.values() if isinstance(value, dict) else value)
-            if isinstance(child, dict | list)
-        ]
