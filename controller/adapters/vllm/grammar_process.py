@@ -6,6 +6,7 @@ A trial's socket is its life line: whoever is cancelled closes it, and with it e
 import asyncio
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -71,7 +72,7 @@ class GrammarProcess:
         """Raises OSError. Returns at once if it runs. Whoever leaves meanwhile does not end it:
         others wait for it, and a second start beside it would mix up the two."""
         if self._starting is None or self._starting.done():
-            if self._process is not None and self._process.poll() is None:
+            if not self._is_gone():
                 return
             self.close()
             self._starting = asyncio.create_task(asyncio.to_thread(self._start))
@@ -108,9 +109,17 @@ class GrammarProcess:
             raise ProcessGoneError(f"{type(error).__name__}: {error}") from error
         with suppress(ValueError):  # nothing, or what it could say before it was ended
             return Verdict(**json.loads(answer))
-        if self._process is None or self._process.poll() is not None:
+        if self._is_gone():
             raise ProcessGoneError("the process ended in the middle of a trial")
         return TOO_COSTLY
+
+    def _is_gone(self) -> bool:
+        """Its sockets close a little before it has ended."""
+        if self._process is None or self._control is None or self._process.poll() is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._control, 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     async def _ask(self, body: bytes) -> bytes:
         if self._control is None:

@@ -170,6 +170,22 @@ async def test_a_process_that_hangs_is_replaced(
     assert not hanging.is_running()
 
 
+async def test_a_process_that_is_about_to_end_says_nothing_of_a_grammar(
+    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sockets close before its parent hears of its end."""
+    ending = psutil.Process(process.pid)
+    ending.suspend()
+    asking = trial(process, "ok")
+    await asyncio.sleep(0.02)
+    with monkeypatch.context() as unheard:
+        unheard.setattr(process._process, "poll", lambda: None)
+        ending.kill()
+        with pytest.raises(ProcessGoneError):
+            await asking
+    assert await trial(process, "ok") == Verdict(num_bytes=7)
+
+
 async def test_it_ends_with_its_frontend(process: GrammarProcess, tmp_path: Path) -> None:
     """Even if that is killed: its end of the control socket closes, and so do the trials'."""
     said = tmp_path / "pid"
