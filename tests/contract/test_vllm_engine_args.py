@@ -166,8 +166,9 @@ def test_tables_become_vllm_s_classes(engine_args: dict[str, Any]) -> None:
 
     from controller.adapters.vllm import openai_app
 
-    tables = {"structured_outputs_config": {"backend": "guidance"}, "reasoning_parser": "qwen3"}
+    table = {"backend": "xgrammar", "disable_any_whitespace": True}
+    tables = {"structured_outputs_config": table, "reasoning_parser": "qwen3"}
     args = openai_app.parse_args(engine_args | tables, {}, [], "127.0.0.1", 8123)
     assert isinstance(args.structured_outputs_config, StructuredOutputsConfig)
     config = openai_app.build_config(args).structured_outputs_config
-    assert (config.backend, config.reasoning_parser) == ("guidance", "qwen3")
+    assert (config.disable_any_whitespace, config.reasoning_parser) == (True, "qwen3")

@@ -1,8 +1,8 @@
 """After its start an engine serves the first request of each kind as fast as the second."""
 
 import itertools
+import os
 import random
-import time
 from typing import Any
 
 import pytest
@@ -33,9 +33,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "grammar": {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
     "a long prompt": {"num_prompt_tokens": 400},
 }
-# A step of the second request takes some 10 ms; the compiler took 2.4 s and more.
+# A step of the second request takes some 10 ms; the compiler took 2.4 s and more. In CPU time of
+# this process and of the compilers that it waited for, as others may use the machine.
 MAX_FIRST_S = 0.5
 MAX_RATIO = 20
+
+
+def used_s() -> float:
+    return sum(os.times()[:4])
 
 
 def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> float:
@@ -58,12 +63,12 @@ def slowest_s(engine: VllmEngine, request_id: str, sampling: dict[str, Any]) -> 
         data_parallel_rank=None,
     )
     frames = MsgpackEncoder().encode(request)
-    times_s = [time.perf_counter()]
+    times_s = [used_s()]
     engine.add(engine.prepare(frames, 0))
-    times_s.append(time.perf_counter())
+    times_s.append(used_s())
     while engine.has_work():
         engine.step()
-        times_s.append(time.perf_counter())
+        times_s.append(used_s())
     return max(after - before for before, after in itertools.pairwise(times_s))
 
 
