@@ -206,6 +206,10 @@ class Cluster:
         return wait_for(quiet, "a quiet cluster")
 
     @property
+    def head_pid(self) -> int:
+        return int(json.loads((self.state_dir / "run.json").read_text())["ray_head_pid"])
+
+    @property
     def openai_options(self) -> dict[str, Any]:
         return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
 

@@ -25,7 +25,12 @@ NUMBERS = {
 }
 TOOL = {
     "type": "function",
-    "function": {"name": "note", "description": "Writes numbers down.", "parameters": NUMBERS},
+    "function": {
+        "name": "note",
+        "strict": True,
+        "description": "Writes numbers down.",
+        "parameters": NUMBERS,
+    },
 }
 MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
 WORDS = "the quiet river and its stones "
@@ -43,7 +48,9 @@ SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
                            "response_format": {"type": "json_schema",
                                                "json_schema": {"name": "p", "schema": NUMBERS}}}),
     "tool call": (CHAT, {"messages": MESSAGES, "temperature": 1.0, "seed": 6,
-                         "tools": [TOOL], "tool_choice": "required"}),
+                         "tools": [TOOL], "tool_choice": "required",
+                         # The built-in model would go on calling until it is cut in mid-call.
+                         "stop": ["</tool_call>"], "include_stop_str_in_output": True}),
 }  # fmt: skip
 GUIDED = {"response_format", "tools"}
 """They end by themselves."""
