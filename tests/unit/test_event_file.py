@@ -154,3 +154,10 @@ async def test_a_journal_goes_on_where_the_one_before_ended(tmp_path: Path) -> N
     assert [position for position, _ in page.entries] == ["a-2", "b-3"]
     assert page.missed == 0
     assert after.counts == {EventKind.CONTROLLER_STARTED: 1}
+
+
+def test_an_event_that_json_cannot_hold_does_not_end_the_writing(tmp_path: Path) -> None:
+    store = EventFile(tmp_path, "run")
+    store.keep("a-1", LoggedEvent(EventKind.OPERATOR, 1.0, "op-1", "half a character: \ud800"))
+    keep(store, 2, 3)
+    assert kept(tmp_path) == [2, 3]

@@ -6,6 +6,7 @@ import logging
 import os
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -404,3 +405,12 @@ def test_a_key_does_not_show_and_a_wrong_one_is_refused() -> None:
     for bad in ("", SECRET[:-1], SECRET + "0", " " * 40):
         with pytest.raises((zmq.ZMQError, ValueError)):
             ClusterKey(bad)
+
+
+def test_a_descriptor_that_has_become_a_files_is_not_kept() -> None:
+    """An event of a connection that was closed meanwhile names the descriptor of its successor."""
+    with Path(os.devnull).open() as file:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            doorkeeper.Doorkeeper()._accepted(file.fileno())
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

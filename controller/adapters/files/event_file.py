@@ -94,8 +94,8 @@ class EventFile:
                 time.sleep(BATCH_S)
                 self._there.clear()
             batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            if batch:
-                self._write(b"\n".join(map(msgspec.json.encode, batch)) + b"\n")
+            if lines := b"".join(map(_line, batch)):
+                self._write(lines)
 
     def _write(self, batch: bytes) -> None:
         try:
@@ -123,3 +123,13 @@ class EventFile:
             if file.tell() < self._max_bytes:
                 return
         self.path.replace(self._before)
+
+
+def _line(kept: Kept) -> bytes:
+    """Empty for an event that JSON cannot hold, such as one with half a character: the thread
+    that writes must not end with it."""
+    try:
+        return msgspec.json.encode(kept) + b"\n"
+    except (ValueError, OverflowError, TypeError) as error:
+        log.error("event %s is not kept on disk: %s", kept[0], error)
+        return b""

@@ -80,5 +80,11 @@ def has_shown_the_key(connection: socket.socket) -> bool:
 
 
 def _borrowed(descriptor: int) -> socket.socket:
-    """A socket of libzmq's, to be looked at and closed again. Raises OSError."""
-    return socket.socket(fileno=os.dup(descriptor))
+    """A socket of libzmq's, to be looked at and closed again. Raises OSError, also where the
+    descriptor has become one of a file."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
