@@ -13,6 +13,7 @@ from controller.api.settings import Settings
 from controller.main import emulation, preflight, temp_folder, up
 from controller.main.plan import ClusterPlan
 from controller.main.recovery import state_of
+from tests.e2e.cluster import free_ports
 
 
 @pytest.fixture
@@ -78,8 +79,11 @@ def test_a_start_that_fails_at_one_of_its_first_files_leaves_nothing(
         raise LlumctlError("the disk is full", "llumctl doctor")
 
     monkeypatch.setattr(f"controller.main.up.{part}", fail)
+    endpoint, control = free_ports(2)  # a cluster of somebody's may have the usual ones
+    ports = {"endpoint": {"port": endpoint}, "control": {"port": control}}
+    settings = EMULATED.model_copy(update=tables_of(ports))
     with pytest.raises(LlumctlError, match="disk is full"):
-        up.run(EMULATED, detach=True, wait=False, timeout_s=1.0, progress=lambda _: None)
+        up.run(settings, detach=True, wait=False, timeout_s=1.0, progress=lambda _: None)
     made = remembering
     assert not Path(made[0].temp_dir).exists()
     left = {path.name for path in Path(made[0].state_dir).rglob("*") if path.is_file()}
