@@ -16,7 +16,7 @@ def delay_s(num_failed: int) -> float:
     return min(MAX_DELAY_S, FIRST_DELAY_S * FACTOR**exponent)
 
 
-def is_given_up(num_failed: int, *, has_served: bool, is_sole: bool) -> bool:
-    """`is_sole`: no other process does its work. If it has served before, what depends on it runs
-    on and hopes for it, so it is tried for ever."""
-    return num_failed >= MAX_FAILED_STARTS and not (is_sole and has_served)
+def is_given_up(num_failed: int, *, has_served: bool) -> bool:
+    """A process that has served before is tried for ever: what keeps it from starting now, a full
+    machine for example, may pass."""
+    return num_failed >= MAX_FAILED_STARTS and not has_served

@@ -71,7 +71,6 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
         {"plan_json": plan.model_dump_json()},
         plan.log_dir,
         node_id=ray.get_runtime_context().get_node_id(),
-        is_sole=True,
     )
     _watch_birth(controller, stop)
     logging.info("controller launched on Ray at %s", ray.get_runtime_context().gcs_address)

@@ -65,7 +65,12 @@ def test_another_run_begins_anew(tmp_path: Path) -> None:
     assert kept(tmp_path, "run") == []
 
 
-@pytest.mark.parametrize("torn", [b'["a-9",{"kind":"migr', b"\xff\xfe", b"[", b"{}\n[]\n7"])
+NO_POSITION = b'["nowhere",{"kind":"migrated","time_s":1.0,"cause_id":"c","reason":"r"}]\n'
+
+
+@pytest.mark.parametrize(
+    "torn", [b'["a-9",{"kind":"migr', b"\xff\xfe", b"[", b"{}\n[]\n7", NO_POSITION]
+)
 def test_a_torn_line_costs_no_other(tmp_path: Path, torn: bytes) -> None:
     keep(EventFile(tmp_path, "run"), 1, 2)
     with (tmp_path / event_file.FILE).open("ab") as file:

@@ -1,5 +1,6 @@
 """Logs stay small, whoever writes to them, and followers lose nothing by it."""
 
+import errno
 import stat
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.adapters.ray import log_rotation
 from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
 from controller.main import previous_logs
 from llumctl.log_files import LogTail
@@ -34,7 +36,7 @@ async def flood(start):
     time.sleep(1000)
 
 sys.modules["flooding"] = sys.modules["__main__"]
-RayMember("i-0", "flooding:flood", {{}}, {log_dir!r}, "run", False)
+RayMember("i-0", "flooding:flood", {{}}, {log_dir!r}, "run")
 time.sleep(1000)
 """
 
@@ -84,6 +86,26 @@ def test_the_oldest_goes(tmp_path: Path) -> None:
         log.write_bytes(b"%d" % number * 101)
         assert turn_over(log, 100)
     assert [path.read_bytes()[:1] for path in files_of(log)] == [b"", b"4", b"3"]
+
+
+def test_a_full_disk_costs_what_was_to_be_put_aside_and_nothing_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    log = tmp_path / "i-0.log"
+    for text in ("first", "second"):
+        log.write_text(text)
+        turn_over(log, 4)
+    monkeypatch.setattr(log_rotation, "_copy", no_room)
+    for _ in range(3):
+        log.write_text("third")
+        with pytest.raises(OSError, match="no space"):
+            turn_over(log, 4)
+        assert log.read_text() == ""
+    assert [old_file(log, number).read_text() for number in (1, 2)] == ["second", "first"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["i-0.log", "i-0.log.1", "i-0.log.2"]
 
 
 def test_of_a_flood_between_two_looks_the_beginning_is_kept(tmp_path: Path) -> None:

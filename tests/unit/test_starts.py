@@ -33,13 +33,9 @@ def test_a_first_start_that_cannot_succeed_is_given_up_soon() -> None:
 
 
 @pytest.mark.parametrize("has_served", [False, True])
-@pytest.mark.parametrize("is_sole", [False, True])
-def test_only_the_one_that_others_wait_for_is_tried_for_ever(
-    has_served: bool, is_sole: bool
-) -> None:
-    told = is_given_up(MAX_FAILED_STARTS, has_served=has_served, is_sole=is_sole)
-    assert told == (not (has_served and is_sole))
-    assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=has_served, is_sole=is_sole)
+def test_what_has_served_is_tried_for_ever(has_served: bool) -> None:
+    assert is_given_up(MAX_FAILED_STARTS, has_served=has_served) == (not has_served)
+    assert not is_given_up(MAX_FAILED_STARTS - 1, has_served=has_served)
 
 
 # -- processes ----------------------------------------------------------------------------
@@ -50,8 +46,8 @@ faulthandler.enable()  # as Ray does in its workers
 import controller.core.restarts as restarts
 restarts.FIRST_DELAY_S = 0.001
 from controller.adapters.ray.member import RayMember
-log_dir, role, run, is_sole = sys.argv[1:]
-member = RayMember("i-0", role, {}, log_dir, run, is_sole == "True")
+log_dir, role, run = sys.argv[1:]
+member = RayMember("i-0", role, {}, log_dir, run)
 threading.Event().wait()
 """
 ROLES = """
@@ -99,8 +95,8 @@ def run(tmp_path: Path) -> Run:
     is given up; how many there were before."""
     (tmp_path / "dying_roles.py").write_text(ROLES)
 
-    def run(role: str, *, most: int = 8, run: str = "r1", is_sole: bool = False) -> int:
-        command = [sys.executable, "-c", MEMBER, str(tmp_path), role, run, str(is_sole)]
+    def run(role: str, *, most: int = 8, run: str = "r1") -> int:
+        command = [sys.executable, "-c", MEMBER, str(tmp_path), role, run]
         for number in range(most):
             environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
             subprocess.run(command, cwd=tmp_path, env=environment, timeout=30, check=False)
@@ -157,9 +153,9 @@ def test_a_member_that_served_each_time_is_started_for_ever(run: Run, tmp_path: 
 
 
 def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path: Path) -> None:
-    run("dying_roles:serves_then_dies", most=1, is_sole=True)
+    run("dying_roles:serves_then_dies", most=1)
     most = MAX_FAILED_STARTS + 1
-    assert run("dying_roles:exits", most=most, is_sole=True) == most
+    assert run("dying_roles:exits", most=most) == most
     assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
 
 
@@ -170,11 +166,11 @@ def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path:
 def test_a_file_that_is_no_record_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "i-0.starts").write_text(text)
     assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
-    assert starts.begin(tmp_path / "i-0.log", "r1", is_sole=False).failure == ""
+    assert starts.begin(tmp_path / "i-0.log", "r1").failure == ""
 
 
 def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Path) -> None:
-    start = starts.begin(tmp_path / "none" / "i-0.log", "r1", is_sole=False)
+    start = starts.begin(tmp_path / "none" / "i-0.log", "r1")
     start.succeeded()
     assert start.delay_s == 0
     assert start.failure == ""
@@ -183,10 +179,10 @@ def test_a_record_that_cannot_be_written_keeps_nobody_from_starting(tmp_path: Pa
 def test_the_reason_is_that_of_the_last_start_alone(tmp_path: Path) -> None:
     log = tmp_path / "i-0.log"
     log.write_text("ValueError: of an earlier one\n")
-    starts.begin(log, "r1", is_sole=False)
+    starts.begin(log, "r1")
     with log.open("a") as file:
         file.write("2026-01-01 INFO no error in sight\n")
-    starts.begin(log, "r1", is_sole=False)
+    starts.begin(log, "r1")
     assert starts.failure_of(tmp_path, "i-0", "r1") == (starts.SILENT, False)
 
 

@@ -24,7 +24,7 @@ WHY = "ZMQError: Address already in use"
 
 
 def note(log_dir: Path, num_failed: int, run: str = "n") -> None:
-    found = {"run": run, "num_failed": num_failed, "reason": WHY, "is_sole": True}
+    found = {"run": run, "num_failed": num_failed, "reason": WHY}
     assert Starts(**found)
     (log_dir / "controller.starts").write_text(json.dumps(found))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.core.event_log import LoggedEvent
+from controller.core.event_log import LoggedEvent, parse_position
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,11 @@ class EventFile:
             return
         for line in lines:
             try:
-                yield _decoder.decode(line)
-            except msgspec.MsgspecError:  # torn, where a controller was killed
+                kept = _decoder.decode(line)
+                parse_position(kept[0])
+            except (msgspec.MsgspecError, ValueError):  # torn, where a controller was killed
                 continue
+            yield kept
 
     def _is_ours(self, path: Path) -> bool:
         try:

@@ -82,10 +82,9 @@ def launch_actor(
     log_dir: str,
     num_gpus: int = 0,
     node_id: str | None = None,
-    is_sole: bool = False,
 ) -> Any:
-    """The actor of that name, found or made; pinned to a node if one is given. `is_sole`: see
-    `RayMember`. The namespace is that of one run of a cluster."""
+    """The actor of that name, found or made; pinned to a node if one is given. The namespace is
+    that of one run of a cluster."""
     options: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -98,7 +97,7 @@ def launch_actor(
     if node_id is not None:
         options["label_selector"] = {"ray.io/node-id": node_id}
     actor = ray.remote(RayMember).options(**options)
-    return actor.remote(name, role, arguments, log_dir, namespace, is_sole)
+    return actor.remote(name, role, arguments, log_dir, namespace)
 
 
 def kill_actors(namespace: str) -> int:

@@ -36,11 +36,19 @@ def turn_over(path: Path, max_bytes: int) -> bool:
     """Whether it was full. Raises OSError."""
     if path.stat().st_size <= max_bytes:
         return False
-    for number in range(NUM_OLD, 1, -1):
-        with contextlib.suppress(FileNotFoundError):
-            old_file(path, number - 1).replace(old_file(path, number))
-    with path.open("r+b") as full, _new_file(old_file(path, 1)) as copy:
-        _copy(full, copy, 2 * max_bytes)
+    copied = path.with_name(f"{path.name}.copy")
+    with path.open("r+b") as full:
+        try:
+            with _new_file(copied) as copy:
+                _copy(full, copy, 2 * max_bytes)
+        except OSError:  # the disk is full: what is older stays, and this goes, or it would grow on
+            copied.unlink(missing_ok=True)
+            full.truncate(0)
+            raise
+        for number in range(NUM_OLD, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                old_file(path, number - 1).replace(old_file(path, number))
+        copied.replace(old_file(path, 1))
         full.truncate(0)
     return True
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class RayMember:
-    """`run` names the cluster's run. `is_sole`: no other member does what this one does."""
+    """`run` names the cluster's run."""
 
     def __init__(
         self,
@@ -35,12 +35,11 @@ class RayMember:
         arguments: dict[str, Any],
         log_dir: str,
         run: str,
-        is_sole: bool,
     ) -> None:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
         log_rotation.keep_small(log_file)
-        start = starts.begin(log_file, run, is_sole=is_sole)
+        start = starts.begin(log_file, run)
         threading.current_thread().name = member_id
         threading.Thread(
             target=_run_role, args=(role, arguments, start), name=f"{member_id}-loop", daemon=True

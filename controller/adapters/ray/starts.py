@@ -37,13 +37,12 @@ class Starts:
     is_open: bool = False
     """One has begun, and neither served nor said why it ended."""
     has_served: bool = False
-    is_sole: bool = False
     log_bytes: int = 0
     """How long the log was when the last one began."""
 
     @property
     def given_up(self) -> bool:
-        return is_given_up(self.num_failed, has_served=self.has_served, is_sole=self.is_sole)
+        return is_given_up(self.num_failed, has_served=self.has_served)
 
 
 class Start:
@@ -86,7 +85,7 @@ class Start:
         _write(self._path, starts)
 
 
-def begin(log_file: Path, run: str, *, is_sole: bool) -> Start:
+def begin(log_file: Path, run: str) -> Start:
     """A process of the member begins. `log_file` is already its own."""
     path = log_file.with_suffix(".starts")
     before = _read(path, run) or Starts(run)
@@ -96,7 +95,7 @@ def begin(log_file: Path, run: str, *, is_sole: bool) -> Start:
     size = 0
     with contextlib.suppress(OSError):
         size = log_file.stat().st_size
-    now = replace(before, is_open=True, is_sole=is_sole, log_bytes=size)
+    now = replace(before, is_open=True, log_bytes=size)
     _write(path, now)
     return Start(path, now)
 
