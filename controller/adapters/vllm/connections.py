@@ -10,6 +10,7 @@ Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol
 `connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`.
 """
 
+import asyncio
 import resource
 import select
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ AGAIN_S = 1.0
 # After connecting, while the server ends.
 FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
+# For a request's head, as for a body: who sends it byte by byte holds a descriptor meanwhile.
+HEAD_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -46,13 +49,24 @@ class Connection(HttpToolsProtocol):
         super().__init__(**options)
         self._keep_alive = keep_alive
         self._in_headers = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head(HEAD_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._in_headers = True
+        self._wait_for_head(HEAD_TIMEOUT_S)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._wait_no_more()
         before = self.cycle
         super().on_headers_complete()
         rule = self._keep_alive
@@ -61,13 +75,32 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP never gets to the gate; its answer has the body of every other error."""
-        body = error_body(HTTPStatus.BAD_REQUEST, msg)
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        body = error_body(status, why)
         head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(head % len(body) + body)
+        self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _wait_for_head(self, patience_s: float) -> None:
+        self._wait_no_more()
+        self._head_timer = self.loop.call_later(patience_s, self._head_is_late)
+
+    def _wait_no_more(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def _head_is_late(self) -> None:
+        if self._in_headers:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the request's headers came too slowly")
+        elif self._has_request():  # the loop was too busy to read it
+            self._wait_for_head(AGAIN_S)
+        else:
+            self.transport.close()
 
     def shutdown(self) -> None:
         """The server ends. A request that is here already is answered, and that closes; a client

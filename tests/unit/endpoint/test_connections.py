@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import uvloop
 from uvicorn import Config, Server
 
@@ -193,3 +194,19 @@ def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) 
     for limit, kept in [(1024, 512), (1 << 20, 4096), (connections.resource.RLIM_INFINITY, 4096)]:
         monkeypatch.setattr(connections.resource, "getrlimit", lambda _, n=limit: (n, n))
         assert max_kept_connections() == kept
+
+
+async def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
+    async with serving(KeepAlive(10)) as (_, client):
+        silent, slow, next_slow, good = client(), client(), client(), client()
+        slow.send(REQUEST[:20])
+        assert (await next_slow.ask()).endswith(b"ok")
+        next_slow.send(REQUEST[:20])
+        assert (await good.ask()).endswith(b"ok")
+        for each in (slow, next_slow):
+            assert (await each.read()).startswith(b"HTTP/1.1 408 Request Timeout")
+        assert await silent.read() == b""
+        assert (await good.ask()).endswith(b"ok"), "between two requests the keep-alive counts"
