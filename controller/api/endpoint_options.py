@@ -20,7 +20,10 @@ from controller.api.table import Table
 def words(value: object) -> object:
     """A list of words: an array, or text with commas between them, as a variable gives it."""
     if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
+        found = tuple(word.strip() for word in value.split(",") if word.strip())
+        if not found:  # a variable of a script's that was not set, rather than a wish for none
+            raise ValueError("it names nothing")
+        return found
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
         raise ValueError("it must be an array of strings")
     return tuple(value)

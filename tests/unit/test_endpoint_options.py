@@ -78,6 +78,15 @@ def test_flags_win_over_the_file(started: list[Settings], tmp_path: Path) -> Non
     assert started[0].endpoint.root_path == "/a"
 
 
+@pytest.mark.parametrize("nothing", ["", " , "])
+def test_a_flag_that_names_nothing_starts_nothing(
+    started: list[Settings], capsys: Captured, nothing: str
+) -> None:
+    assert run(["up", "--served-model-name", nothing]) == 2
+    assert started == []
+    assert "served_model_name is refused: it names nothing" in capsys.readouterr().err
+
+
 def test_the_help_names_every_option_once_but_those_of_code(capsys: Captured) -> None:
     assert run(["up", "--help"]) == 0
     text = capsys.readouterr().out
