@@ -7,11 +7,10 @@ whose controller died. The run state of that one is still there.
 import contextlib
 import json
 import os
-import stat
 import time
 from dataclasses import dataclass
 
-from controller.api import audit, run_state
+from controller.api import audit, plain_file, run_state
 from controller.api.words import moment
 
 DOWN = "down"
@@ -50,12 +49,8 @@ def told(cluster: str) -> str:
 
 def _tail(cluster: str) -> bytes:
     path = run_state.state_path(cluster) / audit.FILE
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
-                return os.pread(descriptor, _TAIL_BYTES, max(0, found.st_size - _TAIL_BYTES))
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), plain_file.opened(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES)
     return b""

@@ -86,7 +86,7 @@ class Link(ABC):
 
     def break_off(self, why: str) -> None:
         """From any thread; returns at once. Its stages fail at once, too; the thread may take
-        until OPEN_TIMEOUT_S if it is still opening."""
+        until three times OPEN_TIMEOUT_S if it is still opening."""
         with self._changed:
             if self._why is not None:
                 return

@@ -24,9 +24,10 @@ log = logging.getLogger(__name__)
 OPEN, HERE, OVER = b"open", b"here", b"over"
 # benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9 GB/s with
 # slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with any. Each
-# end of a link has two of them. They are also the steps of the bandwidth limit: 20 ms at 100 MB/s.
+# end of a link has room for one. They are also the steps of the bandwidth limit: 20 ms at 100 MB/s.
 SLICE_BYTES = 2 << 20
-CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT_S
+# A source that opens waits for an answer, the connection and a proof, one after the other.
+CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT_S + 1.0
 
 PeerKey = tuple[str, int]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from controller.adapters.vllm.fault import Fault
 from controller.adapters.vllm.json_levels import levels
-from controller.adapters.vllm.json_outline import MAX_DEPTH, MAX_VALUES, outline
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
 # Of all lists in a field together: messages and their parts, for example.
@@ -49,44 +48,6 @@ def find_in_lists(request: dict[str, Any], unbounded: Collection[str]) -> Fault 
     for field in WORDS:
         if _num_chars(request.get(field)) > MAX_WORDS_CHARS:
             return Fault(f"{field} has more than {MAX_WORDS_CHARS} characters", field)
-    return find_in_messages(request)
-
-
-def find_in_messages(request: dict[str, Any]) -> Fault | None:
-    for field in ("messages", "input"):
-        messages = request.get(field)
-        if not isinstance(messages, list):
-            continue
-        if field == "input" and not any(isinstance(each, dict) for each in messages):
-            continue  # texts or token ids, of which embeddings are made
-        if messages and all(isinstance(each, list) for each in messages):  # a batch
-            messages = [message for each in messages for message in each]
-        for message in messages:
-            if not isinstance(message, dict):
-                return Fault(f"each item of {field} must be an object", field)
-            parts = message.get("content")
-            if isinstance(parts, list) and not all(isinstance(p, dict | str) for p in parts):
-                return Fault("each part of a message's content must be an object", field)
-        if why := _find_in_arguments(messages):
-            return Fault(f"{field}: the arguments of a tool call are {why}", field)
-    return None
-
-
-def _find_in_arguments(messages: list[Any]) -> str | None:
-    """vLLM decodes this JSON within a string: 100,000 brackets were a RecursionError, and 300,000
-    members took 0.2 s."""
-    num_values = 0
-    for level in levels(messages, UNTYPED):
-        for value in level:
-            text = value.get("arguments") if isinstance(value, dict) else None
-            if not isinstance(text, str):
-                continue
-            found = outline(text.encode())
-            num_values += found.num_values
-            if found.too_deep:
-                return f"nested deeper than {MAX_DEPTH} levels"
-            if found.too_many or num_values > MAX_VALUES:
-                return f"more than {MAX_VALUES} values"
     return None
 
 

@@ -14,7 +14,7 @@ from controller.adapters.vllm.fault import Fault
 from controller.adapters.vllm.json_levels import levels
 from controller.adapters.vllm.json_outline import MAX_DEPTH, MAX_VALUES, outline
 from controller.adapters.vllm.list_checks import find_in_lists
-from controller.adapters.vllm.message_shapes import find_wrong_shape
+from controller.adapters.vllm.message_checks import find_in_messages
 from controller.adapters.vllm.token_ids import (
     LEAST_MAX_TOKEN_IDS,
     LISTS,
@@ -105,7 +105,7 @@ def _find_in_fields(
     fault = (
         find_no_ids(request)
         or find_in_lists(request, TOKEN_ID_FIELDS)
-        or find_wrong_shape(request)
+        or find_in_messages(request)
         or _find_in_tools(request)
         or find_unserved(request)
     )
