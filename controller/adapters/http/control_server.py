@@ -143,6 +143,7 @@ class ControlServer:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=LAST_BYTES_S,
             timeout_keep_alive=KEEP_ALIVE_S,
         )

@@ -7,7 +7,8 @@ connections are kept for longer than clients and load balancers keep theirs, and
 too many the answer before says that it is the last: `Connection: close`.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
-`connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`.
+`connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`, `ws_protocol_class`,
+`parser`, which is httptools' (`should_upgrade`).
 """
 
 import asyncio
@@ -47,6 +48,8 @@ class KeepAlive:
 class Connection(HttpToolsProtocol):
     def __init__(self, keep_alive: KeepAlive, **options: Any) -> None:
         super().__init__(**options)
+        # Nothing here speaks WebSocket, and of a POST that wishes for it nobody would answer.
+        self.ws_protocol_class = None
         self._keep_alive = keep_alive
         self._in_headers = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -70,7 +73,9 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         rule = self._keep_alive
-        if self.cycle is not before and (rule.ends or len(self.connections) > rule.max_kept):
+        is_last = rule.ends or len(self.connections) > rule.max_kept
+        # The parser takes all that follows for the other protocol.
+        if self.cycle is not before and (is_last or self.parser.should_upgrade()):
             self.cycle.keep_alive = False  # its answer says so
 
     def send_400_response(self, msg: str) -> None:

@@ -18,6 +18,7 @@ from uvicorn import Config, Server
 
 from controller.adapters.vllm import connections
 from controller.adapters.vllm.connections import KeepAlive, max_kept_connections
+from controller.adapters.vllm.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 PATIENCE_S = 5.0
@@ -48,6 +49,12 @@ class Client:
             got += chunk
         return got
 
+    async def read_until_closed(self) -> bytes:
+        got = b""
+        while chunk := await asyncio.to_thread(self.socket.recv, 4096):
+            got += chunk
+        return got
+
     async def ask(self) -> bytes:
         self.send()
         return await self.read()
@@ -55,7 +62,7 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    keep_alive: KeepAlive, keep_alive_s: float = 60.0
+    keep_alive: KeepAlive, keep_alive_s: float = 60.0, app: Any = app
 ) -> AsyncIterator[tuple[Server, Callable[[], Client]]]:
     clients: list[Client] = []
     config = Config(
@@ -196,17 +203,41 @@ def test_half_of_the_descriptors_stays_for_connections_in_use(monkeypatch: Any) 
         assert max_kept_connections() == kept
 
 
-async def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
+def test_a_head_that_never_ends_is_refused_and_silence_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def test() -> None:
+        async with serving(KeepAlive(10)) as (_, client):
+            silent, slow, next_slow, good = client(), client(), client(), client()
+            slow.send(REQUEST[:20])
+            assert (await next_slow.ask()).endswith(b"ok")
+            next_slow.send(REQUEST[:20])
+            assert (await good.ask()).endswith(b"ok")
+            for each in (slow, next_slow):
+                assert (await each.read()).startswith(b"HTTP/1.1 408 Request Timeout")
+            assert await silent.read() == b""
+            assert (await good.ask()).endswith(b"ok"), "between two requests the keep-alive counts"
+
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
-    async with serving(KeepAlive(10)) as (_, client):
-        silent, slow, next_slow, good = client(), client(), client(), client()
-        slow.send(REQUEST[:20])
-        assert (await next_slow.ask()).endswith(b"ok")
-        next_slow.send(REQUEST[:20])
-        assert (await good.ask()).endswith(b"ok")
-        for each in (slow, next_slow):
-            assert (await each.read()).startswith(b"HTTP/1.1 408 Request Timeout")
-        assert await silent.read() == b""
-        assert (await good.ask()).endswith(b"ok"), "between two requests the keep-alive counts"
+    run(test)
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_a_wish_for_another_protocol_is_answered(protocol: bytes) -> None:
+    """Before the gate waits for a body that uvicorn's parser has thrown away."""
+    gate = Gate()
+    gate.app, gate.json_paths = app, frozenset({"/"})
+    wish = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: " + protocol + b"\r\n"
+
+    async def test() -> None:
+        async with serving(KeepAlive(10), app=gate) as (_, client):
+            one = client()
+            one.send(b"POST / HTTP/1.1\r\n" + wish + b"Content-Length: 2\r\n\r\n{}")
+            assert b"cannot be upgraded" in await one.read_until_closed()
+            two = client()
+            two.send(b"GET / HTTP/1.1\r\n" + wish + b"\r\n")
+            served = await two.read_until_closed()
+            assert served.endswith(b"ok"), "some clients wish for HTTP/2 with each request"
+            assert b"connection: close" in served
+
+    run(test)
