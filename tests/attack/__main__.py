@@ -31,6 +31,7 @@ from tests.canary import NO_GAP, Canary, Gap
 from tests.e2e.cluster import Cluster, marked_processes
 from tests.footprints import Footprint, ProcessKey
 from tests.fuzz.__main__ import own_cluster
+from tests.fuzz.exchange import require_app
 from tests.fuzz.watch import ClusterWatch, growth
 
 RESULTS = Path(__file__).parent / "results"
@@ -85,6 +86,7 @@ async def attack(run: Run, seconds: float, turn_s: float, scale: float) -> None:
     try:
         with Canary(run.cluster.url) as canary:
             await asyncio.to_thread(canary.wait_singing)
+            await require_app("127.0.0.1", run.cluster.port, PATIENCE_S)
             while time.monotonic() < end_s:
                 for name, turns in run.turns.items():
                     if turns.num == 0 or time.monotonic() < end_s:

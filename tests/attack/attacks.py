@@ -228,7 +228,7 @@ async def strange_heads(target: Target) -> None:
     for hosts in (
         ("evil.example",),
         (HOST.decode(), "evil.example"),
-        ("127.0.0.1", "127.0.0.1"),
+        (HOST.decode(), HOST.decode()),
         (),
     ):
         own = (("Content-Type", "application/json"), ("Content-Length", str(len(body))))
@@ -255,7 +255,7 @@ async def overload(target: Target) -> None:
 async def slow_clients(target: Target) -> None:
     """Bodies that come drop by drop, heads that never end, readers that do not read."""
     slow = replace(text(user="x" * 300_000), cut_at=tuple(range(0, 300_000, 20_000)), pause_s=0.4)
-    endless = Case("", "", head("POST", TEXT, ("Host", "x"))[:-2], leaves_after_s=6.0)
+    endless = Case("", "", head("POST", TEXT, ("Host", HOST.decode()))[:-2], leaves_after_s=6.0)
     silent = Case("", "", b"", leaves_after_s=6.0)
     deaf = replace(text(max_tokens=2000, n=8, ignore_eos=True, stream=True), leaves_after_s=3.0)
     cases = [slow] * target.num(100) + [endless] * target.num(200) + [silent] * target.num(200)

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-HOST = b"fuzz"
+HOST = b"127.0.0.1"  # one of the names that an endpoint without keys answers to
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,12 @@ def post(family: str, name: str, path: str, body: bytes, *headers: tuple[str, st
         ("Content-Length", str(len(body))),
     )
     return Case(family, name, head("POST", path, *own, *headers), body)
+
+
+def plain() -> Case:
+    """Nothing is wrong with this request, so it tells whether the others reach the app at all."""
+    body = {"model": "embedded", "prompt": "x", "max_tokens": 1}
+    return post("", "plain", "/v1/completions", encode(body))
 
 
 def encode(body: object) -> bytes:

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import h11
 
-from tests.fuzz.case import Case
+from tests.fuzz.case import Case, plain
 
 MAX_KEPT_BYTES = 1 << 20
 READ_BYTES = 1 << 16
@@ -32,6 +33,16 @@ class Answer:
     @property
     def taken_s(self) -> float:
         return self.end_s - self.start_s
+
+
+async def require_app(host: str, port: int, deadline_s: float) -> None:
+    """Raises RuntimeError where a good request is refused: a fuzzer would then find nothing, and
+    an attack reach nothing, whatever is wrong behind that refusal."""
+    answer = await send(plain(), host, port, deadline_s)
+    if answer.status != HTTPStatus.OK:
+        raise RuntimeError(
+            f"a good request was answered {answer.status}: {answer.body[:300]!r} {answer.error}"
+        )
 
 
 async def send(case: Case, host: str, port: int, deadline_s: float) -> Answer:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.canary import Canary, Gap
 from tests.fuzz.case import Case
-from tests.fuzz.exchange import Answer, send
+from tests.fuzz.exchange import Answer, require_app, send
 from tests.fuzz.families import draw
 from tests.fuzz.findings import Findings
 from tests.fuzz.judge import Fault, judge
@@ -79,6 +79,7 @@ class Fuzzer:
         sampling = asyncio.create_task(self._sample())
         try:
             await self._sing()
+            await require_app(self._host, self._port, self.plan.deadline_s)
             end_s = time.monotonic() + self.plan.seconds
             self.watch.new_tracebacks()  # of the start
             while time.monotonic() < end_s:

@@ -7,16 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tests.fuzz.case import plain
+
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CANARY = b'"prompt":[1,2,3]'
 TOKEN_S = 0.01
 
 
 class FaultyEndpoint:
-    """`plant`: from a request's bytes to what is answered (None: a good refusal). It may block."""
+    """`plant`: from a request's bytes to what is answered (None: a good refusal). It may block.
+    `reaches_app`: whether a request that is good in all is served."""
 
-    def __init__(self, plant: Callable[[bytes], bytes | None]) -> None:
-        self.plant = plant
+    def __init__(self, plant: Callable[[bytes], bytes | None], *, reaches_app: bool = True) -> None:
+        self.plant, self.reaches_app = plant, reaches_app
         self.url = ""
 
     @contextmanager
@@ -65,6 +68,8 @@ class FaultyEndpoint:
                 writer.write(b"9\r\ndata: {}\n\r\n")
                 await writer.drain()
                 await asyncio.sleep(TOKEN_S)
+        elif body == plain().body:
+            writer.write(answer(200, b"{}") if self.reaches_app else error(403))
         else:
             writer.write(self.plant(head + body) or error(400))
         await writer.drain()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from faulty_endpoint import FaultyEndpoint, error, error_json
@@ -14,7 +15,7 @@ from tests.footprints import Footprint, ProcessKey
 from tests.fuzz import families
 from tests.fuzz.__main__ import main
 from tests.fuzz.case import Case, post
-from tests.fuzz.exchange import Answer
+from tests.fuzz.exchange import Answer, require_app
 from tests.fuzz.judge import Fault, judge
 from tests.fuzz.mutation import mutate
 from tests.fuzz.shrink import reductions
@@ -39,6 +40,14 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     assert run["findings"] == {}
     assert run["num_sent"] >= 24
     assert len(run["outcomes"]) >= 8
+
+
+async def test_an_endpoint_that_refuses_all_is_not_fuzzed() -> None:
+    """Every case was a 403 for its Host once: a run found nothing, whatever was wrong."""
+    with FaultyEndpoint(lambda _: None, reaches_app=False).serving() as endpoint:
+        parts = urlsplit(endpoint.url)
+        with pytest.raises(RuntimeError, match="answered 403"):
+            await require_app(parts.hostname, parts.port, 10.0)
 
 
 @pytest.mark.parametrize(("kind", "planted"), [("5xx", error(500)), ("no answer", b" ")])
