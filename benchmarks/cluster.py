@@ -22,12 +22,12 @@ from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, make_plan
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, running
-from controller.api import run_state
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
+from controller.api.state import run_state
 from llumctl.bench import session
-from llumctl.bench.figures import Spread
 from llumctl.bench.session import Measured, Wanted
+from llumctl.bench.statistics import Spread
 from llumctl.bench.workload import Load
 
 # Near the knee of INFaaS++ on this trace: the engine model in virtual time, 16 of them under the
@@ -50,7 +50,7 @@ MAX_LATE_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`dispatch`: a name in `controller.core.dispatch.POLICIES`."""
+    """`dispatch`: a name in `controller.core.dispatch.policies.POLICIES`."""
 
     dispatch: str
     migration: bool = False

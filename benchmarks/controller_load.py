@@ -25,21 +25,15 @@ import zmq
 from benchmarks.loop_probe import LoopProbe
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.core.cluster_spec import ClusterSpec
-from controller.core.snapshot import InstanceSnapshot
-from controller.runtime.controller import Controller
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.operations.cluster_spec import ClusterSpec
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.member import Membership
-from controller.runtime.messages import (
-    DispatchAsked,
-    Dispatched,
-    EngineInfo,
-    StatusPushed,
-    Welcome,
-    decode,
-    encode,
-)
-from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import EngineInfo, StatusPushed, Welcome
+from controller.runtime.messages.requests import DispatchAsked, Dispatched
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 60.0

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from controller.main import up
-from llumctl import settings as llumctl_settings
+from controller.main.start import up
+from llumctl.config import settings as llumctl_settings
 
 # Its own, so that two runs, or a user's cluster, do not end one another.
 CLUSTER = f"bench-{os.getpid()}"

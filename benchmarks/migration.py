@@ -28,11 +28,11 @@ from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
 from benchmarks.process_groups import signals_interrupt
 from benchmarks.servers import LlumctlServer, ServerError, running
 from benchmarks.token_stream import TokenStream
-from controller.api import run_state
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, NotFoundError
-from controller.api.move_models import MigrateRequest, MigrationReport
-from controller.api.setting_models import SettingsPatch
+from controller.api.state import run_state
+from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.wire.settings import SettingsPatch
 
 LENGTHS = (256, 1024, 3500, 7500)
 OTHER_LENGTH = 128

@@ -16,10 +16,10 @@ import psutil
 from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, free_port
 from benchmarks.process_groups import end_session, no_interrupts, session_members
-from controller.api import run_state
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.main.processes import processes_of, sweep
+from controller.api.state import run_state
+from controller.main.machine.processes import processes_of, sweep
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.servers import LlumctlServer
-from controller.api import run_state
+from controller.api.state import run_state
 
 # Of the lines that match in any file of that pattern, the last counts: the slowest member.
 _MARKS = (

@@ -7,7 +7,7 @@ import typer
 
 from controller.api.errors import UsageError
 from controller.api.version import own_version
-from llumctl import errors, output
+from llumctl import errors
 from llumctl.commands import (
     bench,
     config,
@@ -31,6 +31,7 @@ from llumctl.commands import (
     wait,
 )
 from llumctl.commands.endpoint_flags import UpCommand
+from llumctl.text import output
 
 app = typer.Typer(
     name="llumctl",

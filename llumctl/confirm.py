@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from controller.api.errors import RefusedError
-from llumctl import output
+from llumctl.text import output
 
 
 def check_terminal(what: str, hint: str) -> None:

@@ -6,7 +6,7 @@ from controller.api.errors import NotRunningError
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.run_state import RunState
+    from controller.api.state.run_state import RunState
 
 DEFAULT_TIMEOUT_S = 5.0
 
@@ -24,11 +24,11 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
 
 def running(cluster: str) -> "RunState":
     """Raises NotRunningError."""
-    from controller.api import run_state
+    from controller.api.state import run_state
 
     state = run_state.load(cluster)
     if state is None:
-        from controller.api.last_stop import last_stop
+        from controller.api.state.last_stop import last_stop
 
         stop = last_stop(cluster)
         told = "" if stop is None else f": it was stopped at {stop.words()}"

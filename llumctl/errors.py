@@ -15,8 +15,8 @@ from controller.api.errors import (
     EXIT_USAGE,
     LlumctlError,
 )
-from controller.api.words import printable
-from llumctl import output
+from controller.api.text.quantities import printable
+from llumctl.text import output
 
 MAX_LOG_BYTES = 1 << 20
 
@@ -69,7 +69,7 @@ def _unforeseen(error: Exception) -> int:
 
 def _log(error: Exception) -> Path | None:
     """Appends the traceback to a private file, which starts anew when it has grown large."""
-    from controller.api import run_state
+    from controller.api.state import run_state
 
     path = run_state.state_root() / "errors.log"
     with contextlib.suppress(OSError):

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from controller.api import plain_file
 from controller.api.errors import LlumctlError, NotFoundError
-from controller.api.words import printable
+from controller.api.state import plain_file
+from controller.api.text.quantities import printable
 
 BLOCK_BYTES = 1 << 16
 # Of a line without an end; what is longer is shown in pieces.
@@ -19,7 +19,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def folder(cluster: str) -> Path:
     """Where the logs are; of a cluster that was stopped, where they were left."""
-    from controller.api import run_state
+    from controller.api.state import run_state
 
     state = run_state.load(cluster)
     return run_state.state_path(cluster) / "logs" if state is None else Path(state.log_dir)

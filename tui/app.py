@@ -7,9 +7,7 @@ are daemons that the way out does not wait for either.
 import select
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import tzinfo
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -17,19 +15,20 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
-from controller.api.words import duration, printable
-from tui import commands, keys
-from tui.format import ASCII, UNICODE, Glyphs, Line, Span, Tone, fitted, width_of
-from tui.header import Liveness
-from tui.instances import SORTS
-from tui.keys import KEYS, Key, Place
-from tui.replay import ReplaySource
+from controller.api.text.quantities import duration, printable
+from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
+from tui.drawing.themes import THEMES
+from tui.feed.replay import ReplaySource
+from tui.feed.source import Source
+from tui.feed.state import DashboardState, reduce
+from tui.input import commands, keys
+from tui.input.keys import KEYS, Key, Place
+from tui.options import Options
+from tui.panes.header import Liveness
+from tui.panes.instances import SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
-from tui.source import Source
-from tui.state import DashboardState, reduce
-from tui.themes import DEFAULT, THEMES
 from tui.widgets import tones
 from tui.widgets.bottom import key_line
 from tui.widgets.table_view import TableView
@@ -39,19 +38,6 @@ if TYPE_CHECKING:
 
 MESSAGE_S = 6.0
 REPLAY_TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class Options:
-    """`zone` None: the machine's. `keymap`: as `tui.keymap.checked` gives it."""
-
-    glyphs: Glyphs = UNICODE
-    theme: str = DEFAULT
-    zone: tzinfo | None = None
-    keymap: Mapping[str, str] = field(default_factory=dict)
-    recording: bool = False
-    tick_s: float | None = None
-    """How often to draw; None: whoever runs it calls `pump`."""
 
 
 def tick_s(source: Source) -> float:

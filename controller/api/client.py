@@ -22,8 +22,8 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.explain_models import Explanation
-from controller.api.models import (
+from controller.api.wire.explain import Explanation
+from controller.api.wire.models import (
     SCHEMA_VERSION,
     ClusterStatus,
     ErrorBody,
@@ -36,9 +36,8 @@ from controller.api.models import (
     StopRequest,
     WireModel,
 )
-from controller.api.move_models import MigrateRequest, MigrationReport
-from controller.api.setting_models import SettingChanges, SettingList, SettingsPatch
-from controller.api.steer_models import (
+from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.wire.operations import (
     DrainList,
     DrainReport,
     DrainRequest,
@@ -48,6 +47,7 @@ from controller.api.steer_models import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
 
 DEFAULT_TIMEOUT_S = 5.0
 # The controller pings an idle stream every second.

@@ -7,7 +7,7 @@ Events carry a decision's figures by name: `score_of_<instance>` those of a disp
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.api.explain_models import (
+from controller.api.wire.explain import (
     Considered,
     DispatchStep,
     Figures,
@@ -18,8 +18,8 @@ from controller.api.explain_models import (
     PriorityStep,
     Step,
 )
-from controller.api.models import Event
-from controller.api.move_models import MoveStage
+from controller.api.wire.models import Event
+from controller.api.wire.moves import MoveStage
 
 SCORE_OF = "score_of_"
 FREENESS_OF = "freeness_of_"

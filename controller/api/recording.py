@@ -12,11 +12,11 @@ from typing import IO, Literal, Self
 
 from pydantic import ValidationError
 
-from controller.api import plain_file
 from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
-from controller.api.models import SCHEMA_VERSION, Frame, WireModel
+from controller.api.state import plain_file
 from controller.api.version import own_version
+from controller.api.wire.models import SCHEMA_VERSION, Frame, WireModel
 
 MAX_LINE_BYTES = 16 << 20
 """More than 1,000 instances take; keeps a file that is no recording out of memory."""

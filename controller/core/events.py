@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.scores import Scores
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.dispatch.scores import Scores
+from controller.core.load.snapshot import InstanceSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import assert_never
 
-from controller.core.dispatch import find_policy
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.policies import find_policy
+from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -36,9 +38,7 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.instance_record import InstanceRecord
-from controller.core.score_board import ScoreBoard
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controller.adapters.files.spec_file import FILE as SPEC_FILE
-from controller.api import run_state
-from controller.api.audit import AuditLog
 from controller.api.client import ControlClient, actor
 from controller.api.errors import LlumctlError
-from controller.api.last_stop import DOWN
-from controller.api.models import StopRequest
-from controller.api.run_state import RunState
-from controller.main import ray_logs, temp_folder
+from controller.api.state import run_state
+from controller.api.state.audit import AuditLog
+from controller.api.state.last_stop import DOWN
+from controller.api.state.run_state import RunState
+from controller.api.wire.models import StopRequest
+from controller.main.machine import ray_logs, temp_folder
+from controller.main.machine.processes import end, same_process, sweep
+from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE
 from controller.main.plan import FILE as PLAN_FILE
-from controller.main.processes import end, same_process, sweep
-from controller.main.ray_environment import NONCE_VARIABLE, TOKEN_FILE
 
 POLL_S = 0.1
 # What the controller needs beyond the grace time to cut what still runs.
@@ -54,7 +54,7 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
     try:
         return run_state.load(cluster)
     except run_state.CorruptError as error:
-        from controller.main.recovery import state_from_plan
+        from controller.main.start.recovery import state_from_plan
 
         kept = run_state.set_aside(cluster)
         progress(f"{error.message}; it is now {kept}")
@@ -152,7 +152,7 @@ def _kill_actors(state: RunState) -> None:
     """On somebody else's Ray: end our actors through it, wherever they run. Raises if that
     Ray cannot be reached: the run state is kept then, so that `down` can be tried again."""
     log_file = Path(state.log_dir) / "down.log"
-    command = [sys.executable, "-P", "-m", "controller.main.kill_actors"]
+    command = [sys.executable, "-P", "-m", "controller.main.machine.kill_actors"]
     environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}
     with log_file.open("ab") as log:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.api.settings import Settings
+from controller.api.settings.settings import Settings
 from controller.model.profile import LatencyProfile
 
 FILE = "plan.json"
@@ -32,7 +32,7 @@ class ClusterPlan(BaseModel):
     view_token: str = Field(repr=False)
     """May look at the control API, not act."""
     api_keys: tuple[str, ...] = Field(repr=False)
-    """Lines of the key file (controller/api/key_file.py)."""
+    """Lines of the key file (controller/api/settings/key_file.py)."""
     namespace: str
     nonce: str
     started_at_s: float = Field(default_factory=time.time)

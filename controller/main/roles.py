@@ -15,18 +15,18 @@ from pathlib import Path
 from controller.adapters.ray.starts import Start
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.api.audit import AuditLog
-from controller.api.endpoint_options import frontend_options
 from controller.api.hosts import url_host
-from controller.api.live_settings import changed
-from controller.core.cluster_spec import ClusterSpec
+from controller.api.settings.endpoint_options import frontend_options
+from controller.api.settings.live_settings import changed
+from controller.api.state.audit import AuditLog
 from controller.core.instance_ref import InstanceRef
-from controller.main.controller_ports import control_socket, inbox_socket
+from controller.core.operations.cluster_spec import ClusterSpec
+from controller.main.machine.controller_ports import control_socket, inbox_socket
 from controller.main.plan import ClusterPlan
 from controller.ports.engine import EngineFactory
 from controller.ports.kv_transfer import KvTransfer
 from controller.runtime.member import Membership
-from controller.runtime.messages import MemberKind
+from controller.runtime.messages.members import MemberKind
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.http.views import ClusterLabels
     from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
-    from controller.main.memory import available_bytes
-    from controller.runtime.controller import Controller
-    from controller.runtime.spec_keeper import SpecKeeper
+    from controller.main.machine.memory import available_bytes
+    from controller.runtime.controller.controller import Controller
+    from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 
     plan = ClusterPlan.model_validate_json(plan_json)
     store = SpecFile(plan.state_dir, plan.nonce)
@@ -86,7 +86,9 @@ async def controller(plan_json: str, start: Start) -> None:
         Access(table.host, table.port, plan.control_token, plan.view_token),
         AuditLog(plan.state_dir),
         settings,
-        metrics=lambda status: metrics.render(status, service.journal.counts, service.mover.log),
+        metrics=lambda status: metrics.render(
+            status, service.journal.counts, service.operator_moves.log
+        ),
         metrics_type=metrics.CONTENT_TYPE,
         listening=control_socket(plan),
     )
@@ -101,12 +103,12 @@ async def controller(plan_json: str, start: Start) -> None:
 def _instance_bytes(plan: ClusterPlan) -> int:
     """Of memory that a further instance takes; 0 where it is the GPU's that counts."""
     if plan.profile is not None:
-        from controller.main import emulation
+        from controller.main.start import emulation
 
         return emulation.INSTANCE_BYTES
     if plan.num_gpus_per_instance:
         return 0
-    from controller.main import preflight
+    from controller.main.checks import preflight
 
     return preflight.instance_bytes(plan.engine_args, Path(plan.engine_args["model"]))
 
@@ -115,7 +117,7 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
     plan = ClusterPlan.model_validate_json(plan_json)
     if start.failure:
         await _stay_failed("instance", member_id, plan, controller_address, start.failure)
-    from controller.runtime.llumlet import Llumlet
+    from controller.runtime.instance.llumlet import Llumlet
 
     os.environ["OMP_NUM_THREADS"] = str(plan.num_threads_per_instance)
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
@@ -141,12 +143,12 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
 def _engine_factory(plan: ClusterPlan) -> EngineFactory:
     if plan.profile is not None:
         from controller.adapters.emulated.engine import EmulatedEngine
-        from controller.main.emulation import model_config
+        from controller.main.start.emulation import model_config
 
         table = plan.settings.emulated
         config = model_config(plan.profile, table)
         return partial(EmulatedEngine, plan.profile, config, table.speed)
-    from controller.adapters.vllm.engine import VllmEngine
+    from controller.adapters.vllm.engine.engine import VllmEngine
 
     return partial(VllmEngine, plan.engine_args)
 
@@ -174,8 +176,8 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         share(Path(plan.temp_dir) / f"metrics-{plan.nonce}")
     from controller.adapters.listener.shared_listener import SharedListener
     from controller.adapters.prometheus.requests import RequestMetrics
-    from controller.adapters.vllm.frontend import FrontendConfig, OpenAIFrontend
-    from controller.adapters.vllm.gate import GateLimits
+    from controller.adapters.vllm.endpoint.frontend import FrontendConfig, OpenAIFrontend
+    from controller.adapters.vllm.endpoint.gate import GateLimits
 
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(

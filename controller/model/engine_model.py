@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.model.block_pool import CachedBlock
-from controller.model.books import Books
 from controller.model.config import ModelConfig
+from controller.model.engine_state import EngineState
 from controller.model.moves import ModelMoves
 from controller.model.profile import LatencyProfile
 from controller.model.request import NEVER, ModelRequest, RequestState
@@ -61,8 +61,8 @@ class EngineModel:
         self.config = config
         self.profile = profile
         self.num_evictions = 0
-        self._books = Books(config)
-        self.moves = ModelMoves(self._books)
+        self._state = EngineState(config)
+        self.moves = ModelMoves(self._state)
 
     def add(self, request: ModelRequest) -> None:
         """Queues a request.
@@ -70,29 +70,29 @@ class EngineModel:
         Raises:
             ValueError: the id is in use, a count is not positive, or it can never run.
         """
-        state = self._books.new_state(request)
-        self._books.requests[request.request_id] = state
-        self._books.waiting.push(state)
+        state = self._state.new_state(request)
+        self._state.requests[request.request_id] = state
+        self._state.waiting.push(state)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forgets requests, in any state; unknown ids are ignored, and those that arrive."""
         for request_id in request_ids:
-            if request_id in self._books.requests:
-                self._books.forget(request_id)
+            if request_id in self._state.requests:
+                self._state.forget(request_id)
 
     def has_work(self) -> bool:
         """Whether a step would do anything: not for requests that are suspended or arriving,
         nor for those that wait for what moves hold."""
-        books = self._books
-        if books.running or not books.waiting:
-            return bool(books.running)
-        head = books.waiting.head()
-        return self._num_places() > 0 and self._has_room(head, books.find_cached(head))
+        engine_state = self._state
+        if engine_state.running or not engine_state.waiting:
+            return bool(engine_state.running)
+        head = engine_state.waiting.head()
+        return self._num_places() > 0 and self._has_room(head, engine_state.find_cached(head))
 
     def step(self) -> StepResult:
         """Picks what runs, charges it and applies it."""
-        config, books = self.config, self._books
-        running, waiting = books.running, books.waiting
+        config, engine_state = self.config, self._state
+        running, waiting = engine_state.running, engine_state.waiting
         budget = config.max_num_batched_tokens
         evicted: list[str] = []
         if config.mode == "chunked":
@@ -104,33 +104,33 @@ class EngineModel:
             num_picked += len(admitted)
             picked = running if num_picked == len(running) else running[:num_picked]
         else:
-            decode_first = books.moved_in and running
+            decode_first = engine_state.moved_in and running
             admitted = self._admit(budget, NEVER) if waiting and not decode_first else {}
             if admitted:
                 picked = running[-len(admitted) :]
             else:
                 num_picked, _ = self._pick_running(budget, NEVER, evicted)
                 picked = running[:num_picked]
-        books.moved_in = False
+        engine_state.moved_in = False
         return self._apply(picked, admitted, tuple(evicted))
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """What an instance with this engine would report (docs/metrics.md)."""
-        config, books, waiting = self.config, self._books, self._books.waiting
+        config, engine_state, waiting = self.config, self._state, self._state.waiting
         return InstanceSnapshot(
             instance_id=instance_id,
             incarnation=incarnation,
             block_size=config.block_size,
             num_total_blocks=config.num_total_blocks,
-            num_free_blocks=books.pool.num_free,
+            num_free_blocks=engine_state.pool.num_free,
             watermark_blocks=config.watermark_blocks,
             fill_blocks=sum(
                 max(0, blocks_for(r.num_tokens, config.block_size) - r.num_blocks)
-                for r in books.chunked
+                for r in engine_state.chunked
             ),
             max_num_running=config.max_num_running,
-            num_running=len(books.running) + books.num_kept_places,
-            num_running_by_rank=dict(books.num_running_by_rank),
+            num_running=len(engine_state.running) + engine_state.num_kept_places,
+            num_running_by_rank=dict(engine_state.num_running_by_rank),
             num_queued=waiting.num_queued,
             queued_demand_blocks=waiting.demand_blocks,
             queue_head=self._queue_head() if waiting.num_queued else None,
@@ -144,7 +144,7 @@ class EngineModel:
         Raises:
             AssertionError: something does not add up.
         """
-        self._books.check()
+        self._state.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
         """Gives blocks to the running ones, evicting where none is left.
@@ -152,7 +152,7 @@ class EngineModel:
         Returns how many of them run in this step, from the first on, and what is left of the
         token budget.
         """
-        books, running, i = self._books, self._books.running, 0
+        engine_state, running, i = self._state, self._state.running, 0
         while i < len(running) and budget > 0:
             r = running[i]
             if r.in_prefill:
@@ -170,7 +170,7 @@ class EngineModel:
                 if victim is r:
                     return i, budget
             if end >= r.full_at:
-                books.remember_full(r, end)
+                engine_state.remember_full(r, end)
             budget -= r.num_new
             i += 1
         return i, budget
@@ -180,14 +180,14 @@ class EngineModel:
 
         Returns their ids, each with the number of tokens found in the prefix cache.
         """
-        bs, books = self.config.block_size, self._books
-        waiting, running = books.waiting, books.running
+        bs, engine_state = self.config.block_size, self._state
+        waiting, running = engine_state.waiting, engine_state.running
         whole_prompts = self.config.mode == "prefill-first"
         num_places = self._num_places()
         admitted: dict[str, int] = {}
         while waiting and budget > 0 and len(admitted) < num_places:
             r = waiting.head()
-            found = books.find_cached(r)
+            found = engine_state.find_cached(r)
             num_found = len(found) * bs
             num_missing = r.num_tokens - num_found
             if whole_prompts and admitted and num_missing > budget:
@@ -196,38 +196,40 @@ class EngineModel:
                 break
             waiting.pop()
             r.evicted = False
-            books.hold(r, found)
+            engine_state.hold(r, found)
             r.num_computed = num_found
             r.num_new = num_missing if whole_prompts else min(num_missing, chunk, budget)
             end = num_found + r.num_new
-            books.take(r, blocks_for(end, bs))
+            engine_state.take(r, blocks_for(end, bs))
             if r.block_hash is not None:
                 r.full_at = num_found + bs
                 if end >= r.full_at:
-                    books.remember_full(r, end)
+                    engine_state.remember_full(r, end)
             budget -= r.num_new
             running.append(r)
-            books.enter(r)
+            engine_state.enter(r)
             admitted[r.request_id] = num_found
         return admitted
 
     def _num_places(self) -> int:
         """Free ones in the batch."""
-        books = self._books
-        return self.config.max_num_running - len(books.running) - books.num_kept_places
+        engine_state = self._state
+        return (
+            self.config.max_num_running - len(engine_state.running) - engine_state.num_kept_places
+        )
 
     def _has_room(self, request: RequestState, found: list[CachedBlock]) -> bool:
         """Whether a waiting request fits, of which `found` is cached."""
         num_wanted = blocks_for(request.num_tokens, self.config.block_size)
         num_wanted -= sum(block.num_refs > 0 for block in found)
-        if self._books.running:
+        if self._state.running:
             num_wanted += self.config.watermark_blocks
-        return num_wanted <= self._books.pool.num_free
+        return num_wanted <= self._state.pool.num_free
 
     def _apply(
         self, picked: list[RequestState], admitted: dict[str, int], evicted: tuple[str, ...]
     ) -> StepResult:
-        books = self._books
+        engine_state = self._state
         emitted: list[str] = []
         finished: list[RequestState] = []
         prefill: list[tuple[int, int]] = []
@@ -239,9 +241,9 @@ class EngineModel:
                 num_prefill_tokens[r.request_id] = r.num_new
                 r.num_computed += r.num_new
                 if r.num_computed < r.num_tokens:
-                    books.chunked.add(r)
+                    engine_state.chunked.add(r)
                     continue
-                books.chunked.discard(r)
+                engine_state.chunked.discard(r)
                 r.in_prefill = False
                 r.num_new = 1
             else:
@@ -254,9 +256,9 @@ class EngineModel:
         num_decoding = len(picked) - len(prefill)
         if finished:
             for r in finished:
-                del books.requests[r.request_id]
-                books.leave(r)
-            books.running = [r for r in books.running if r.num_tokens < r.end_tokens]
+                del engine_state.requests[r.request_id]
+                engine_state.leave(r)
+            engine_state.running = [r for r in engine_state.running if r.num_tokens < r.end_tokens]
         return StepResult(
             self.profile.step_time_s(prefill, num_decoding, num_context_tokens),
             tuple(admitted),
@@ -270,26 +272,26 @@ class EngineModel:
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
         """Takes the blocks that are missing for so many tokens; False if not all are free."""
         num_blocks = blocks_for(num_tokens, self.config.block_size)
-        if num_blocks - request.num_blocks > self._books.pool.num_free:
+        if num_blocks - request.num_blocks > self._state.pool.num_free:
             return False
-        self._books.take(request, num_blocks)
+        self._state.take(request, num_blocks)
         return True
 
     def _victim(self) -> RequestState:
-        running = self._books.running
+        running = self._state.running
         if self.config.mode == "chunked":
             return max(running, key=lambda r: (-r.rank, r.arrival_time_s))
         return min(reversed(running), key=lambda r: r.rank)
 
     def _evict(self, request: RequestState) -> None:
-        self._books.leave(request)
+        self._state.leave(request)
         request.start_over()
         request.evicted = True
         self.num_evictions += 1
-        self._books.waiting.push(request)
+        self._state.waiting.push(request)
 
     def _queue_head(self) -> QueueHead:
-        head = self._books.waiting.first()
+        head = self._state.waiting.first()
         return QueueHead(
             request_id=head.request_id,
             rank=head.rank,

@@ -9,10 +9,10 @@ is not modelled.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import blocks_for
-from controller.model.books import Books, Pin
+from controller.model.engine_state import EngineState, Pin
 from controller.model.request import ModelRequest, RequestState
 
 
@@ -28,27 +28,27 @@ class MovingState:
 
 
 class ModelMoves:
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, engine_state: EngineState) -> None:
+        self._state = engine_state
 
     def set_rank(self, request_id: str, rank: int) -> None:
         """Of a request in any place but those that arrive; nothing if it is not there."""
-        books = self._books
-        request = books.requests.get(request_id)
+        engine_state = self._state
+        request = engine_state.requests.get(request_id)
         if request is None:
             return
         if request.queued:
-            books.waiting.set_rank(request, rank)
+            engine_state.waiting.set_rank(request, rank)
         else:
-            books.change_rank(request, rank)
+            engine_state.change_rank(request, rank)
 
     # -- source --------------------------------------------------------------------------
 
     def refusal(self, request_id: str) -> MoveRefusal | None:
-        request = self._books.requests.get(request_id)
+        request = self._state.requests.get(request_id)
         if request is None:
             return MoveRefusal.UNKNOWN
-        if self._is_suspended(request) or request_id in self._books.pins:
+        if self._is_suspended(request) or request_id in self._state.pins:
             return MoveRefusal.MOVING
         if request.in_prefill and not request.queued:
             return MoveRefusal.IN_PREFILL
@@ -56,7 +56,7 @@ class ModelMoves:
 
     def is_queued(self, request_id: str) -> bool:
         """Raises KeyError: it is not there."""
-        return self._books.requests[request_id].queued
+        return self._state.requests[request_id].queued
 
     def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
         """Of all but those that arrive. When each ends is known here, and to no real scheduler:
@@ -75,7 +75,7 @@ class ModelMoves:
                 refusal=(refusal := self.refusal(request.request_id)),
                 outgoing=refusal is MoveRefusal.MOVING,
             )
-            for request in self._books.requests.values()
+            for request in self._state.requests.values()
         ]
 
     def pin(self, request_id: str, first_block: int) -> int | None:
@@ -84,25 +84,25 @@ class ModelMoves:
         Returns how many full blocks it has in all. None: it does not run, or is in prefill
         again; what was pinned stays so.
         """
-        books = self._books
-        request = books.requests.get(request_id)
-        if request is None or request.in_prefill or request_id in books.suspended:
+        engine_state = self._state
+        request = engine_state.requests.get(request_id)
+        if request is None or request.in_prefill or request_id in engine_state.suspended:
             return None
-        num_full = request.num_computed // books.config.block_size
-        pin = books.pins.setdefault(request_id, Pin())
+        num_full = request.num_computed // engine_state.config.block_size
+        pin = engine_state.pins.setdefault(request_id, Pin())
         if request.block_hash is None:
             pin.indices.update(range(first_block, num_full))
         else:
             found = request.cached[first_block:num_full]
-            books.pool.hold(found)
+            engine_state.pool.hold(found)
             pin.cached.extend(found)
         return num_full
 
     def unpin(self, request_id: str) -> None:
         """Nothing if nothing is pinned for it."""
-        pin = self._books.pins.pop(request_id, None)
+        pin = self._state.pins.pop(request_id, None)
         if pin is not None:
-            self._books.pool.give_back(pin.num_left, pin.cached)
+            self._state.pool.give_back(pin.num_left, pin.cached)
 
     def suspend(self, request_id: str) -> MovingState | None:
         """Out of the batch, or out of the queue; its blocks and its place there are kept.
@@ -110,17 +110,17 @@ class ModelMoves:
         Returns None while it is in prefill. Raises KeyError: it is not there; ValueError: it is
         suspended already.
         """
-        books = self._books
-        request = books.requests[request_id]
+        engine_state = self._state
+        request = engine_state.requests[request_id]
         if self._is_suspended(request):
             raise ValueError(f"request {request_id} is suspended already")
         if request.queued:
-            books.waiting.set_aside(request)
+            engine_state.waiting.set_aside(request)
         elif request.in_prefill:
             return None
         else:
-            books.running.remove(request)
-            books.suspended[request_id] = request
+            engine_state.running.remove(request)
+            engine_state.suspended[request_id] = request
         return MovingState(request.num_tokens, request.rank, request.queued, request.evicted)
 
     def resume(self, request_id: str) -> None:
@@ -130,16 +130,16 @@ class ModelMoves:
         if request is None:
             return
         if request.queued:
-            self._books.waiting.put_back(request)
+            self._state.waiting.put_back(request)
         else:
-            del self._books.suspended[request_id]
-            self._books.put_in_front(request)
+            del self._state.suspended[request_id]
+            self._state.put_in_front(request)
 
     def release(self, request_id: str) -> bool:
         """It lives elsewhere. False, and nothing happens, if it is not suspended."""
         if self._suspended(request_id) is None:
             return False
-        self._books.forget(request_id)
+        self._state.forget(request_id)
         return True
 
     # -- destination ---------------------------------------------------------------------
@@ -153,44 +153,47 @@ class ModelMoves:
         Returns how many of the blocks, from the first on, the prefix cache had. The watermark
         is left free like for an admission: unless it is alone.
         """
-        books = self._books
+        engine_state = self._state
         try:
-            state = books.new_state(request)
+            state = engine_state.new_state(request)
         except ValueError:
             return MoveRefusal.NOT_TAKEN
         state.num_tokens += num_outputs
         if state.num_tokens >= state.end_tokens:
             return MoveRefusal.NOT_TAKEN
         if num_blocks:
-            if len(books.running) + books.num_kept_places >= books.config.max_num_running:
+            if (
+                len(engine_state.running) + engine_state.num_kept_places
+                >= engine_state.config.max_num_running
+            ):
                 return MoveRefusal.NO_SLOT
-            found = books.find_cached(state)[:num_blocks]
+            found = engine_state.find_cached(state)[:num_blocks]
             if num_blocks - sum(b.num_refs > 0 for b in found) > self._num_free_for(state):
                 return MoveRefusal.NO_BLOCKS
-            books.hold(state, found)
-            books.take(state, num_blocks)
-            books.enter(state)
-        books.arriving[request.request_id] = state
+            engine_state.hold(state, found)
+            engine_state.take(state, num_blocks)
+            engine_state.enter(state)
+        engine_state.arriving[request.request_id] = state
         return len(state.cached)
 
     def extend(self, request_id: str, num_blocks: int) -> bool:
         """Up to `num_blocks` in all, the watermark left free as before; False: not so many are
         free, or it is to be queued. Raises KeyError: it is not arriving."""
-        books = self._books
-        state = books.arriving[request_id]
+        engine_state = self._state
+        state = engine_state.arriving[request_id]
         num_missing = num_blocks - state.num_blocks
         if num_missing <= 0:
             return True
         if not state.num_blocks or num_missing > self._num_free_for(state):
             return False
-        books.take(state, num_blocks)
+        engine_state.take(state, num_blocks)
         return True
 
     def cancel(self, request_id: str) -> None:
         """Nothing if nothing is kept for it."""
-        state = self._books.arriving.pop(request_id, None)
+        state = self._state.arriving.pop(request_id, None)
         if state is not None and state.num_blocks:
-            self._books.leave(state)
+            self._state.leave(state)
 
     def commit(self, request_id: str, moved: MovingState) -> None:
         """It is here now. A queued one goes to its place in the queue; any other is in the next
@@ -199,8 +202,8 @@ class ModelMoves:
         Raises KeyError: it is not arriving; ValueError: `moved` does not fit what is kept, and
         nothing has changed.
         """
-        books, bs = self._books, self._books.config.block_size
-        state = books.arriving[request_id]
+        engine_state, bs = self._state, self._state.config.block_size
+        state = engine_state.arriving[request_id]
         if not state.num_tokens <= moved.num_tokens < state.end_tokens:
             raise ValueError(f"request {request_id} cannot have {moved.num_tokens} tokens")
         if moved.queued != (state.num_blocks == 0):
@@ -210,45 +213,49 @@ class ModelMoves:
                 f"request {request_id} has {moved.num_tokens} tokens, but {state.num_blocks} "
                 "blocks are kept for it"
             )
-        del books.arriving[request_id]
-        books.requests[request_id] = state
+        del engine_state.arriving[request_id]
+        engine_state.requests[request_id] = state
         state.num_tokens = moved.num_tokens
         if moved.queued:
             state.rank, state.evicted = moved.rank, moved.evicted
-            books.waiting.push(state)
+            engine_state.waiting.push(state)
             return
-        books.change_rank(state, moved.rank)
+        engine_state.change_rank(state, moved.rank)
         num_excess = state.num_blocks - blocks_for(moved.num_tokens, bs)
         if num_excess > 0:
-            books.pool.give_back(num_excess, ())
+            engine_state.pool.give_back(num_excess, ())
             state.num_blocks -= num_excess
         state.num_slots = state.num_blocks * bs
         state.in_prefill = False
         state.num_computed = moved.num_tokens - 1
         state.num_new = 1
         if state.block_hash is not None:
-            books.remember_full(state, state.num_computed)
-        books.put_in_front(state)
+            engine_state.remember_full(state, state.num_computed)
+        engine_state.put_in_front(state)
 
     # ------------------------------------------------------------------------------------
 
     def _num_freed_blocks(self, request: RequestState) -> int:
         """Those that it alone references; a pin is its own."""
-        pin = self._books.pins.get(request.request_id)
+        pin = self._state.pins.get(request.request_id)
         pinned = frozenset(pin.cached) if pin is not None else frozenset()
         shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)
         return request.num_blocks - shared
 
     def _num_free_for(self, arriving: RequestState) -> int:
-        books = self._books
-        num_others = len(books.running) + books.num_kept_places - (arriving.num_blocks > 0)
-        return books.pool.num_free - (books.config.watermark_blocks if num_others else 0)
+        engine_state = self._state
+        num_others = (
+            len(engine_state.running) + engine_state.num_kept_places - (arriving.num_blocks > 0)
+        )
+        return engine_state.pool.num_free - (
+            engine_state.config.watermark_blocks if num_others else 0
+        )
 
     def _is_suspended(self, request: RequestState) -> bool:
         if request.queued:
-            return self._books.waiting.is_aside(request)
-        return request.request_id in self._books.suspended
+            return self._state.waiting.is_aside(request)
+        return request.request_id in self._state.suspended
 
     def _suspended(self, request_id: str) -> RequestState | None:
-        request = self._books.requests.get(request_id)
+        request = self._state.requests.get(request_id)
         return request if request is not None and self._is_suspended(request) else None

@@ -7,7 +7,7 @@ aside for a move waits in its place as before, but cannot be admitted.
 
 import heapq
 
-from controller.core.snapshot import blocks_for
+from controller.core.load.snapshot import blocks_for
 from controller.model.request import RequestState
 
 _Entry = tuple[int, float, str, int, RequestState]

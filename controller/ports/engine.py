@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.frames import Frames
 from controller.ports.moves import EngineMoves
 

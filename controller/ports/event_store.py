@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from controller.core.event_log import LoggedEvent
+from controller.core.record.event_log import LoggedEvent
 
 
 class EventStore(Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from controller.core.cluster_spec import ClusterSpec
+from controller.core.operations.cluster_spec import ClusterSpec
 
 
 class SpecStore(Protocol):

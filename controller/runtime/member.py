@@ -10,16 +10,16 @@ import secrets
 import time
 from collections.abc import Callable
 
-from controller.core.event_log import LoggedEvent
+from controller.core.record.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
-from controller.runtime.messages import (
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import (
     EngineInfo,
-    EventsTold,
+    EventsReported,
     Hello,
     MemberKind,
     Phase,
     Welcome,
-    encode,
 )
 
 HELLO_INTERVAL_S = 1.0
@@ -62,7 +62,7 @@ class Membership:
 
     def _tell_controller(self) -> None:
         events, self._untold = tuple(self._untold), []
-        told = EventsTold(self.member_id, self.incarnation, self._num_told, events)
+        told = EventsReported(self.member_id, self.incarnation, self._num_told, events)
         self._num_told += len(events)
         self._mailbox.send(self.controller_address, encode(told), droppable=True)
 

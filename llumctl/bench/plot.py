@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from controller.api.errors import LlumctlError
-from llumctl.bench import figures
+from llumctl.bench import statistics as figures
 from llumctl.bench.runner import Result, Results
 
 MAX_RATE_BINS = 60

@@ -5,8 +5,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from llumctl import output
 from llumctl.bench.runner import Results
+from llumctl.text import output
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

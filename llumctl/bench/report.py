@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import LlumctlError
-from controller.api.words import printable
-from llumctl import output
-from llumctl.bench import figures as calculation
+from controller.api.text.quantities import printable
+from llumctl.bench import statistics as calculation
 from llumctl.bench.check import Verify
-from llumctl.bench.figures import Figures, Latencies, Spread
 from llumctl.bench.runner import Result, Results
+from llumctl.bench.statistics import Figures, Latencies, Spread
 from llumctl.bench.target import Target
+from llumctl.text import output
 
 SCHEMA_VERSION = 1
 MAX_FAILURES_TOLD = 10

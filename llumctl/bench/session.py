@@ -10,16 +10,16 @@ from typing import Any
 
 import uvloop
 
-from llumctl import output
-from llumctl.bench import figures as calculation
 from llumctl.bench import levels, report, target, workload
+from llumctl.bench import statistics as calculation
 from llumctl.bench.check import Verify
-from llumctl.bench.figures import Figures
 from llumctl.bench.measure import Observed, measure
 from llumctl.bench.progress import ProgressBar
 from llumctl.bench.runner import Results, Run, Sender
+from llumctl.bench.statistics import Figures
 from llumctl.bench.target import Target
 from llumctl.bench.workload import Load, Workload
+from llumctl.text import output
 
 
 @dataclass(frozen=True, slots=True)

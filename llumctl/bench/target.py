@@ -7,14 +7,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from controller.api import key_file
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, RefusedError, UnreachableError, UsageError
-from controller.api.models import ClusterStatus, InstanceStatus
-from llumctl import connect, secrets_file
+from controller.api.settings import key_file
+from controller.api.wire.models import ClusterStatus, InstanceStatus
+from llumctl import connect
 from llumctl.bench import levels
 from llumctl.bench.connection import Endpoint
 from llumctl.bench.levels import Level
+from llumctl.config import secrets_file
 
 ASK_TIMEOUT_S = 10.0
 

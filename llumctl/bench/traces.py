@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from controller.api import plain_file
 from controller.api.errors import UsageError
+from controller.api.state import plain_file
 
 MAX_BYTES = 1 << 30
 MOONCAKE_BLOCK_TOKENS = 512

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
-from llumctl import config_file, output
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.check import Verify
 from llumctl.commands import bench_options as options
 from llumctl.commands.bench_options import BenchFormat
 from llumctl.commands.options import Cluster, positive
+from llumctl.config import config_file
+from llumctl.text import output
 
 if TYPE_CHECKING:
     from llumctl.bench.session import Measured

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from llumctl import config_file, output
 from llumctl.commands.options import Config, format_option
+from llumctl.config import config_file
+from llumctl.text import output
 
 app = typer.Typer(name="config", help="Show the configuration.", rich_markup_mode=None)
 
@@ -49,7 +50,8 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
 ) -> None:
     """Print the settings in effect; as TOML they are a config file themselves."""
-    from llumctl import settings, settings_text
+    from llumctl.config import settings
+    from llumctl.text import config as settings_text
 
     found, origins = settings.load_with_origins(config)
     told = origins if origin else None
@@ -63,7 +65,7 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the config file, for editors."""
-    from controller.api.settings import Settings
+    from controller.api.settings.settings import Settings
 
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     output.emit(output.json_text({**dialect, **Settings.model_json_schema()}, indent=2))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED
-from llumctl import output
 from llumctl.commands.options import Cluster, Config, format_option
+from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.doctor_models import Check
+    from controller.api.wire.doctor import Check
 
 
 class DoctorFormat(StrEnum):
@@ -25,13 +25,13 @@ def doctor(
     config: Config = None,
 ) -> None:
     """Check this machine; exit 1 if anything fails."""
-    from controller.api.doctor_models import CheckResult, DoctorReport
-    from llumctl import settings as settings_module
+    from controller.api.wire.doctor import CheckResult, DoctorReport
+    from llumctl.config import settings as settings_module
 
     settings = settings_module.load(
         config=config, flags={("cluster", "name"): ("--cluster", cluster)}
     )
-    from controller.main import doctor as doctor_main
+    from controller.main.doctor import doctor as doctor_main
 
     report = DoctorReport(checks=tuple(doctor_main.run(settings)))
     if output_format is DoctorFormat.JSON:

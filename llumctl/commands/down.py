@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import RefusedError
-from llumctl import config_file, output
 from llumctl.commands.options import Cluster, positive
+from llumctl.config import config_file
+from llumctl.text import output
 
 
 def down(

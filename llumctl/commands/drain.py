@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, LlumctlError, UsageError
-from llumctl import choices, config_file, confirm, connect, output
+from llumctl import choices, confirm, connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -18,12 +18,14 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.steer_models import DrainReport, DrainRequest
+    from controller.api.wire.operations import DrainReport, DrainRequest
 
 ON_DEADLINE = ("keep", "abort")
 
@@ -73,7 +75,7 @@ def drain(
         command = f"llumctl drain {' '.join(wanted_ids)}"
         connect.running(name)
         confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
-    from controller.api.steer_models import DrainRequest
+    from controller.api.wire.operations import DrainRequest
 
     order = DrainRequest(
         deadline_s=deadline_s,
@@ -103,18 +105,18 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(report.instance_id for report in reports)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import drain_text
+        from llumctl.text import drains as drain_text
 
         wide = output_format is Format.WIDE
         return drain_text.render(reports, wide=wide, colours=output.use_colours(sys.stdout))
-    from controller.api.steer_models import DrainList
+    from controller.api.wire.operations import DrainList
 
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
 
 
 def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") -> "DrainRequest":
     """What the operator said yes to: the cluster as it was shown."""
-    from llumctl import drain_text
+    from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
         asked = order.model_copy(update={"dry_run": True})
@@ -161,7 +163,7 @@ def _follow(
     deadline_s: float | None,
     output_format: Format,
 ) -> None:
-    from llumctl import drain_watch
+    from llumctl.following import drain_watch
 
     with drain_watch.Watch(cluster, begun) as watch:
         try:

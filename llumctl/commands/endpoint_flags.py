@@ -1,7 +1,8 @@
 """The flags of `up` that follow from vLLM's options of the endpoint.
 
 They are made when `up` is parsed or explains itself: the list of options
-(controller/api/endpoint_options.py) needs pydantic, which would take the other commands 0.1 s.
+(controller/api/settings/endpoint_options.py) needs pydantic, which would take the other commands
+0.1 s.
 """
 
 import inspect
@@ -13,8 +14,8 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from controller.api.table import Table
-    from llumctl.settings import Flags
+    from controller.api.settings.table import Table
+    from llumctl.config.settings import Flags
 
 _META = "llumctl.endpoint_flags"
 
@@ -50,7 +51,7 @@ def given(context: typer.Context) -> "Flags":
 @cache
 def _sections() -> dict[str, list[Any]]:
     """Title -> options as typer makes them of a function's parameters."""
-    from controller.api.endpoint_options import SECTIONS
+    from controller.api.settings.endpoint_options import SECTIONS
 
     return {f"{table.__doc__} (endpoint)": _options(table) for table in SECTIONS}
 
@@ -68,7 +69,7 @@ def _options(table: "type[Table]") -> list[Any]:
 
 
 def _parameters(table: "type[Table]") -> Iterator[inspect.Parameter]:
-    from controller.api.endpoint_options import Code
+    from controller.api.settings.endpoint_options import Code
 
     for name, info in table.model_fields.items():
         if Code in info.metadata:

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import NotRunningError, UsageError
-from llumctl import choices, config_file, connect, durations, following, output
+from llumctl import choices, connect, durations
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.following import following
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
-    from controller.api.models import Event
-    from llumctl.event_lines import EventLines
+    from controller.api.wire.models import Event
+    from llumctl.text.event_lines import EventLines
 
 PAGE = 1000
 FOLLOW_LAST = 10
@@ -108,7 +111,7 @@ def events(
     if output_format in DOCUMENTS:
         output.emit(_whole(kept, position, output_format))
         return
-    from llumctl.event_lines import EventLines
+    from llumctl.text.event_lines import EventLines
 
     show = EventLines(output_format)
     for event in kept:
@@ -122,7 +125,7 @@ def events(
 def _kinds(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    from controller.api import event_words
+    from controller.api.text import events as event_words
 
     return choices.several_of(text, event_words.KINDS, "--kind", "a kind of event")
 
@@ -144,7 +147,7 @@ def _kept(
 
 def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> None:
     """Until the reader of stdout leaves or the cluster is stopped."""
-    from controller.api.models import EventFrame, GapFrame
+    from controller.api.wire.models import EventFrame, GapFrame
 
     try:
         for frame in following.follow(cluster, after):
@@ -155,7 +158,7 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
             if output.reader_left():
                 return
     except NotRunningError:
-        from controller.api.last_stop import told
+        from controller.api.state.last_stop import told
 
         output.say(told(cluster))
 
@@ -168,7 +171,7 @@ def _tell_gap(missed: int | None) -> None:
 
 
 def _whole(kept: deque["Event"], position: str, output_format: Format) -> str:
-    from controller.api.models import EventPage
+    from controller.api.wire.models import EventPage
 
     page = EventPage(events=tuple(kept), next_position=position)
     return output.encode(output_format, page, page.events)

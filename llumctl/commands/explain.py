@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llumctl import choices, config_file, connect, output
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.explain_models import Explanation
+    from controller.api.wire.explain import Explanation
 
 
 def explain(
@@ -35,7 +37,7 @@ def _text(found: "Explanation", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.request.id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import explain_text
+        from llumctl.text import explain as explain_text
 
         wide = output_format is Format.WIDE
         return explain_text.render(found, wide=wide, colours=output.use_colours(sys.stdout))

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.words import setting_value
-from llumctl import choices, config_file, connect, output
+from controller.api.text.quantities import setting_value
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.setting_models import Setting, SettingList
+    from controller.api.wire.settings import Setting, SettingList
 
 
 def get(

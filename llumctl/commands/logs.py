@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
-from llumctl import config_file, output
 from llumctl.commands.options import Cluster
+from llumctl.config import config_file
+from llumctl.text import output
 
 DEFAULT_MEMBER = "controller"
 DEFAULT_LINES = 100

@@ -12,12 +12,14 @@ from controller.api.errors import (
     LlumctlError,
     UsageError,
 )
-from llumctl import choices, config_file, connect, output
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat, Reason, one_line, positive
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.move_models import MigrationReport
+    from controller.api.wire.moves import MigrationReport
 
 DEFAULT_TIMEOUT_S = 60.0
 # What the controller waits at most.
@@ -59,7 +61,7 @@ def migrate(
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
     one_line(reason)
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.move_models import MigrateRequest
+        from controller.api.wire.moves import MigrateRequest
 
         wanted = MigrateRequest(
             to=to, dry_run=dry_run, verify_kv=verify_kv, reason=reason, timeout_s=timeout
@@ -76,7 +78,7 @@ def _text(report: "MigrationReport", output_format: Format) -> str:
     if output_format is Format.NAME:
         return report.attempts[-1].migration_id if report.attempts else report.request_id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import migration_text
+        from llumctl.text import migrations as migration_text
 
         return migration_text.render(report, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, report, (report,))

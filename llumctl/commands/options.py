@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from controller.api.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
 from controller.api.errors import UsageError
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_REASON_CHARS
 from llumctl import durations
-from llumctl.output import Format
+from llumctl.text.output import Format
 
 Cluster = Annotated[
     str | None,

@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE
-from controller.api.words import printable
-from llumctl import choices, config_file, connect, output
+from controller.api.text.quantities import printable
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.steer_models import PriorityReport
+    from controller.api.wire.operations import PriorityReport
 
 MAX_LEVEL_CHARS = 64
 
@@ -37,7 +39,7 @@ def priority(
     choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.steer_models import PriorityRequest
+        from controller.api.wire.operations import PriorityRequest
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)
         report = client.set_priority(reference, wanted)

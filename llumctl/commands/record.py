@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import NotRunningError, TimedOutError
-from llumctl import config_file, durations, following, output
+from llumctl import durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster
+from llumctl.config import config_file
+from llumctl.following import following
+from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
@@ -41,7 +44,7 @@ def record(
         except NotRunningError:
             if not writer.num_frames:
                 raise
-            from controller.api.last_stop import told
+            from controller.api.state.last_stop import told
 
             output.say(told(name))
     if not writer.num_frames:

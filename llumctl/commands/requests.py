@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import UsageError
-from llumctl import choices, config_file, connect, output
+from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.models import RequestDetail, RequestList, RequestState
+    from controller.api.wire.models import RequestDetail, RequestList, RequestState
 
 DEFAULT_LIMIT = 100
 # What the controller answers at most.
@@ -65,7 +67,7 @@ def requests(
 def _states(text: str | None) -> "tuple[RequestState, ...]":
     if text is None:
         return ()
-    from controller.api.models import RequestState
+    from controller.api.wire.models import RequestState
 
     found = choices.several_of(text, list(RequestState), "--state", "a state of a request")
     return tuple(map(RequestState, found))
@@ -77,7 +79,7 @@ def _listed(found: "RequestList", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import requests_table
+        from llumctl.text import requests as requests_table
 
         colours = output.use_colours(sys.stdout)
         return requests_table.render(rows, wide=output_format is Format.WIDE, colours=colours)
@@ -88,7 +90,7 @@ def _detail(found: "RequestDetail", output_format: Format) -> str:
     if output_format is Format.NAME:
         return found.id
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import requests_table
+        from llumctl.text import requests as requests_table
 
         return requests_table.render_detail(found, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, (found,))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
-from controller.api.bounds import MAX_INSTANCES
 from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
-from llumctl import config_file, confirm, connect, durations, output
+from controller.api.settings.bounds import MAX_INSTANCES
+from llumctl import confirm, connect, durations
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -22,10 +22,12 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.steer_models import ScaleReport, ScaleRequest
+    from controller.api.wire.operations import ScaleReport, ScaleRequest
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
@@ -96,7 +98,7 @@ def scale(
     not_negative(if_revision, "--if-revision")
     name = config_file.cluster_name(cluster)
     connect.running(name)
-    from controller.api.steer_models import ScaleRequest
+    from controller.api.wire.operations import ScaleRequest
 
     order = ScaleRequest(
         target=target_count,
@@ -143,7 +145,7 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
 
 def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
     """What was shown and, if instances are to go, agreed to: those, and no others."""
-    from llumctl import drain_text
+    from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
         planned = client.scale(order.model_copy(update={"dry_run": True}))
@@ -166,7 +168,7 @@ def _text(report: "ScaleReport", output_format: Format) -> str:
         going = [drain.instance_id for drain in report.draining]
         return "\n".join([*report.added, *report.undrained, *going])
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import scale_text
+        from llumctl.text import scale as scale_text
 
         wide = output_format is Format.WIDE
         return scale_text.render(report, wide=wide, colours=output.use_colours(sys.stdout))
@@ -180,7 +182,7 @@ def _wait(
     deadline_s: float | None,
     output_format: Format,
 ) -> None:
-    from llumctl import conditions, drain_watch, waiting
+    from llumctl.following import conditions, drain_watch, waiting
 
     deadline_at_s = time.monotonic() + timeout_s
     watch = drain_watch.Watch(cluster, report.draining)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE
-from controller.api.words import setting_value
-from llumctl import config_file, connect, output, setting_text
+from controller.api.text.quantities import setting_value
+from llumctl import connect
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -17,10 +17,13 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text import settings as setting_text
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.setting_models import SettingChanges
+    from controller.api.wire.settings import SettingChanges
 
 
 def set_settings(
@@ -39,7 +42,7 @@ def set_settings(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.setting_models import SettingsPatch
+        from controller.api.wire.settings import SettingsPatch
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision

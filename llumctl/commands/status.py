@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
-from llumctl import config_file, connect, output
+from llumctl import connect
 from llumctl.commands.options import Cluster, OutputFormat, positive
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.models import ClusterStatus
+    from controller.api.wire.models import ClusterStatus
 
 DEFAULT_TIMEOUT_S = connect.DEFAULT_TIMEOUT_S
 DEFAULT_EVERY_S = 2.0
@@ -78,7 +80,7 @@ def _text(found: "ClusterStatus", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(item.id for item in found.instances)
     if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl import status_table
+        from llumctl.text import status as status_table
 
         colours = output.use_colours(sys.stdout)
         return status_table.render(found, wide=output_format is Format.WIDE, colours=colours)
@@ -101,7 +103,7 @@ def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
 def _watch(
     cluster: str, first: "ClusterStatus", output_format: Format, every_s: float, timeout_s: float
 ) -> None:
-    from llumctl import status_watch
+    from llumctl.following import status_watch
 
     lines_only = output_format is Format.JSONL
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import RefusedError, UsageError
-from llumctl import config_file, connect, durations, output
+from llumctl import connect, durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
+from llumctl.config import config_file
+from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
-    from tui.source import Source
+    from tui.feed.source import Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
 NO_GLYPHS = ("linux", "vt100", "vt220")
@@ -68,7 +70,7 @@ def top(
     if replay is not None and (record is not None or cluster is not None):
         raise UsageError("--replay goes with neither --record nor --cluster", "llumctl top --help")
     _check_terminal()
-    from tui.themes import DEFAULT, MONOCHROME, THEMES
+    from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
 
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
@@ -106,7 +108,7 @@ def _check_terminal() -> None:
 
 
 def _live(cluster: str, refresh_s: float, recorder: "RecordingWriter | None") -> "Source":
-    from tui.source import LiveSource
+    from tui.feed.source import LiveSource
 
     return LiveSource(
         cluster, lambda: connect.client(cluster), status_every_s=refresh_s, recorder=recorder
@@ -116,7 +118,7 @@ def _live(cluster: str, refresh_s: float, recorder: "RecordingWriter | None") ->
 @contextlib.contextmanager
 def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
-    from tui.replay import ReplaySource
+    from tui.feed.replay import ReplaySource
 
     with RecordingReader(path) as reader:
         yield ReplaySource(reader, speed=speed, at_s=at_s)
@@ -124,8 +126,8 @@ def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
 
 def _keymap() -> dict[str, str]:
     """What `[keys]` says. Raises UsageError with where it says what cannot be."""
-    from llumctl import settings
-    from tui import keymap
+    from llumctl.config import settings
+    from tui.input import keymap
 
     wanted, origins = settings.load_keys()
     try:
@@ -137,8 +139,9 @@ def _keymap() -> dict[str, str]:
 
 def _run(source: "Source", look: Look, *, recording: bool) -> None:
     """Until somebody leaves. Nothing that still talks to a controller is waited for."""
-    from tui.app import Dashboard, Options, tick_s
-    from tui.format import ASCII, UNICODE
+    from tui.app import Dashboard, tick_s
+    from tui.drawing.format import ASCII, UNICODE
+    from tui.options import Options
 
     options = Options(
         glyphs=ASCII if look.ascii_only or not _has_glyphs() else UNICODE,

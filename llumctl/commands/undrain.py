@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, NotDrainingError
-from llumctl import config_file, connect, output
+from llumctl import connect
 from llumctl.commands.drain import ids_once, text
 from llumctl.commands.options import (
     Cluster,
@@ -16,12 +16,14 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.output import Format
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.steer_models import DrainReport
+    from controller.api.wire.operations import DrainReport
 
 
 def undrain(
@@ -39,7 +41,7 @@ def undrain(
     one_line(reason)
     not_negative(if_revision, "--if-revision")
     with connect.client(config_file.cluster_name(cluster)) as client:
-        from controller.api.steer_models import UndrainRequest
+        from controller.api.wire.operations import UndrainRequest
 
         reports: list[DrainReport] = []
         for each in wanted_ids:

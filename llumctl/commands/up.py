@@ -9,7 +9,7 @@ from llumctl.commands import endpoint_flags
 from llumctl.commands.options import Cluster, Config, positive
 
 if TYPE_CHECKING:
-    from llumctl.settings import Flags
+    from llumctl.config.settings import Flags
 
 
 def up(
@@ -96,12 +96,12 @@ def start(
     wait: bool,
     timeout_s: float | None,
 ) -> None:
-    from llumctl import settings as settings_module
-    from llumctl import settings_errors
-    from llumctl.progress import Progress
+    from llumctl.config import settings as settings_module
+    from llumctl.config import settings_errors
+    from llumctl.text.progress import Progress
 
     settings, origins = settings_module.load_with_origins(config, flags, engine_args)
-    from controller.main import up as up_main
+    from controller.main.start import up as up_main
 
     with Progress(settings) as progress, settings_errors.located(origins):
         status = up_main.run(

@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
-from llumctl import config_file, durations, output
+from llumctl import durations
 from llumctl.commands.options import Cluster
+from llumctl.config import config_file
+from llumctl.text import output
 
 DEFAULT_TIMEOUT = "600"
 
@@ -29,7 +31,7 @@ def wait(
     """Wait for a condition: exit 0 when it holds, 124 when the time is over."""
     timeout_s = durations.seconds(timeout, "--timeout")
     name = config_file.cluster_name(cluster)
-    from llumctl import conditions, waiting
+    from llumctl.following import conditions, waiting
 
     wanted = conditions.parse(condition)
     output.say(waiting.wait(name, wanted, condition.strip(), timeout_s))

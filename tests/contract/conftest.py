@@ -12,8 +12,8 @@ import pytest
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
-from controller.adapters.vllm.engine import VllmEngine
-from controller.adapters.vllm.group_listeners import listeners
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine.group_listeners import listeners
 
 environment.prepare()
 

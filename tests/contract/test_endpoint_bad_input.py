@@ -19,11 +19,11 @@ from uvicorn import Config, Server
 from vllm.exceptions import GracefulHTTPError
 
 from controller.adapters.listener import listening_socket
-from controller.adapters.vllm.engine import VllmEngine
-from controller.adapters.vllm.error_bodies import error_type
-from controller.adapters.vllm.gate import Gate, GateLimits
-from controller.adapters.vllm.grammar_trials import GrammarTrials, Queue, limits_of
-from controller.core.request_record import RequestState
+from controller.adapters.vllm.endpoint.error_bodies import error_type
+from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.grammars.trials import GrammarTrials, Queue, limits_of
+from controller.core.record.request_record import RequestState
 from tests.contract.test_vllm_frontend import Bed, serving
 
 # vLLM's chat API reads its own deprecated field.
@@ -566,7 +566,7 @@ async def one_id_for_many_requests(bed: Bed) -> None:
 
 async def a_grammar_that_gets_slow(bed: Bed) -> None:
     """Ambiguous, and no regular expression: only the engine can find that out."""
-    from controller.adapters.vllm import grammar_guard
+    from controller.adapters.vllm.engine import grammar_guard
 
     limit_s, grammar_guard.MAX_CALL_S = grammar_guard.MAX_CALL_S, 0.02
     try:

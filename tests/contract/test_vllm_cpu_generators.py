@@ -2,7 +2,7 @@
 
 import torch
 
-from controller.adapters.vllm.cpu_generators import RewindableGenerators
+from controller.adapters.vllm.engine.cpu_generators import RewindableGenerators
 
 
 def test_a_new_generator_is_not_taken_for_one_that_was_thrown_away() -> None:

@@ -6,16 +6,16 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from controller.adapters.vllm.flag_words import ENGINE_FLAGS
-from controller.api.endpoint_options import (
+from controller.adapters.vllm.endpoint.flag_words import ENGINE_FLAGS
+from controller.api.settings.endpoint_options import (
     ENGINE_TOO,
     EndpointOptions,
     SamplingDefaults,
     engine_options,
     frontend_options,
 )
-from controller.main.endpoint_checks import REASONING_PARSERS, TOOL_PARSERS, parser_names
-from controller.main.engine_args import known_engine_args
+from controller.main.checks.endpoint import REASONING_PARSERS, TOOL_PARSERS, parser_names
+from controller.main.checks.engine_args import known_engine_args
 
 # Ours say "not set" where vLLM says "".
 UNSET = {"", None}

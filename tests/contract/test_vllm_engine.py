@@ -1,4 +1,4 @@
-"""The engine adapter against vLLM's own state: every touch point of adapters/vllm/engine.py."""
+"""The engine adapter against vLLM's own state: the touch points of its engine.py."""
 
 import inspect
 import random
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine import VllmEngine
-from controller.core.freeness import freeness
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, blocks_for
 
 Add = Callable[..., None]
 

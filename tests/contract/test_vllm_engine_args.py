@@ -7,10 +7,10 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from controller.api.endpoint_options import EndpointOptions, code_in
 from controller.api.errors import WrongSettingError
-from controller.api.refused_options import REFUSED, REFUSED_PREFIX, why_refused
-from controller.main.engine_args import (
+from controller.api.settings.endpoint_options import EndpointOptions, code_in
+from controller.api.settings.refused_options import REFUSED, REFUSED_PREFIX, why_refused
+from controller.main.checks.engine_args import (
     argument_kind,
     check_engine_args,
     check_value,
@@ -149,7 +149,7 @@ def test_what_vllm_takes_is_not_refused() -> None:
 
 
 def test_the_server_takes_defaults_and_ours_over_them(engine_args: dict[str, Any]) -> None:
-    from controller.adapters.vllm import openai_app
+    from controller.adapters.vllm.endpoint import openai_app
 
     args = openai_app.parse_args(engine_args, {}, ["key"], "127.0.0.1", 8123)
     assert isinstance(args, argparse.Namespace)
@@ -164,7 +164,7 @@ def test_tables_become_vllm_s_classes(engine_args: dict[str, Any]) -> None:
     """Of one that vLLM itself leaves a dict, whose attributes its server then wants."""
     from vllm.config import StructuredOutputsConfig
 
-    from controller.adapters.vllm import openai_app
+    from controller.adapters.vllm.endpoint import openai_app
 
     table = {"backend": "xgrammar", "disable_any_whitespace": True}
     tables = {"structured_outputs_config": table, "reasoning_parser": "qwen3"}

@@ -18,14 +18,15 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.connections import KeepAlive
-from controller.adapters.vllm.engine import VllmEngine
-from controller.adapters.vllm.grammar_process import GrammarProcess
-from controller.adapters.vllm.grammar_trials import GrammarTrials
-from controller.core.request_record import RequestState
+from controller.adapters.vllm.endpoint.connections import KeepAlive
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.grammars.process import GrammarProcess
+from controller.adapters.vllm.grammars.trials import GrammarTrials
+from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery
-from controller.runtime.dispatcher import Arrival, NotDispatchedError
-from controller.runtime.messages import EngineInfo, OutputItem, OutputsEmitted
+from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
+from controller.runtime.messages.members import EngineInfo
+from controller.runtime.messages.requests import OutputItem, OutputsEmitted
 
 # What AsyncLLM sets and PoolLLM need not: only with a profiler on its workers.
 NOT_SET = {"_frontend_profiler_worker_name"}
@@ -81,7 +82,7 @@ def attributes_set(cls: type) -> set[str]:
 def test_pool_llm_sets_what_async_llm_sets() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from controller.adapters.vllm.pool_llm import PoolLLM
+    from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
 
     assert attributes_set(PoolLLM) - attributes_set(AsyncLLM) == {"_turns"}
     assert attributes_set(AsyncLLM) - attributes_set(PoolLLM) == NOT_SET
@@ -90,7 +91,7 @@ def test_pool_llm_sets_what_async_llm_sets() -> None:
 def test_what_async_llm_asks_of_its_client() -> None:
     from vllm.v1.engine import async_llm
 
-    from controller.adapters.vllm.pool_client import PoolClient
+    from controller.adapters.vllm.endpoint.pool_client import PoolClient
 
     asked = set()
     for node in ast.walk(ast.parse(inspect.getsource(async_llm))):
@@ -107,7 +108,7 @@ def test_what_async_llm_asks_of_its_client() -> None:
 def test_our_client_s_methods_are_called_as_vllm_s_are() -> None:
     from vllm.v1.engine.core_client import EngineCoreClient
 
-    from controller.adapters.vllm.pool_client import PoolClient
+    from controller.adapters.vllm.endpoint.pool_client import PoolClient
 
     for name in ("add_request_async", "abort_requests_async", "shutdown"):
         theirs = list(inspect.signature(getattr(EngineCoreClient, name)).parameters)
@@ -223,9 +224,10 @@ class Bed:
 
 @asynccontextmanager
 async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncIterator[Bed]:
-    from controller.adapters.vllm import grammar_checks, openai_app
-    from controller.adapters.vllm.pool_client import PoolLimits
-    from controller.adapters.vllm.pool_llm import PoolLLM
+    from controller.adapters.vllm.endpoint import openai_app
+    from controller.adapters.vllm.endpoint.pool_client import PoolLimits
+    from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+    from controller.adapters.vllm.grammars import app_checks as grammar_checks
 
     args = openai_app.parse_args(engine_args, {}, [], "127.0.0.1", 8123)
     config = openai_app.build_config(args)
@@ -283,7 +285,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
 
 
 async def our_own_log(_bed: Bed) -> None:
-    assert logging.getLogger("controller.runtime.router").isEnabledFor(logging.INFO)
+    assert logging.getLogger("controller.runtime.frontend.router").isEnabledFor(logging.INFO)
 
 
 async def a_completion(bed: Bed) -> None:
@@ -470,7 +472,7 @@ async def a_client_that_leaves_before_all_choices_are_dispatched(bed: Bed) -> No
 
 
 async def unserved_paths(bed: Bed) -> None:
-    from controller.adapters.vllm.openai_app import UNSERVED_PATHS
+    from controller.adapters.vllm.endpoint.openai_app import UNSERVED_PATHS
 
     for path in UNSERVED_PATHS:
         assert (await bed.http.post(path)).status_code == 404

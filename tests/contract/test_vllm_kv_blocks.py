@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, NUM_BLOCKS
 
-from controller.adapters.vllm.cuda_blocks import CudaBlocks
-from controller.adapters.vllm.engine import VllmEngine
-from controller.adapters.vllm.engine_parts import parts_of
-from controller.adapters.vllm.fingerprint import fingerprint
-from controller.adapters.vllm.kv_blocks import HostBlocks
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.engine.fingerprint import fingerprint
+from controller.adapters.vllm.engine.parts import parts_of
+from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
+from controller.adapters.vllm.moves.kv_blocks import HostBlocks
 
 B, H, N, C = 7, 3, 4, 6
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_BYTES, BLOCK_SIZE, STEP_TOKENS
 
-from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.moves import ReservedBlocks
 from tests.contract.moving import Readers, Told

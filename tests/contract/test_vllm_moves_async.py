@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.batch_slots import BatchSlots
-from controller.adapters.vllm.engine_parts import EngineParts
-from controller.adapters.vllm.request_state import decode
-from controller.adapters.vllm.source_moves import SourceMoves
+from controller.adapters.vllm.engine.batch_slots import BatchSlots
+from controller.adapters.vllm.engine.parts import EngineParts
+from controller.adapters.vllm.moves.request_state import decode
+from controller.adapters.vllm.moves.source import SourceMoves
 
 BLOCK_SIZE = 16
 

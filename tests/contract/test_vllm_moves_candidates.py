@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from tests.contract.moving import Readers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import BLOCK_SIZE, NUM_BLOCKS, STEP_TOKENS
 
-from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import SENTENCES, MoveRefusal
 from controller.ports.moves import SuspendedRequest
 from tests.contract.moving import Readers
@@ -354,8 +354,8 @@ def test_why_a_request_does_not_move(engine: VllmEngine, readers: Readers) -> No
 
 
 def test_why_an_engine_moves_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from controller.adapters.vllm import engine_parts
-    from controller.adapters.vllm.moves import VllmMoves
+    from controller.adapters.vllm.engine import parts as engine_parts
+    from controller.adapters.vllm.moves.moves import VllmMoves
 
     core = engine._core
     assert engine_parts.parts_of(core).refusal is None

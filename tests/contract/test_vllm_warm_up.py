@@ -12,8 +12,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from controller.adapters.vllm import warm_up
-from controller.adapters.vllm.engine import VllmEngine
+from controller.adapters.vllm.engine.engine import VllmEngine, warm_up
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ import httpx
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
-from controller.api.models import RequestStatus
-from controller.api.move_models import MigrateRequest, MigrationReport
+from controller.api.wire.models import RequestStatus
+from controller.api.wire.moves import MigrateRequest, MigrationReport
 from tests.e2e.cluster import Cluster, wait_for
 
 LIVE = ("waiting", "running", "evicted")

@@ -11,9 +11,9 @@ from typing import Any
 
 from controller.api.client import ControlClient
 from controller.api.errors import NotDrainingError, NotFoundError
-from controller.api.models import Event, InstanceStatus
-from controller.api.setting_models import SettingsPatch, SettingValue
-from controller.api.steer_models import DrainRequest, UndrainRequest
+from controller.api.wire.models import Event, InstanceStatus
+from controller.api.wire.operations import DrainRequest, UndrainRequest
+from controller.api.wire.settings import SettingsPatch, SettingValue
 from tests.e2e.cluster import Cluster, wait_for
 
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.models import Event, RequestStatus
 from controller.api.token_sequence import first_wrong, start
+from controller.api.wire.models import Event, RequestStatus
 from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
 from tests.e2e.moving import Stream
 from tests.e2e.steering import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.models import RequestStatus
+from controller.api.wire.models import RequestStatus
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import (

@@ -17,10 +17,10 @@ from typing import Any
 
 from controller.core.migration.protocol import IllegalMoveError
 from controller.core.migration.source import SourceState
-from controller.runtime import serving
-from controller.runtime.moves import desk
-from controller.runtime.moves.incoming import IncomingMove
-from controller.runtime.moves.outgoing import OutgoingMove
+from controller.runtime.instance import serving
+from controller.runtime.instance.moves import instance_moves
+from controller.runtime.instance.moves.incoming import IncomingMove
+from controller.runtime.instance.moves.outgoing import OutgoingMove
 from tests.faults.lines import say
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ _held: list["_Breaking"] = []
 
 
 def install() -> None:
-    serving.MoveDesk = _TellingDesk  # type: ignore[misc]
-    desk.OutgoingMove = _BreakingOutgoing  # type: ignore[misc]
-    desk.IncomingMove = _BreakingIncoming  # type: ignore[misc]
+    serving.InstanceMoves = _TellingDesk  # type: ignore[misc]
+    instance_moves.OutgoingMove = _BreakingOutgoing  # type: ignore[misc]
+    instance_moves.IncomingMove = _BreakingIncoming  # type: ignore[misc]
 
 
 def arm(side: str, state: str, action: str) -> None:
@@ -103,7 +103,7 @@ def _signal_myself(name: str) -> None:
         time.sleep(60)
 
 
-class _TellingDesk(desk.MoveDesk):
+class _TellingDesk(instance_moves.InstanceMoves):
     def request_finished(self, request_id: str) -> None:
         say("finished", request_id=request_id)
         super().request_finished(request_id)

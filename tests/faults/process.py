@@ -17,22 +17,23 @@ import uvloop
 
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.core.cluster_spec import ClusterSpec
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination, source
 from controller.core.migration.protocol import MoveTiming
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.runtime.controller import Controller
-from controller.runtime.dispatcher import Arrival
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.frontend.dispatcher import Arrival
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.router import Router, RouterEvents
+from controller.runtime.instance.llumlet import Llumlet
+from controller.runtime.instance.serving import Serving
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.llumlet import Llumlet
 from controller.runtime.member import Membership
-from controller.runtime.messages import Dispatched, OutputsEmitted, encode
-from controller.runtime.move_messages import MoveAsked
-from controller.runtime.request_book import RequestBook
-from controller.runtime.router import Router, RouterEvents
-from controller.runtime.serving import Serving
-from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.moves import MoveAsked
+from controller.runtime.messages.requests import Dispatched, OutputsEmitted
 from tests.faults import breakpoints, engines
 from tests.faults.lines import die_with_the_test, listen, say, take_over_stdout
 
@@ -154,16 +155,16 @@ def _count(engine: Any) -> dict[str, int]:
 
 def _report(service: Llumlet, number: int, counts: dict[str, int]) -> None:
     serving = _serving(service)
-    desk = serving.desk
+    instance_moves = serving.instance_moves
     say(
         "report",
         number=number,
         welcome=serving.me.incarnation > 0,
         **counts,
         requests=sorted(serving.requests),
-        moves=desk.num_moves,
-        states=sorted(str(move.machine.state) for move in desk._outgoing.values()),
-        remembered=len(desk._outgoing) + len(desk._incoming),
+        moves=instance_moves.num_moves,
+        states=sorted(str(move.machine.state) for move in instance_moves._outgoing.values()),
+        remembered=len(instance_moves._outgoing) + len(instance_moves._incoming),
     )
 
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from controller.api import run_state
-from controller.api.audit import AuditLog
-from controller.api.models import (
+from controller.api.state import run_state
+from controller.api.state.audit import AuditLog
+from controller.api.state.run_state import RunState
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     FrontendStatus,
@@ -17,7 +18,6 @@ from controller.api.models import (
     InstanceStatus,
     QueueHeadStatus,
 )
-from controller.api.run_state import RunState
 
 TOKEN = "right"
 

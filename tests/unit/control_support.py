@@ -10,25 +10,19 @@ import httpx
 
 from controller.adapters.http.control_server import Access, ControlServer
 from controller.adapters.http.views import ClusterLabels, cluster_status
-from controller.api.audit import AuditLog
-from controller.api.models import ClusterStatus
-from controller.api.settings import Settings
-from controller.core.cluster_spec import ClusterSpec
-from controller.core.snapshot import InstanceSnapshot
-from controller.runtime.controller import Controller
+from controller.api.settings.settings import Settings
+from controller.api.state.audit import AuditLog
+from controller.api.wire.models import ClusterStatus
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.operations.cluster_spec import ClusterSpec
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.message import Message
-from controller.runtime.messages import (
-    EngineInfo,
-    Hello,
-    RequestsAnswered,
-    RequestsAsked,
-    StatusPushed,
-    decode,
-    encode,
-)
-from controller.runtime.request_book import RequestBook
-from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import EngineInfo, Hello, StatusPushed
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
 M = TypeVar("M", bound=Message)
 
@@ -44,7 +38,7 @@ class Mailbox:
     address = "mem://controller"
 
     def __init__(self) -> None:
-        self.books: dict[str, RequestBook] = {}
+        self.engine_state: dict[str, RequestBook] = {}
         """By a frontend's address; one without a book is silent."""
         self.sent: list[tuple[str, Any]] = []
         """(address, message), all of them."""
@@ -55,7 +49,7 @@ class Mailbox:
         self.say, self.lose = on_message, on_lost
 
     def send(self, address: str, frame: bytes, *_: Any, **__: Any) -> None:
-        message, book = decode(frame), self.books.get(address)
+        message, book = decode(frame), self.engine_state.get(address)
         if book is not None and isinstance(message, RequestsAsked):
             requests, num = book.answer(message)
             frontend_id = address.removeprefix("mem://")

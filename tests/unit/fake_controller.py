@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cli_support import TOKEN, cluster
 from pydantic import BaseModel
 
-from controller.api import run_state
-from controller.api.models import (
+from controller.api.state import run_state
+from controller.api.wire.models import (
     ClusterStatus,
     ErrorBody,
     Event,

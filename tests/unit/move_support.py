@@ -5,18 +5,19 @@ from typing import Any
 
 from control_support import Listener
 
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
-from controller.runtime.message import Message
-from controller.runtime.messages import EventsTold, encode
-from controller.runtime.move_messages import (
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import EventsReported
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import (
     MoveAnswered,
     MoveAsked,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
     MoveTimed,
 )
-from controller.runtime.request_book import RequestBook
 
 PLAN = MovePlan(num_tokens=153, num_blocks=10, num_bytes=4096, expected_copy_time_s=0.0125)
 
@@ -34,7 +35,7 @@ def serve_running_request(listener: Listener, *, num_choices: int = 1) -> Reques
         )
         book.happened(admitted)
         book.emitted(request_id, 33, None)
-    listener.cluster.mailbox.books["mem://f-0"] = book
+    listener.cluster.mailbox.engine_state["mem://f-0"] = book
     return book
 
 
@@ -81,4 +82,4 @@ def record_of(asked: MoveAsked, outcome: str, code: str) -> MoveRecord:
 
 
 def _log(listener: Listener, event: LoggedEvent) -> None:
-    listener.cluster.mailbox.say(encode(EventsTold("f-0", 1, 0, (event,))), [])
+    listener.cluster.mailbox.say(encode(EventsReported("f-0", 1, 0, (event,))), [])

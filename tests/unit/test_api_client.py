@@ -12,8 +12,8 @@ import controller
 from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
-from controller.api.models import ClusterState, PingFrame, StopRequest
-from controller.api.steer_models import ScaleRequest
+from controller.api.wire.models import ClusterState, PingFrame, StopRequest
+from controller.api.wire.operations import ScaleRequest
 
 STATUS = {
     "schema_version": 1,
@@ -260,7 +260,7 @@ def refusal_codes() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 values = [a.value if isinstance(a, ast.Constant) else None for a in node.args]
-                if node.func.id == "SteerRefusedError":
+                if node.func.id == "OperationRefusedError":
                     values = [409, *values]
                 elif node.func.id not in ("ApiError", "error_response"):
                     continue

@@ -11,7 +11,7 @@ from fake_controller import event, until
 from controller.api import following
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.following import Follower, Lost
-from controller.api.models import EventFrame, Frame, PingFrame, StatusFrame
+from controller.api.wire.models import EventFrame, Frame, PingFrame, StatusFrame
 
 Stream = Callable[[], Iterator[Frame]]
 

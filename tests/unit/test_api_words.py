@@ -4,10 +4,11 @@ from datetime import UTC, timedelta, timezone
 
 import pytest
 
-from controller.api import event_words, words
-from controller.api.event_words import KINDS, Severity
-from controller.api.models import Event
-from controller.core.event_log import EventKind
+from controller.api.text import events as event_words
+from controller.api.text import quantities as words
+from controller.api.text.events import KINDS, Severity
+from controller.api.wire.models import Event
+from controller.core.record.event_log import EventKind
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from cli_support import cluster, instance
 
-from controller.api.models import ClusterStatus, FrontendStatus, InstanceState
-from controller.api.start_words import IMPORTING, LAUNCHING
-from controller.main.arguments_taken import are_taken
+from controller.api.text.starts import IMPORTING, LAUNCHING
+from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState
+from controller.main.start.arguments_taken import are_taken
 
 STARTING, ACTIVE = InstanceState.STARTING, InstanceState.ACTIVE
 

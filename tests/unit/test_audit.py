@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.audit import AuditLog
 from controller.api.errors import LlumctlError
+from controller.api.state.audit import AuditLog
 
 
 @pytest.fixture

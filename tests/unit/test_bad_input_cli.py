@@ -19,9 +19,9 @@ import pytest
 import typer.main
 
 import controller.main
-from controller.api import run_state
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingReader
+from controller.api.state import run_state
 from llumctl.app import app, run
 
 Captured = pytest.CaptureFixture[str]

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
-from controller.api.models import ErrorBody
+from controller.api.wire.models import ErrorBody
 from controller.core.migration.limits import MoveLimits
-from controller.runtime.move_messages import MoveAsked
+from controller.runtime.messages.moves import MoveAsked
 
 MAX_ERROR_BYTES = 8192
 
@@ -236,7 +236,7 @@ def names() -> list[str]:
 
 @pytest.fixture
 async def both(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Listener, Any]]:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.02)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.02)
     async with listening() as pair:
         yield pair
 

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from controller.api.settings import Settings
-from llumctl import settings, settings_text, toml_text
+from controller.api.settings.settings import Settings
 from llumctl.app import run
+from llumctl.config import settings, toml_text
+from llumctl.text import config as settings_text
 
 Captured = pytest.CaptureFixture[str]
 

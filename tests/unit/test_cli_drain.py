@@ -18,17 +18,17 @@ from cli_process import LIMIT_S, interrupted, llumctl
 from cli_support import cluster, instance, remember
 from fake_controller import Answer, FakeController, meanwhile, until
 
-from controller.api import run_state
 from controller.api.errors import LlumctlError
-from controller.api.models import ErrorBody
-from controller.api.steer_models import (
+from controller.api.state import run_state
+from controller.api.wire.models import ErrorBody
+from controller.api.wire.operations import (
     CannotMove,
     DrainList,
     DrainReport,
     PlannedDeparture,
 )
-from llumctl import drain_watch
 from llumctl.app import run
+from llumctl.following import drain_watch
 
 Captured = pytest.CaptureFixture[str]
 NO_ROOM = CannotMove(
@@ -103,8 +103,8 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("llumctl.drain_watch.POLL_S", 0.01)
-    monkeypatch.setattr("llumctl.waiting.DRAINS_POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.following.drain_watch.POLL_S", 0.01)
+    monkeypatch.setattr("llumctl.following.waiting.DRAINS_POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)
@@ -541,7 +541,7 @@ def test_waiting_for_a_drain_that_removes_the_instance(bed: Bed, capsys: Capture
 
 
 def test_a_frontend_that_does_not_answer_is_named() -> None:
-    from llumctl import drain_text
+    from llumctl.text import drains as drain_text
 
     line = drain_text.progress(report(num_requests_left=2, silent=("f-1",)))
     assert line == "i-1: 2 left, 0 moving, 0 moved, no answer from f-1"

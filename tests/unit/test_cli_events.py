@@ -9,10 +9,11 @@ from cli_process import interrupted, llumctl, reader_left
 from cli_support import remember
 from fake_controller import FakeController, event, meanwhile, until
 
-from controller.api import following, run_state
-from llumctl import output
+from controller.api import following
+from controller.api.state import run_state
 from llumctl.app import run
 from llumctl.commands import events as events_command
+from llumctl.text import output
 
 Captured = pytest.CaptureFixture[str]
 

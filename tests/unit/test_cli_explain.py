@@ -9,7 +9,7 @@ import pytest
 from cli_support import remember
 from fake_controller import FakeController
 
-from controller.api.explain_models import (
+from controller.api.wire.explain import (
     Considered,
     DispatchStep,
     Explanation,
@@ -21,8 +21,8 @@ from controller.api.explain_models import (
     Step,
     Waiting,
 )
-from controller.api.models import ErrorBody, RequestState, RequestStatus
-from controller.api.move_models import MoveStage
+from controller.api.wire.models import ErrorBody, RequestState, RequestStatus
+from controller.api.wire.moves import MoveStage
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

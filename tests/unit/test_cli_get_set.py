@@ -10,14 +10,14 @@ import pytest
 from cli_support import remember
 from control_support import TOKEN, Listener, listening
 
-from controller.api import run_state
-from controller.api.live_settings import live_settings
-from controller.api.run_state import RunState
-from controller.api.settings import Settings
-from controller.api.words import setting_value
+from controller.api.settings.live_settings import live_settings
+from controller.api.settings.settings import Settings
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
+from controller.api.text.quantities import setting_value
 from controller.main import down
-from llumctl import setting_text
 from llumctl.app import run
+from llumctl.text import settings as setting_text
 
 Captured = pytest.CaptureFixture[str]
 

@@ -8,10 +8,11 @@ import pytest
 from cli_process import interrupted, llumctl, reader_left
 from cli_support import remember
 
-from controller.api import run_state
-from llumctl import log_files, output
+from controller.api.state import run_state
+from llumctl import log_files
 from llumctl.app import run
 from llumctl.log_files import LogTail, harmless
+from llumctl.text import output
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ from cli_support import remember
 from control_support import TOKEN, Listener, listening
 from move_support import Source, serve_running_request
 
-from controller.core.request_record import RequestState
+from controller.core.record.request_record import RequestState
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
@@ -30,7 +30,9 @@ async def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("controller.runtime.mover.TIMED_PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
+    )
     async with listening(3) as (served, _):
         remember(served.url, token=TOKEN)
         yield Bed(served)

@@ -14,8 +14,9 @@ import pytest
 from cli_support import cluster, instance
 
 from controller.api.errors import LlumctlError
-from llumctl import errors, output
-from llumctl.output import Format
+from llumctl import errors
+from llumctl.text import output
+from llumctl.text.output import Format
 
 Captured = pytest.CaptureFixture[str]
 
@@ -101,7 +102,7 @@ def test_a_closed_pipe_is_quiet(statement: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     script = (
-        "import sys; from llumctl import errors, output\n"
+        "import sys; from llumctl import errors; from llumctl.text import output\n"
         f"def command():\n    {statement}\n    {statement}\n    return 0\n"
         "sys.exit(errors.guarded(command))"
     )
@@ -122,7 +123,7 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
 
 def test_a_full_disk_is_an_error() -> None:
     script = (
-        "import sys; from llumctl import errors, output\n"
+        "import sys; from llumctl import errors; from llumctl.text import output\n"
         "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
     )
     with Path("/dev/full").open("w") as full:
@@ -133,7 +134,8 @@ def test_a_full_disk_is_an_error() -> None:
 
 def test_no_stdout_at_all() -> None:
     script = (
-        "import os, sys; sys.stdout = None; from llumctl import errors, output\n"
+        "import os, sys; sys.stdout = None\n"
+        "from llumctl import errors; from llumctl.text import output\n"
         "sys.exit(errors.guarded(lambda: output.emit('x') or 0))"
     )
     assert run_python(script) == (0, "")

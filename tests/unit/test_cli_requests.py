@@ -9,7 +9,7 @@ import pytest
 from cli_support import remember
 from fake_controller import FakeController, event
 
-from controller.api.models import RequestDetail, RequestList, RequestState, RequestStatus
+from controller.api.wire.models import RequestDetail, RequestList, RequestState, RequestStatus
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

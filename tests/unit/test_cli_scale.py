@@ -11,8 +11,8 @@ from cli_process import interrupted, llumctl
 from cli_support import cluster, instance, remember
 from fake_controller import Answer, FakeController, meanwhile
 
-from controller.api.models import ErrorBody, InstanceState
-from controller.api.steer_models import DrainList, DrainReport, PriorityReport, ScaleReport
+from controller.api.wire.models import ErrorBody, InstanceState
+from controller.api.wire.operations import DrainList, DrainReport, PriorityReport, ScaleReport
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]
@@ -78,7 +78,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("NO_COLOR", "1")
     for module in ("drain_watch", "waiting"):
-        monkeypatch.setattr(f"llumctl.{module}.POLL_S", 0.01)
+        monkeypatch.setattr(f"llumctl.following.{module}.POLL_S", 0.01)
     with FakeController() as served:
         remember(served.url)
         yield Bed(served)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.settings import Settings
-from llumctl import config_file, settings, toml_lines
+from controller.api.settings.settings import Settings
+from llumctl.config import config_file, settings, toml_lines
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_support import cluster, controller, instance, remember
 
-from controller.api.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
+from controller.api.wire.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

@@ -10,10 +10,10 @@ from cli_process import ended, interrupted, llumctl
 from cli_support import remember, stop
 from fake_controller import FakeController, event, until
 
-from controller.api.models import EventFrame, Frame, StatusFrame
 from controller.api.recording import RecordingReader
-from llumctl import output
+from controller.api.wire.models import EventFrame, Frame, StatusFrame
 from llumctl.app import run
+from llumctl.text import output
 
 Captured = pytest.CaptureFixture[str]
 

@@ -13,10 +13,10 @@ from cli_support import cluster, instance
 
 import controller.main
 from controller.api.errors import TimedOutError
-from controller.api.models import ClusterState, InstanceState
-from controller.api.settings import EndpointTable, Settings
-from llumctl import progress
+from controller.api.settings.settings import EndpointTable, Settings
+from controller.api.wire.models import ClusterState, InstanceState
 from llumctl.app import run
+from llumctl.text import progress
 
 Captured = pytest.CaptureFixture[str]
 

@@ -8,9 +8,9 @@ from cli_support import cluster, instance, remember
 from fake_controller import FakeController, meanwhile, until
 from test_cli_requests import fields
 
-from controller.api import run_state
 from controller.api.errors import NotFoundError, UsageError
-from controller.api.models import (
+from controller.api.state import run_state
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     FrontendStatus,
@@ -19,9 +19,9 @@ from controller.api.models import (
     RequestState,
     RequestStatus,
 )
-from llumctl import conditions, waiting
 from llumctl.app import run
-from llumctl.conditions import ClusterIs, Idle, MemberIs, RequestIs, Verdict
+from llumctl.following import conditions, waiting
+from llumctl.following.conditions import ClusterIs, Idle, MemberIs, RequestIs, Verdict
 
 Captured = pytest.CaptureFixture[str]
 

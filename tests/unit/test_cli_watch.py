@@ -17,8 +17,8 @@ from cli_process import LIMIT_S, interrupted, llumctl, reader_left
 from cli_support import cluster, instance, remember
 from fake_controller import FakeController
 
-from controller.api import run_state
-from controller.api.models import ClusterState, InstanceState
+from controller.api.state import run_state
+from controller.api.wire.models import ClusterState, InstanceState
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

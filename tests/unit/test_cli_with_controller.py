@@ -9,11 +9,12 @@ import pytest
 from cli_support import remember
 from control_support import TOKEN, Listener, listening
 
-from controller.core.event_log import EventKind, LoggedEvent
-from controller.runtime.messages import EventsTold, encode
-from controller.runtime.request_book import RequestBook
-from llumctl import output
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import EventsReported
 from llumctl.app import run
+from llumctl.text import output
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,14 +44,14 @@ def evict(listener: Listener, request_id: str) -> None:
     event = LoggedEvent(
         EventKind.EVICTED, 5.0, "step-i-0-1-9", "memory pressure", "i-0", 1, request_id=request_id
     )
-    listener.cluster.mailbox.say(encode(EventsTold("i-0", 1, 0, (event,))), [])
+    listener.cluster.mailbox.say(encode(EventsReported("i-0", 1, 0, (event,))), [])
 
 
 def serve_one_request(listener: Listener) -> None:
     book = RequestBook("f-0", {0: "normal"})
     book.arrived("r-1", "cmpl-1", None, 0, 120, 1_700_000_000.0)
     book.dispatched("r-1", "i-0", 1, (("i-0", 520.0),))
-    listener.cluster.mailbox.books["mem://f-0"] = book
+    listener.cluster.mailbox.engine_state["mem://f-0"] = book
 
 
 async def test_events(listener: Listener, capsys: Captured) -> None:
@@ -115,7 +116,7 @@ async def test_wait(listener: Listener, capsys: Captured) -> None:
 
 async def test_a_request_by_a_name_that_several_have(listener: Listener, capsys: Captured) -> None:
     serve_one_request(listener)
-    book = listener.cluster.mailbox.books["mem://f-0"]
+    book = listener.cluster.mailbox.engine_state["mem://f-0"]
     book.arrived("r-2", "cmpl-1", None, 0, 120, 1_700_000_000.0)
     assert await llumctl("requests", "cmpl-1") == 6
     err = capsys.readouterr().err

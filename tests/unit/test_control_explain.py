@@ -8,11 +8,11 @@ import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from move_support import Source, serve_running_request
 
-from controller.api.explain_models import Explanation
-from controller.core.event_log import EventKind, LoggedEvent
-from controller.core.request_record import RequestState
-from controller.core.snapshot import QueueHead
-from controller.runtime.request_book import RequestBook
+from controller.api.wire.explain import Explanation
+from controller.core.load.snapshot import QueueHead
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestState
+from controller.runtime.frontend.request_book import RequestBook
 
 PATH = "/v1/requests/r-1/explain"
 
@@ -43,8 +43,10 @@ class Bed:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.mover.TIMED_PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
+    )
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 
@@ -149,7 +151,9 @@ async def test_what_names_none(bed: Bed, reference: str, status: int, code: str)
 async def test_an_instance_that_does_not_answer_leaves_it_open(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.05)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.05
+    )
     bed.source.silent = True
     found = await bed.explained()
     assert (found.request.movable, found.why_not_movable, found.could_move_to) == (None, "", None)

@@ -10,11 +10,11 @@ import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from move_support import Source, serve_running_request
 
-from controller.api.models import EventPage, RequestDetail, RequestList
-from controller.api.move_models import MigrationReport
+from controller.api.wire.models import EventPage, RequestDetail, RequestList
+from controller.api.wire.moves import MigrationReport
 from controller.core.migration.record import MoveInFlight
-from controller.core.request_record import RequestState
-from controller.runtime.move_messages import MoveAsked
+from controller.core.record.request_record import RequestState
+from controller.runtime.messages.moves import MoveAsked
 
 PATH = "/v1/requests/r-1/migrate"
 
@@ -42,10 +42,16 @@ class Bed:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.mover.TIMED_PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.mover.MAX_TIMED_PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.operator_moves.TIMED_PATIENCE_S", 0.2
+    )
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.operator_moves.MAX_TIMED_PATIENCE_S", 0.2
+    )
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.2
+    )
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 
@@ -194,9 +200,9 @@ async def test_too_many_moves_name_the_setting_its_value_and_the_cure(bed: Bed) 
 
 async def test_moves_that_wait_for_their_turn_are_shown(bed: Bed) -> None:
     bed.source.silent = True
-    bed.cluster.controller.mover.turns.max_moves = 1
+    bed.cluster.controller.operator_moves.turns.max_moves = 1
     first = asyncio.create_task(bed.asks(to="i-1", timeout_s=2))
-    while not bed.cluster.controller.mover._timed:  # it has begun
+    while not bed.cluster.controller.operator_moves._timed:  # it has begun
         await asyncio.sleep(0.01)
     second = asyncio.create_task(bed.asks(to="i-2", timeout_s=1))
     while not (status := (await bed.client.get("/v1/status", headers=AUTHORIZED)).json())[

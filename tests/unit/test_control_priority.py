@@ -10,14 +10,14 @@ import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from move_support import serve_running_request
 
-from controller.api.models import EventPage, RequestDetail
-from controller.api.steer_models import PriorityReport
-from controller.core.request_record import RequestState
-from controller.runtime.dispatcher import Dispatcher
-from controller.runtime.known_instances import KnownInstances
-from controller.runtime.rank_changes import RankChanges
-from controller.runtime.routes import Routes
-from controller.runtime.steer_messages import RankChangeAsked
+from controller.api.wire.models import EventPage, RequestDetail
+from controller.api.wire.operations import PriorityReport
+from controller.core.record.request_record import RequestState
+from controller.runtime.frontend.dispatcher import Dispatcher
+from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.routes import Routes
+from controller.runtime.messages.operations import RankChangeAsked
 
 PATH = "/v1/requests/r-1/priority"
 
@@ -61,8 +61,10 @@ class Bed:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.05)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.05
+    )
     async with listening() as (listener, client):
         yield Bed(listener, client)
 

@@ -8,15 +8,16 @@ import httpx
 import pytest
 from control_support import AUTHORIZED, TOKEN, Cluster, Listener, listening
 
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     ErrorBody,
     InstanceState,
     StopProgress,
 )
-from controller.core.snapshot import QueueHead
-from controller.runtime.messages import DispatchAsked, encode
+from controller.core.load.snapshot import QueueHead
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.requests import DispatchAsked
 
 # -- views --------------------------------------------------------------------------------
 

@@ -10,14 +10,15 @@ import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 
 from controller.api.errors import LlumctlError
-from controller.api.live_settings import live_settings
-from controller.api.models import EventPage
-from controller.api.setting_models import SettingChanges, SettingList
-from controller.api.settings import Settings
-from controller.core.cluster_spec import ClusterSpec
-from controller.runtime.messages import DispatchAsked, Dispatched, encode
-from controller.runtime.move_messages import MoveLimitsSet
-from controller.runtime.steer_messages import FrontendLimitsSet, StatusIntervalSet
+from controller.api.settings.live_settings import live_settings
+from controller.api.settings.settings import Settings
+from controller.api.wire.models import EventPage
+from controller.api.wire.settings import SettingChanges, SettingList
+from controller.core.operations.cluster_spec import ClusterSpec
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.moves import MoveLimitsSet
+from controller.runtime.messages.operations import FrontendLimitsSet, StatusIntervalSet
+from controller.runtime.messages.requests import DispatchAsked, Dispatched
 
 Both = tuple[Listener, httpx.AsyncClient]
 PATH = "/v1/settings"
@@ -90,7 +91,7 @@ async def test_a_change_reaches_every_instance_and_names_the_value_before(both: 
 async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     controller = both[0].cluster.controller
     await patched(both, {"migration.cooling_s": 1.5, "migration.interval_s": 7})
-    assert controller.mover.cooling.cooling_s == 1.5
+    assert controller.operator_moves.cooling.cooling_s == 1.5
     assert controller.rescheduler.config.interval_s == 7.0
     await patched(both, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
     assert told(both, "i-1", StatusIntervalSet)[-1] == StatusIntervalSet(0.5)

@@ -13,8 +13,8 @@ from move_support import Source, serve_running_request
 
 from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
-from controller.api.models import ClusterStatus
-from controller.api.steer_models import (
+from controller.api.wire.models import ClusterStatus
+from controller.api.wire.operations import (
     DrainList,
     DrainReport,
     DrainRequest,
@@ -23,7 +23,7 @@ from controller.api.steer_models import (
     UndrainRequest,
 )
 from controller.core.migration.refusals import MoveRefusal
-from controller.runtime.steer_messages import DrainSet
+from controller.runtime.messages.operations import DrainSet
 
 
 class Bed:
@@ -98,8 +98,10 @@ async def _run(happen: Callable[[], None]) -> None:
 
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.2)
-    monkeypatch.setattr("controller.runtime.move_calls.REFUSALS_PATIENCE_S", 0.2)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
+    monkeypatch.setattr(
+        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.2
+    )
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 
@@ -290,7 +292,7 @@ async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
         finally:
             at_once -= 1
 
-    del bed.cluster.mailbox.books["mem://f-0"]
+    del bed.cluster.mailbox.engine_state["mem://f-0"]
     bed.controller.departures.of = counted  # type: ignore[method-assign]
     assert len((await bed.scale(change=-2, dry_run=True)).draining) == 2
     assert most == 2
@@ -544,7 +546,7 @@ async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch)
 async def test_a_frontend_that_does_not_answer_is_named_and_nothing_is_estimated(
     bed: Bed,
 ) -> None:
-    bed.cluster.mailbox.books.clear()
+    bed.cluster.mailbox.engine_state.clear()
     found = await bed.drain()
     assert (found.silent, found.estimate_s, found.num_requests_left) == (("f-0",), None, 1)
 

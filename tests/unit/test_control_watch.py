@@ -12,9 +12,9 @@ import httpx
 import pytest
 from control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
 
-from controller.api.audit import AuditLog
 from controller.api.client import parse_frame
-from controller.api.models import (
+from controller.api.state.audit import AuditLog
+from controller.api.wire.models import (
     EventFrame,
     EventPage,
     Frame,
@@ -24,11 +24,13 @@ from controller.api.models import (
     RequestList,
     StatusFrame,
 )
-from controller.core.event_log import EventKind, LoggedEvent
-from controller.core.request_record import RequestState
-from controller.runtime.journal import Journal
-from controller.runtime.messages import DispatchAsked, EventsTold, encode
-from controller.runtime.request_book import RequestBook
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestState
+from controller.runtime.controller.journal import Journal
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import EventsReported
+from controller.runtime.messages.requests import DispatchAsked
 
 PATIENCE_S = 5.0
 Both = tuple[Listener, httpx.AsyncClient]
@@ -57,7 +59,7 @@ def happened(cluster: Cluster, *request_ids: str) -> None:
         LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", "memory pressure", request_id=r)
         for r in request_ids
     )
-    cluster.mailbox.say(encode(EventsTold("i-0", 1, 0, events)), [])
+    cluster.mailbox.say(encode(EventsReported("i-0", 1, 0, events)), [])
 
 
 async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
@@ -177,7 +179,7 @@ async def test_watchers_that_leave_are_forgotten(
 
 def book(own: Listener) -> RequestBook:
     found = RequestBook("f-0", {0: "normal"})
-    own.cluster.mailbox.books["mem://f-0"] = found
+    own.cluster.mailbox.engine_state["mem://f-0"] = found
     return found
 
 
@@ -257,7 +259,7 @@ async def test_what_a_member_could_not_tell_is_counted(both: Both) -> None:
     own, client = both
     event = LoggedEvent(EventKind.EVICTED, 5.0, "step-i-0-1-9", request_id="r")
     for num_before, num_events in ((7, 1), (8, 2), (15, 1)):
-        told = EventsTold("i-0", 1, num_before, (event,) * num_events)
+        told = EventsReported("i-0", 1, num_before, (event,) * num_events)
         own.cluster.mailbox.say(encode(told), [])
     events = (await client.get("/v1/events")).json()["events"][-5:]
     assert [e["kind"] for e in events] == ["evicted"] * 3 + ["events_lost", "evicted"]
@@ -267,7 +269,7 @@ async def test_what_a_member_could_not_tell_is_counted(both: Both) -> None:
 async def test_a_frontend_that_does_not_answer_is_named(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.calls.PATIENCE_S", 0.05)
+    monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.05)
     own, client = both
     listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
     assert (listed.requests, listed.silent_frontends) == ((), ("f-0",))

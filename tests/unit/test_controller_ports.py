@@ -12,8 +12,9 @@ from controller.adapters.listener.keeper import Keeper
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.api.errors import LlumctlError
-from controller.api.settings import ControlTable, Settings
-from controller.main import controller_ports, preflight
+from controller.api.settings.settings import ControlTable, Settings
+from controller.main.checks import preflight
+from controller.main.machine import controller_ports
 from controller.main.plan import ClusterPlan
 from tests.unit.test_security import plan
 

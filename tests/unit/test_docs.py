@@ -11,7 +11,7 @@ from click import Group
 from pydantic import BaseModel
 from typer.main import get_command
 
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterStatus,
     DrainStatus,
     EmulationStatus,

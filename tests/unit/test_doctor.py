@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from cli_support import cluster, controller, remember
 
-from controller.api import run_state
-from controller.api.doctor_models import Check, CheckResult
 from controller.api.errors import LlumctlError
-from controller.api.settings import ClusterTable, ControlTable, EndpointTable, Settings
-from controller.main import doctor, doctor_resources, memory, temp_folder
+from controller.api.settings.settings import ClusterTable, ControlTable, EndpointTable, Settings
+from controller.api.state import run_state
+from controller.api.wire.doctor import Check, CheckResult
+from controller.main.doctor import doctor
+from controller.main.doctor import resources as doctor_resources
+from controller.main.machine import memory, temp_folder
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

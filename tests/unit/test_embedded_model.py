@@ -22,7 +22,7 @@ from controller.adapters.embedded_model.architecture import EOS_ID, HIDDEN
 from controller.adapters.embedded_model.grammar import SHARES, STATES
 from controller.adapters.embedded_model.tokenizer import tokenizer
 from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, byte_symbol, vocabulary
-from controller.adapters.embedded_model.words import words
+from controller.adapters.embedded_model.word_list import words
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = tokenizer()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from controller.api.errors import WrongSettingError
-from controller.api.settings import EndpointTable
-from controller.main import endpoint_checks, vllm_declarations
-from controller.main.endpoint_checks import check_endpoint
-from controller.main.vllm_declarations import Source
+from controller.api.settings.settings import EndpointTable
+from controller.main.checks import endpoint as endpoint_checks
+from controller.main.checks import vllm_declarations
+from controller.main.checks.endpoint import check_endpoint
+from controller.main.checks.vllm_declarations import Source
 from tests.certificates import make
 
 TABLES = {

@@ -10,17 +10,17 @@ import pytest
 from cli_support import cluster
 
 import controller.main
-from controller.api.endpoint_options import (
+from controller.api.errors import UsageError, WrongSettingError
+from controller.api.settings.endpoint_options import (
     Code,
     EndpointOptions,
     engine_options,
     frontend_options,
 )
-from controller.api.errors import UsageError, WrongSettingError
-from controller.api.run_state import RunState
-from controller.api.settings import Settings
-from llumctl import settings as llumctl_settings
+from controller.api.settings.settings import Settings
+from controller.api.state.run_state import RunState
 from llumctl.app import run
+from llumctl.config import settings as llumctl_settings
 
 Captured = pytest.CaptureFixture[str]
 
@@ -247,7 +247,7 @@ def test_the_url_is_https_where_there_is_a_certificate() -> None:
 
 
 def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
-    from controller.main.recovery import state_of
+    from controller.main.start.recovery import state_of
 
     table = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a.pem"}})
     plan: Any = SimpleNamespace(
@@ -266,7 +266,7 @@ def test_bench_is_told_of_the_certificate(tmp_path: Path) -> None:
 
 
 def test_the_curl_line_names_the_certificate() -> None:
-    from llumctl.progress import endpoint_text
+    from llumctl.text.progress import endpoint_text
 
     settings = Settings.model_validate({"endpoint": {"ssl_certfile": "/c/a b.pem"}})
     assert " --cacert '/c/a b.pem' " in endpoint_text(settings, cluster())

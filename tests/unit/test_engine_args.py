@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from controller.api.errors import WrongSettingError
-from controller.main import engine_args, vllm_declarations
-from controller.main.engine_args import check_engine_args
-from controller.main.vllm_declarations import Source
+from controller.main.checks import engine_args, vllm_declarations
+from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.vllm_declarations import Source
 
 SOURCES = {
     "engine/arg_utils.py": """

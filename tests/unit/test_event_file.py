@@ -11,8 +11,8 @@ import pytest
 
 from controller.adapters.files import event_file
 from controller.adapters.files.event_file import EventFile
-from controller.core.event_log import EventKind, LoggedEvent
-from controller.runtime.journal import Journal
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.runtime.controller.journal import Journal
 
 PATIENCE_S = 10.0
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from controller.api.settings import PriorityTable, Settings
-from controller.core.dispatch import POLICIES
-from llumctl import settings as llumctl_settings
-from llumctl.settings_errors import OPEN_TABLES, table_model
-from tui import keymap
+from controller.api.settings.settings import PriorityTable, Settings
+from controller.core.dispatch.policies import POLICIES
+from llumctl.config import settings as llumctl_settings
+from llumctl.config.settings_errors import OPEN_TABLES, table_model
+from tui.input import keymap
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = EXAMPLES / "llumctl.toml"

@@ -6,7 +6,7 @@ import pytest
 
 from controller.adapters.http.views import event_model
 from controller.api.explain import explain
-from controller.api.explain_models import (
+from controller.api.wire.explain import (
     Considered,
     DispatchStep,
     Explanation,
@@ -16,14 +16,14 @@ from controller.api.explain_models import (
     OtherStep,
     PriorityStep,
 )
-from controller.api.models import Event
-from controller.api.move_models import MoveStage
-from controller.core.event_log import EventKind, LoggedEvent
+from controller.api.wire.models import Event
+from controller.api.wire.moves import MoveStage
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.request_record import RequestRecord, RequestState
-from controller.runtime.messages import RequestsAsked
-from controller.runtime.move_messages import MoveTimed
-from controller.runtime.request_book import MAX_HISTORY, RequestBook
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
+from controller.runtime.messages.moves import MoveTimed
+from controller.runtime.messages.requests import RequestsAsked
 
 DECISION = {
     "source_freeness_steps": -4.0,

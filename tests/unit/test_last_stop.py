@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from cli_support import remember, stop
 
-from controller.api import run_state
-from controller.api.audit import AuditLog
 from controller.api.errors import NotRunningError
-from controller.api.last_stop import last_stop, told
-from controller.api.words import moment
+from controller.api.state import run_state
+from controller.api.state.audit import AuditLog
+from controller.api.state.last_stop import last_stop, told
+from controller.api.text.quantities import moment
 from controller.main import down
 from llumctl import connect
 

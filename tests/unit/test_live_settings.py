@@ -5,9 +5,9 @@ from fnmatch import fnmatchcase
 import pytest
 
 from controller.adapters.http.live_config import live_config
-from controller.api.live_settings import LIVE, SettingError, changed, live_settings
-from controller.api.setting_models import SettingValue
-from controller.api.settings import PriorityTable, Settings
+from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
+from controller.api.settings.settings import PriorityTable, Settings
+from controller.api.wire.settings import SettingValue
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
 from controller.runtime.live_config import LiveConfig

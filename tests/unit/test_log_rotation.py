@@ -11,7 +11,7 @@ import pytest
 
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
-from controller.main import previous_logs
+from controller.main.machine import previous_logs
 from llumctl.log_files import LogTail
 
 PATIENCE_S = 30.0

@@ -18,7 +18,9 @@ from zmq.utils.monitor import recv_monitor_message
 from controller.adapters.zmq import cluster_key, doorkeeper, mailbox, parts
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.runtime.messages import AbortRequests, StatusPull, decode, encode
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import StatusPull
+from controller.runtime.messages.requests import AbortRequests
 
 SECRET = new_secret_key()
 OWN = (zmq.curve_public(SECRET.encode()), SECRET.encode())

@@ -14,10 +14,11 @@ import pytest
 
 from controller.adapters.embedded_model.architecture import KV_BYTES_PER_TOKEN, config
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings import Settings
-from controller.main import emulation, preflight
-from controller.main import memory as memory_module
-from controller.main.start_errors import explain_failure, head_failure
+from controller.api.settings.settings import Settings
+from controller.main.checks import preflight
+from controller.main.machine import memory as memory_module
+from controller.main.start import emulation
+from controller.main.start.start_errors import explain_failure, head_failure
 
 GIB = 1 << 30
 
@@ -399,7 +400,7 @@ def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
 
 def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
     probe = (
-        "import controller.main.preflight, controller.main.up, sys;"
+        "import controller.main.checks.preflight, controller.main.start.up, sys;"
         "sys.exit(len({'torch', 'ray', 'vllm'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)

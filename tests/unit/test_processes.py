@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from controller.main.processes import end, processes_of, same_process, sweep
-from controller.main.ray_environment import NONCE_VARIABLE
+from controller.main.machine.processes import end, processes_of, same_process, sweep
+from controller.main.machine.ray_environment import NONCE_VARIABLE
 
 Start = Callable[..., subprocess.Popen[bytes]]
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -58,7 +58,7 @@ def test_only_the_marked_are_found(start: Start, nonce: str) -> None:
 def test_the_caller_itself_is_spared(nonce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NONCE_VARIABLE, nonce)
     probe = (
-        "import sys; from controller.main.processes import processes_of;"
+        "import sys; from controller.main.machine.processes import processes_of;"
         "sys.exit(len(processes_of(sys.argv[1])))"
     )
     assert subprocess.run([sys.executable, "-c", probe, nonce]).returncode == 0

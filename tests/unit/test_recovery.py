@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import run_state
 from controller.api.errors import LlumctlError
-from controller.main import down, temp_folder
+from controller.api.state import run_state
+from controller.main import down
+from controller.main.machine import temp_folder
+from controller.main.machine.processes import processes_of
+from controller.main.machine.ray_environment import NONCE_VARIABLE
 from controller.main.plan import FILE, ClusterPlan
-from controller.main.processes import processes_of
-from controller.main.ray_environment import NONCE_VARIABLE
-from controller.main.recovery import state_of
+from controller.main.start.recovery import state_of
 from llumctl.app import run
 from tests.unit.test_security import plan
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import run_state
 from controller.api.errors import LlumctlError, RefusedError
-from controller.api.run_state import RunState
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
 
 STATE = RunState(
     cluster="c1",
@@ -159,7 +159,7 @@ def test_lock_is_exclusive_within_a_cluster(root: Path) -> None:
 
 def test_lock_ends_with_its_process() -> None:
     script = (
-        "from controller.api import run_state\n"
+        "from controller.api.state import run_state\n"
         "held = run_state.lock('c1')\n"
         "held.__enter__()\n"
         "print('held', flush=True)\n"

@@ -21,18 +21,19 @@ import typer.main
 from pydantic import ValidationError
 
 from controller.adapters.vllm import environment
-from controller.api import run_state
-from controller.api.endpoint_options import EndpointOptions
 from controller.api.errors import UsageError
-from controller.api.refused_options import REFUSED
-from controller.api.settings import Settings
-from controller.main import down, up
-from controller.main.engine_args import check_engine_args, known_engine_args
+from controller.api.settings.endpoint_options import EndpointOptions
+from controller.api.settings.refused_options import REFUSED
+from controller.api.settings.settings import Settings
+from controller.api.state import run_state
+from controller.main import down
+from controller.main.checks.engine_args import check_engine_args, known_engine_args
+from controller.main.machine.ray_environment import make_token, ray_authentication
 from controller.main.plan import ClusterPlan
-from controller.main.ray_environment import make_token, ray_authentication
-from controller.main.recovery import state_of
+from controller.main.start import up
+from controller.main.start.recovery import state_of
 from llumctl.app import app
-from llumctl.settings_checks import is_loopback
+from llumctl.config.settings_checks import is_loopback
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("controller", "llumctl", "tui")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api.short_ids import shortened
-from controller.core.request_record import Match, match_names
+from controller.api.text.short_ids import shortened
+from controller.core.record.request_record import Match, match_names
 
 ALPHABET = "ab01-"
 ids = st.lists(st.text(ALPHABET, min_size=1, max_size=24), max_size=12)

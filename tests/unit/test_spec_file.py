@@ -9,7 +9,7 @@ import pytest
 
 from controller.adapters.files.spec_file import FILE, SpecFile
 from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 
 SPEC = (
     ClusterSpec.first(2)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import run_state
 from controller.api.errors import LlumctlError
-from controller.api.run_state import RunState
-from controller.main import temp_folder
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
 from controller.main.down import tear_down
+from controller.main.machine import temp_folder
 
 NONCE = "0123456789abcdef"
 

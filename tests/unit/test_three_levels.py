@@ -9,12 +9,12 @@ from controller.adapters.http.live_config import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.adapters.http.views import cluster_status
 from controller.adapters.prometheus.cluster import render
-from controller.api.settings import Settings
+from controller.api.settings.settings import Settings
 from controller.core.events import DispatchRequested, InstanceStarted, StatusReported
-from controller.core.move_log import MoveLog
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.migration.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
-from controller.core.snapshot import InstanceSnapshot, QueueHead
-from controller.runtime.request_book import RequestBook
+from controller.runtime.frontend.request_book import RequestBook
 
 SETTINGS = Settings.model_validate(
     tomllib.loads(
@@ -112,6 +112,6 @@ async def test_listings_and_metrics_name_them() -> None:
     book.arrived("r-1", "c-1", None, -2, 10, 1.0)
     book.level_changed("r-1", 5, "op-1", "ann", "")
     book.arrived("r-2", "c-2", None, -2, 10, 2.0)
-    cluster.mailbox.books["mem://f-0"] = book
+    cluster.mailbox.engine_state["mem://f-0"] = book
     found = await asyncio.wait_for(list_requests(cluster.controller, RequestsQuery()), 5.0)
     assert {each.id: each.level for each in found.requests} == {"r-1": "urgent", "r-2": "batch"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import run_state
 from controller.api.errors import LlumctlError
-from controller.api.run_state import RunState
-from controller.main import up
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
+from controller.main.start import up
 
 STATE = RunState(
     cluster="c1",

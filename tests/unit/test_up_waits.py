@@ -12,12 +12,13 @@ from cli_support import cluster, instance
 
 from controller.adapters.ray.starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
-from controller.api.models import InstanceState
-from controller.api.run_state import RunState
-from controller.main import ray_logs, up
-from controller.main.recovery import state_of
-from controller.main.temp_folder import RAY
-from controller.main.waiting import Patience, awaited
+from controller.api.state.run_state import RunState
+from controller.api.wire.models import InstanceState
+from controller.main.machine import ray_logs
+from controller.main.machine.temp_folder import RAY
+from controller.main.start import up
+from controller.main.start.recovery import state_of
+from controller.main.start.waiting import Patience, awaited
 from tests.unit.test_security import plan
 
 WHY = "ZMQError: Address already in use"
@@ -86,7 +87,7 @@ def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: P
 def test_a_time_out_names_what_was_waited_for(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.main.waiting.FIRST_WORD_S", 0.1)
+    monkeypatch.setattr("controller.main.start.waiting.FIRST_WORD_S", 0.1)
     note(tmp_path, 3)
     note(tmp_path, 3, run="another")
     told: list[object] = []

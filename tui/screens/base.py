@@ -1,16 +1,12 @@
 """What the dashboard's screens share."""
 
-from typing import TYPE_CHECKING, cast
-
 from textual.screen import Screen
 
-from tui import header
-from tui.keys import Place
+from tui.input.keys import Place
+from tui.panes import header
+from tui.screens.host import ScreenHost, host_of
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
-
-if TYPE_CHECKING:
-    from tui.app import Dashboard
 
 
 class PaintedScreen(Screen[None]):
@@ -19,8 +15,8 @@ class PaintedScreen(Screen[None]):
     PLACES: tuple[Place, ...] = ()
 
     @property
-    def dashboard(self) -> "Dashboard":
-        return cast("Dashboard", self.app)
+    def dashboard(self) -> ScreenHost:
+        return host_of(self)
 
     def paint_frame(self, header_lines: int) -> None:
         app = self.dashboard

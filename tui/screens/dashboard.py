@@ -1,28 +1,26 @@
 """The main screen: instances, migrations, queue heads, events."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
-from tui import event_list, instances, migrations, queue_heads
-from tui.event_list import EventRow
-from tui.format import Line, Span, Tone
-from tui.instances import InstanceRow
-from tui.keys import Place, bindings
-from tui.layout import Arrangement, Pane, arrange
-from tui.migrations import MigrationRow
-from tui.names import names
-from tui.queue_heads import HeadRow
+from tui.drawing.format import Line, Span, Tone
+from tui.drawing.layout import Arrangement, Pane, arrange
+from tui.input.keys import Place, bindings
+from tui.panes import event_list, instances, migrations, queue_heads
+from tui.panes.event_list import EventRow
+from tui.panes.instances import InstanceRow
+from tui.panes.migrations import MigrationRow
+from tui.panes.names import names
+from tui.panes.queue_heads import HeadRow
+from tui.panes.view import View
 from tui.screens.base import PaintedScreen
-from tui.view import View
+from tui.screens.host import ScreenHost
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
-
-if TYPE_CHECKING:
-    from tui.app import Dashboard
 
 _TITLES = {
     Pane.INSTANCES: "Instances",
@@ -99,7 +97,7 @@ class DashboardScreen(PaintedScreen):
             follow = pane is Pane.EVENTS and view.follow
             table.show(rows, self._title(pane, len(rows), num_all, arrangement), follow=follow)
 
-    def _rows(self, app: "Dashboard") -> dict[Pane, tuple[list[Any], int]]:
+    def _rows(self, app: ScreenHost) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
         named = names(app.shown, app.glyphs.ellipsis)
         rows: dict[Pane, list[Any]] = {

@@ -2,19 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from tui import keys
-from tui.format import Span, Tone
-from tui.keys import KEYS, Place, bindings
-from tui.table import Column
+from tui.drawing.format import Span, Tone
+from tui.drawing.table import Column
+from tui.input import keys
+from tui.input.keys import KEYS, Place, bindings
+from tui.screens.host import host_of
 from tui.widgets.table_view import TableView
-
-if TYPE_CHECKING:
-    from tui.app import Dashboard
 
 LEGEND: tuple[tuple[str, str], ...] = (
     ("FREENESS", "decode steps until memory is full; negative: too much wanted"),
@@ -49,11 +46,11 @@ class HelpScreen(Screen[None]):
     BINDINGS = bindings(Place.HELP)
 
     def compose(self) -> ComposeResult:
-        app = cast("Dashboard", self.app)
+        app = host_of(self)
         yield TableView[HelpRow](COLUMNS, app.glyphs, id="help")
 
     def on_mount(self) -> None:
-        app = cast("Dashboard", self.app)
+        app = host_of(self)
         table = self.query_one(TableView)
         table.styles.height = "1fr"
         table.focus()

@@ -7,16 +7,16 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.events import Resize
 
-from controller.api.words import printable, time_of_day
-from tui import event_list, instances, request_list
-from tui.facts import facts
-from tui.format import Line, Span, Tone
-from tui.keys import Place, bindings
-from tui.names import names
-from tui.request_list import RequestRow
+from controller.api.text.quantities import printable, time_of_day
+from tui.drawing.format import Line, Span, Tone
+from tui.drawing.table import Column
+from tui.feed.state import DashboardState
+from tui.input.keys import Place, bindings
+from tui.panes import event_list, instances, request_list
+from tui.panes.facts import facts
+from tui.panes.names import names
+from tui.panes.request_list import RequestRow
 from tui.screens.base import PaintedScreen
-from tui.state import DashboardState
-from tui.table import Column
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

@@ -9,8 +9,8 @@ from textual.containers import Horizontal
 from textual.message import Message
 from textual.widgets import Input
 
-from tui import format as fmt
-from tui.format import Line, Span, Tone
+from tui.drawing import format as fmt
+from tui.drawing.format import Line, Span, Tone
 from tui.widgets.lines import Lines
 
 

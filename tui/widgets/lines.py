@@ -7,7 +7,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.format import Line
+from tui.drawing.format import Line
 from tui.widgets import tones
 
 

@@ -17,11 +17,11 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui import format as fmt
-from tui import table
-from tui.format import Glyphs, Line, Span, Tone
-from tui.keys import Place, bindings
-from tui.table import Column, Placed
+from tui.drawing import format as fmt
+from tui.drawing import table
+from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui.drawing.table import Column, Placed
+from tui.input.keys import Place, bindings
 from tui.widgets import tones
 
 HEAD_LINES = 2

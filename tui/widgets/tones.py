@@ -5,7 +5,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.format import UNICODE, Line, Tone, encodable
+from tui.drawing.format import UNICODE, Line, Tone, encodable
 
 COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
     "tone--cursor",

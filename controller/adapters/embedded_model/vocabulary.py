@@ -8,7 +8,7 @@ and "River".
 from dataclasses import dataclass
 from functools import cache
 
-from controller.adapters.embedded_model.words import words
+from controller.adapters.embedded_model.word_list import words
 
 BOS = "<|begin|>"
 EOS = "<|end|>"

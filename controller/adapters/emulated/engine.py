@@ -13,7 +13,7 @@ from controller.adapters.emulated.answer import answer_to
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.adapters.emulated.moves import EmulatedMoves, block_hashes, model_request
 from controller.adapters.emulated.pace import Pace
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile

@@ -16,9 +16,9 @@ from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
 from controller.adapters.emulated.live_request import LiveRequest
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import blocks_for
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState
 from controller.model.request import ModelRequest

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.core.event_log import LoggedEvent, parse_position
+from controller.core.record.event_log import LoggedEvent, parse_position
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.api import plain_file, private_file
 from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import ClusterSpec
+from controller.api.state import plain_file, private_file
+from controller.core.operations.cluster_spec import ClusterSpec
 
 FILE = "spec.json"
 MAX_BYTES = 16 << 20

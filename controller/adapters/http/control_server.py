@@ -33,21 +33,21 @@ from controller.adapters.http.guard import BodyTooLargeError, Guard
 from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.migrate import find_migration
+from controller.adapters.http.operations import SteerApi
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
-from controller.adapters.http.steer import SteerApi
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
-from controller.api.audit import AuditLog
 from controller.api.errors import LlumctlError
-from controller.api.models import ClusterStatus, EventPage, StopProgress, StopRequest
-from controller.api.move_models import MigrateRequest
-from controller.api.setting_models import SettingsPatch
-from controller.api.settings import Settings
-from controller.api.steer_models import PriorityRequest
-from controller.runtime.controller import Controller
-from controller.runtime.spec_keeper import RevisionConflictError
+from controller.api.settings.settings import Settings
+from controller.api.state.audit import AuditLog
+from controller.api.wire.models import ClusterStatus, EventPage, StopProgress, StopRequest
+from controller.api.wire.moves import MigrateRequest
+from controller.api.wire.operations import PriorityRequest
+from controller.api.wire.settings import SettingsPatch
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
 
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from controller.api.errors import LlumctlError
-from controller.api.models import ErrorBody
+from controller.api.wire.models import ErrorBody
 
 MAX_MESSAGE_CHARS = 500
 

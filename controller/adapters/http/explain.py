@@ -6,13 +6,13 @@ from controller.adapters.http.migrate import held_blocks
 from controller.adapters.http.requests import find_record, refusals_of
 from controller.adapters.http.views import event_model, request_model
 from controller.api.explain import explain
-from controller.api.explain_models import Explanation, Waiting
-from controller.core.migration.words import why
-from controller.core.queue_reason import QueueReason, queue_reason
-from controller.core.request_record import RequestRecord, RequestState
-from controller.core.snapshot import InstanceSnapshot
-from controller.runtime.controller import Controller
-from controller.runtime.mover import Order
+from controller.api.wire.explain import Explanation, Waiting
+from controller.core.load.queue_reason import QueueReason, queue_reason
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.sentences import why
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.operator_moves import Order
 
 _QUEUE_WORDS = {
     QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
@@ -71,7 +71,7 @@ def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
     if snapshot is None:
         return None
     num_blocks = held_blocks(record, snapshot.block_size)
-    return controller.mover.choose(
+    return controller.operator_moves.choose(
         Order(record.request_id, snapshot.instance_id, num_blocks, "explained")
     )
 

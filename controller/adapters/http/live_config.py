@@ -2,12 +2,12 @@
 
 from dataclasses import fields
 
-from controller.api.settings import Settings
-from controller.core.dispatch import find_policy
+from controller.api.settings.settings import Settings
+from controller.core.dispatch.policies import find_policy
+from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
-from controller.core.snapshot import Level
 from controller.runtime.live_config import FrontendLimits, LiveConfig
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_config import live_config
-from controller.api.live_settings import SettingError, changed, live_settings
-from controller.api.setting_models import (
+from controller.api.settings.live_settings import SettingError, changed, live_settings
+from controller.api.settings.settings import Settings
+from controller.api.text.quantities import setting_value
+from controller.api.wire.settings import (
     Setting,
     SettingChange,
     SettingChanges,
     SettingList,
     SettingsPatch,
 )
-from controller.api.settings import Settings
-from controller.api.words import setting_value
-from controller.runtime.controller import Controller
+from controller.runtime.controller.controller import Controller
 from controller.runtime.live_config import LiveConfig
 
 

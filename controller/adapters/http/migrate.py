@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
-from controller.api.move_models import MigrateRequest, MigrationReport, MovePlanned
-from controller.api.words import duration
-from controller.core.choose_destination import NO_DESTINATION, lacks
+from controller.api.text.quantities import duration
+from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.queue import BY_MAX_MOVES
+from controller.core.migration.sentences import why
 from controller.core.migration.stages import MAX_STAGES
-from controller.core.migration.words import why
-from controller.core.request_record import ENDED, RequestRecord, RequestState
-from controller.core.snapshot import blocks_for
-from controller.runtime import move_calls
-from controller.runtime.calls import MemberDiedError
-from controller.runtime.controller import Controller
-from controller.runtime.move_messages import MoveAnswered
-from controller.runtime.mover import Attempt, Order
+from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations import move_queries
+from controller.runtime.controller.operations.operator_moves import Attempt, Order
+from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.messages.moves import MoveAnswered
 
 BY_HAND = "by hand"
 TOLD_WAIT_S = 0.1
@@ -48,11 +48,13 @@ class Migration:
 
     async def run(self) -> MigrationReport:
         """Raises ApiError if it is not over in time, or one of both was removed meanwhile."""
-        wanted, mover = self.wanted, self.controller.mover
+        wanted, operator_moves = self.wanted, self.controller.operator_moves
         self._check_still_there(wanted.to)
         note = self._note(wanted.to)
         began_s = self.controller.now_s()
-        attempts = await mover.move(self._order(), wanted.to, self.migration_id, wanted.timeout_s)
+        attempts = await operator_moves.move(
+            self._order(), wanted.to, self.migration_id, wanted.timeout_s
+        )
         if not attempts:
             return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
         last = attempts[-1]
@@ -83,7 +85,7 @@ class Migration:
         """What the source says that it takes, and whether the destination has room."""
         self._check_still_there(self.wanted.to)
         order = self._order()
-        target = self.wanted.to or self.controller.mover.choose(order)
+        target = self.wanted.to or self.controller.operator_moves.choose(order)
         if target is None:
             return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
         answer = await self._ask_plan(order, target)
@@ -109,10 +111,13 @@ class Migration:
         )
 
     async def _ask_plan(self, order: Order, target: str) -> MoveAnswered:
-        mover = self.controller.mover
+        operator_moves = self.controller.operator_moves
         try:
-            return await move_calls.plan(
-                self.controller.calls, order.source_id, order.request_id, mover.destination(target)
+            return await move_queries.plan(
+                self.controller.queries,
+                order.source_id,
+                order.request_id,
+                operator_moves.destination(target),
             )
         except TimeoutError as error:
             raise ApiError(
@@ -160,14 +165,16 @@ class Migration:
         step_time_s = self.controller.statuses[target].step_time_s
         if step_time_s <= 0:
             return None
-        return step_time_s + (self.controller.mover.log.typical_excess_s() or 0.0)
+        return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
 
     def _note(self, target: str | None) -> str:
         """Only one that was named may cool."""
         controller = self.controller
         if target is None:
             return ""
-        left_s = controller.mover.cooling.remaining_s(target, controller.now_s(), self.source_id)
+        left_s = controller.operator_moves.cooling.remaining_s(
+            target, controller.now_s(), self.source_id
+        )
         return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
 
     def _waiting(self, last: Attempt, began_s: float) -> str:
@@ -242,7 +249,7 @@ async def find_migration(
             f"llumctl requests {request_id}",
         )
     if wanted.to == source_id:
-        other = controller.mover.choose(Order(request_id, source_id, 0, ""))
+        other = controller.operator_moves.choose(Order(request_id, source_id, 0, ""))
         raise ApiError(
             400,
             "same_instance",
@@ -256,7 +263,9 @@ async def find_migration(
             code = "not_serving" if role else "unschedulable"
             where = f"instance {instance_id}, which {role}," if role else f"instance {instance_id}"
             raise ApiError(409, code, f"{where} cannot move it: {refusal}", "llumctl status")
-    return Migration(controller, record, source_id, wanted, controller.mover.next_migration_id())
+    return Migration(
+        controller, record, source_id, wanted, controller.operator_moves.next_migration_id()
+    )
 
 
 def unschedulable(controller: Controller, instance_id: str) -> str | None:

@@ -2,12 +2,12 @@
 
 import time
 
-from controller.api.models import EndedMoveStatus, MoveStatus
-from controller.api.move_models import MoveAttempt, MoveStage
-from controller.core.migration.words import why
-from controller.core.move_log import EndedMove
-from controller.runtime.controller import Controller
-from controller.runtime.mover import Attempt
+from controller.api.wire.models import EndedMoveStatus, MoveStatus
+from controller.api.wire.moves import MoveAttempt, MoveStage
+from controller.core.migration.move_log import EndedMove
+from controller.core.migration.sentences import why
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.operator_moves import Attempt
 
 
 def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
@@ -49,7 +49,7 @@ def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
             reason=move.reason,
             age_s=round(now_s - move.since_s, 3),
         )
-        for move in controller.mover.turns.waiting
+        for move in controller.operator_moves.turns.waiting
     )
 
 
@@ -57,7 +57,8 @@ def ended_moves(controller: Controller) -> tuple[EndedMoveStatus, ...]:
     """The newest first."""
     since_s = time.time() - controller.now_s()
     return tuple(
-        _ended(move, since_s + move.ended_s) for move in reversed(controller.mover.log.recent)
+        _ended(move, since_s + move.ended_s)
+        for move in reversed(controller.operator_moves.log.recent)
     )
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from controller.adapters.http.errors import ApiError
-from controller.api.audit import AuditLog, one_short_line
 from controller.api.errors import LlumctlError
-from controller.runtime.journal import Journal
-from controller.runtime.spec_keeper import RevisionConflictError
+from controller.api.state.audit import AuditLog, one_short_line
+from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
 
 log = logging.getLogger(__name__)
 

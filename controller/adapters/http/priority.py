@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.requests import find_record
-from controller.api.audit import one_short_line
-from controller.api.steer_models import PriorityReport, PriorityRequest
-from controller.core.request_record import ENDED, RequestRecord
-from controller.core.snapshot import Level
-from controller.runtime.calls import MemberDiedError
-from controller.runtime.controller import Controller
-from controller.runtime.steer_messages import RankChangeAnswered, RankChangeAsked
+from controller.api.state.audit import one_short_line
+from controller.api.wire.operations import PriorityReport, PriorityRequest
+from controller.core.load.snapshot import Level
+from controller.core.record.request_record import ENDED, RequestRecord
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.messages.operations import RankChangeAnswered, RankChangeAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PriorityChange:
         if frontend is None or not frontend.alive:  # while this went on the record
             raise ended(record, f"its frontend {record.frontend_id} died")
         try:
-            answer: RankChangeAnswered = await self.controller.calls.ask(
+            answer: RankChangeAnswered = await self.controller.queries.ask(
                 record.frontend_id,
                 lambda query_id: RankChangeAsked(
                     query_id,

@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.views import request_detail, request_model
-from controller.api.models import RequestDetail, RequestList, RequestState
-from controller.core.request_record import ENDED, Match, RequestRecord
-from controller.core.request_record import RequestState as CoreState
-from controller.runtime import move_calls
-from controller.runtime.controller import Controller
-from controller.runtime.request_query import find_requests
+from controller.api.wire.models import RequestDetail, RequestList, RequestState
+from controller.core.record.request_record import ENDED, Match, RequestRecord
+from controller.core.record.request_record import RequestState as CoreState
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations import move_queries
+from controller.runtime.controller.request_query import find_requests
 
 MAX_REFERENCE_CHARS = 256
 _LISTED_MATCHES = 10
@@ -35,7 +35,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
     found = await find_requests(
-        controller.calls,
+        controller.queries,
         _serving_frontends(controller),
         instance_id=query.instance,
         states=tuple(CoreState(state.value) for state in query.state),
@@ -74,7 +74,7 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
             "llumctl requests",
         )
     found = await find_requests(
-        controller.calls,
+        controller.queries,
         _serving_frontends(controller),
         matching=reference,
         history=True,
@@ -112,7 +112,7 @@ async def refusals_of(
         member = controller.roster.members.get(record.instance_id or "")
         if record.state in _ON_AN_INSTANCE and member is not None and member.serving:
             by_instance.setdefault(member.member_id, []).append(record.request_id)
-    answers = await move_calls.refusals(controller.calls, by_instance)
+    answers = await move_queries.refusals(controller.queries, by_instance)
     return {
         request_id: answer.get(request_id, "")
         for instance_id, answer in answers.items()

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     DrainStatus,
@@ -19,16 +19,16 @@ from controller.api.models import (
     RequestDetail,
     RequestStatus,
 )
-from controller.core.event_log import LoggedEvent
-from controller.core.freeness import freeness
-from controller.core.instance_record import InstanceRecord
-from controller.core.queue_reason import queue_reason
-from controller.core.request_record import RequestRecord
-from controller.core.scaling import planned_instances
-from controller.core.snapshot import InstanceSnapshot
-from controller.core.virtual_usage import instance_virtual_usage, total_headroom_blocks
-from controller.runtime.controller import Controller
-from controller.runtime.roster import Member
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.load.freeness import freeness
+from controller.core.load.queue_reason import queue_reason
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.virtual_usage import instance_virtual_usage, total_headroom_blocks
+from controller.core.operations.scaling import planned_instances
+from controller.core.record.event_log import LoggedEvent
+from controller.core.record.request_record import RequestRecord
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.roster import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
     )
     frontends = tuple(_frontend(member, now_s) for member in controller.roster.frontends())
     state, detail = _cluster_state(controller, [*instances, *frontends])
-    num_migrated, num_failed = controller.mover.log.last_minute(now_s)
+    num_migrated, num_failed = controller.operator_moves.log.last_minute(now_s)
     return ClusterStatus(
         cluster=labels.cluster,
         state=state,

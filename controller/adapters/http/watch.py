@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.views import event_model
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterStatus,
     EventFrame,
     GapFrame,
@@ -20,7 +20,7 @@ from controller.api.models import (
     StatusFrame,
     WireModel,
 )
-from controller.runtime.journal import Journal
+from controller.runtime.controller.journal import Journal
 
 PING_EVERY_S = 1.0
 # Events that come close together are sent together.

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.adapters.prometheus.figures import (
+from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
     INSTANCE_COUNTERS,
@@ -20,16 +20,16 @@ from controller.adapters.prometheus.figures import (
     Figure,
 )
 from controller.adapters.prometheus.moves import move_metrics
-from controller.api.models import (
+from controller.api.version import own_version
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     FrontendStatus,
     InstanceState,
     InstanceStatus,
 )
-from controller.api.version import own_version
-from controller.core.event_log import EventKind
-from controller.core.move_log import MoveLog
+from controller.core.migration.move_log import MoveLog
+from controller.core.record.event_log import EventKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

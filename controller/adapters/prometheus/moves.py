@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from controller.core.move_log import DOWNTIME_BOUNDS_S, MoveLog
+from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
 
 
 def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:

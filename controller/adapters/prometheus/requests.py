@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
-from controller.core.request_record import ENDED, RequestRecord, RequestState
+from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 
 
 def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:

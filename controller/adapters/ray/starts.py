@@ -13,7 +13,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from controller.api import private_file
+from controller.api.state import private_file
 from controller.core.restarts import MAX_FAILED_STARTS, delay_s, is_given_up
 
 log = logging.getLogger(__name__)

@@ -21,34 +21,34 @@ did not come is then called off for good, so that the answer stays true.
 from collections.abc import Mapping
 from typing import Any
 
-from controller.core.migration.destination_events import (
-    ClientLeft,
-    CommitApplied,
-    CommitNotApplied,
-    LeaseExpired,
-    NotReserved,
-    OwnerAsked,
-    Reserved,
-    SourceDied,
-    StageLost,
-    StageReceived,
-    code_of,
-)
-from controller.core.migration.destination_instructions import (
+from controller.core.migration.destination_terms import (
+    LEASED,
+    OVER,
     Answer,
     Apply,
     CancelReceive,
+    ClientLeft,
+    CommitApplied,
+    CommitNotApplied,
+    DestinationState,
     Drop,
     EndRequest,
     Free,
     Instructions,
+    LeaseExpired,
+    NotReserved,
+    OwnerAsked,
     Receive,
     Reserve,
+    Reserved,
+    SourceDied,
+    StageLost,
+    StageReceived,
     TellFrontend,
+    code_of,
 )
-from controller.core.migration.destination_state import LEASED, OVER, DestinationState
 from controller.core.migration.machine import Rule, SetRank, follow
-from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, MoveTiming, Verb
 
 _D = DestinationState
 
@@ -66,7 +66,7 @@ class DestinationMove:
         self._heard_s = now_s
         self._said_s = now_s
         self._num_cached = 0
-        self._pending: Said | None = None
+        self._pending: MoveMessage | None = None
         self._asked = False
         self._ended = False
         self._dropped = False
@@ -94,9 +94,9 @@ class DestinationMove:
         past = now_s >= self._since_s + self._timing.memory_s
         return past and self.settled
 
-    def start(self, said: Said) -> Instructions:
+    def start(self, message: MoveMessage) -> Instructions:
         """With the first PRE_ALLOC."""
-        return [Reserve(0, said.num_blocks)]
+        return [Reserve(0, message.num_blocks)]
 
     def handle(self, event: object, now_s: float) -> Instructions:
         """Takes one event in; returns what to do now, in order. Mutates.
@@ -107,7 +107,7 @@ class DestinationMove:
         self.state, instructions = follow(TABLE, self.state, self, event)
         if self.state is not before:
             self._since_s = now_s
-        if isinstance(event, Said) or self.state is not before:
+        if isinstance(event, MoveMessage) or self.state is not before:
             self._heard_s = now_s
         if any(isinstance(each, Answer) for each in instructions):
             self._said_s = now_s
@@ -124,7 +124,7 @@ class DestinationMove:
         return []
 
     def _committed(self) -> Answer:
-        return Answer(Said(Verb.COMMITTED, self.stage, hop=self.hop))
+        return Answer(MoveMessage(Verb.COMMITTED, self.stage, hop=self.hop))
 
     # -- stages --------------------------------------------------------------------------
 
@@ -133,32 +133,32 @@ class DestinationMove:
         return [Receive(self.stage), self._allocated()]
 
     def _allocated(self) -> Answer:
-        return Answer(Said(Verb.PRE_ALLOCATED, self.stage, self._num_cached))
+        return Answer(MoveMessage(Verb.PRE_ALLOCATED, self.stage, self._num_cached))
 
     def _not_reserved(self, event: NotReserved) -> Instructions:
         self.code = event.code
         return [Free(), self._refused()]
 
     def _refused(self) -> Answer:
-        return Answer(Said(Verb.REFUSED, self.stage, code=self.code))
+        return Answer(MoveMessage(Verb.REFUSED, self.stage, code=self.code))
 
-    def _next_stage(self, said: Said) -> tuple[DestinationState, Instructions]:
-        if said.stage > self.stage:
-            return _D.RESERVING, self._reserve(said)
-        return _D.HOLDING, self._same_stage(said)
+    def _next_stage(self, message: MoveMessage) -> tuple[DestinationState, Instructions]:
+        if message.stage > self.stage:
+            return _D.RESERVING, self._reserve(message)
+        return _D.HOLDING, self._same_stage(message)
 
-    def _stage_to_come(self, said: Said) -> Instructions:
-        if said.stage > self.stage:
-            self._pending = self._pending if self._has_commit() else said
+    def _stage_to_come(self, message: MoveMessage) -> Instructions:
+        if message.stage > self.stage:
+            self._pending = self._pending if self._has_commit() else message
             return []
-        return self._same_stage(said)
+        return self._same_stage(message)
 
-    def _same_stage(self, said: Said) -> Instructions:
-        return [self._allocated()] if said.stage == self.stage else []
+    def _same_stage(self, message: MoveMessage) -> Instructions:
+        return [self._allocated()] if message.stage == self.stage else []
 
-    def _reserve(self, said: Said) -> Instructions:
-        self.stage = said.stage
-        return [Reserve(said.stage, said.num_blocks)]
+    def _reserve(self, message: MoveMessage) -> Instructions:
+        self.stage = message.stage
+        return [Reserve(message.stage, message.num_blocks)]
 
     def _received(self, _event: StageReceived) -> tuple[DestinationState, Instructions]:
         pending, self._pending = self._pending, None
@@ -174,18 +174,22 @@ class DestinationMove:
 
     # -- COMMIT --------------------------------------------------------------------------
 
-    def _hold_commit(self, said: Said) -> Instructions:
-        self._pending = said
+    def _hold_commit(self, message: MoveMessage) -> Instructions:
+        self._pending = message
         return []
 
-    def _apply(self, said: Said) -> Instructions:
-        self.hop = said.hop
-        return [Apply(said.rank)]
+    def _apply(self, message: MoveMessage) -> Instructions:
+        self.hop = message.hop
+        return [Apply(message.rank)]
 
     def _applied(self, _event: object) -> tuple[DestinationState, Instructions]:
         if self._dropped:
             told = self._tell_asker(False)
-            return _D.ABORTED, [Drop(self.hop), Answer(Said(Verb.ABORTED, self.stage)), *told]
+            return _D.ABORTED, [
+                Drop(self.hop),
+                Answer(MoveMessage(Verb.ABORTED, self.stage)),
+                *told,
+            ]
         self._asked = False
         end: Instructions = [EndRequest()] if self._ended else []
         return _D.COMMITTED, [self._committed(), TellFrontend(True, self.hop), *end]
@@ -194,7 +198,7 @@ class DestinationMove:
         self.code = event.code
         return [Free(), self._refused(), *self._tell_asker(False)]
 
-    def _committed_again(self, _said: Said) -> Instructions:
+    def _committed_again(self, _said: MoveMessage) -> Instructions:
         return [self._committed()]
 
     def _note(self, _event: object) -> Instructions:
@@ -232,13 +236,13 @@ class DestinationMove:
     def _reply(self, event: Any) -> Instructions:
         """To what comes for a move that is called off: always the same."""
         match event:
-            case Said(verb=Verb.ABORT):
-                return [Answer(Said(Verb.ABORTED, self.stage))]
-            case Said(verb=Verb.END):
-                return [Answer(Said(Verb.ENDED, self.stage))]
-            case Said(verb=Verb.PRIORITY):
+            case MoveMessage(verb=Verb.ABORT):
+                return [Answer(MoveMessage(Verb.ABORTED, self.stage))]
+            case MoveMessage(verb=Verb.END):
+                return [Answer(MoveMessage(Verb.ENDED, self.stage))]
+            case MoveMessage(verb=Verb.PRIORITY):
                 return [self._priority_set(event)]
-            case Said(verb=Verb.PRE_ALLOC | Verb.COMMIT):
+            case MoveMessage(verb=Verb.PRE_ALLOC | Verb.COMMIT):
                 return [self._refused()]
         return []
 
@@ -260,32 +264,34 @@ class DestinationMove:
 
     def _end_later(self, event: object) -> Instructions:
         self._ended = True
-        return [Answer(Said(Verb.ENDED, self.stage))] if isinstance(event, Said) else []
+        return (
+            [Answer(MoveMessage(Verb.ENDED, self.stage))] if isinstance(event, MoveMessage) else []
+        )
 
-    def _drop_later(self, said: Said) -> Instructions:
+    def _drop_later(self, message: MoveMessage) -> Instructions:
         self._dropped = True
-        self.code = said.code
+        self.code = message.code
         return []
 
-    def _drop(self, said: Said) -> Instructions:
-        self.code = said.code
-        return [Drop(self.hop), Answer(Said(Verb.ABORTED, self.stage))]
+    def _drop(self, message: MoveMessage) -> Instructions:
+        self.code = message.code
+        return [Drop(self.hop), Answer(MoveMessage(Verb.ABORTED, self.stage))]
 
-    def _end(self, _said: Said) -> Instructions:
-        return [EndRequest(), Answer(Said(Verb.ENDED, self.stage))]
+    def _end(self, _said: MoveMessage) -> Instructions:
+        return [EndRequest(), Answer(MoveMessage(Verb.ENDED, self.stage))]
 
-    def _set_rank(self, said: Said) -> Instructions:
-        assert said.rank is not None
-        if said.change <= self._last_change:
-            return [self._priority_set(said)]
-        self._last_change = said.change
-        return [SetRank(said.rank), self._priority_set(said)]
+    def _set_rank(self, message: MoveMessage) -> Instructions:
+        assert message.rank is not None
+        if message.change <= self._last_change:
+            return [self._priority_set(message)]
+        self._last_change = message.change
+        return [SetRank(message.rank), self._priority_set(message)]
 
-    def _priority_set(self, said: Said) -> Answer:
-        return Answer(Said(Verb.PRIORITY_SET, self.stage, change=said.change))
+    def _priority_set(self, message: MoveMessage) -> Answer:
+        return Answer(MoveMessage(Verb.PRIORITY_SET, self.stage, change=message.change))
 
-    def _working(self, _said: Said) -> Instructions:
-        return [Answer(Said(Verb.WORKING, self.stage))]
+    def _working(self, _said: MoveMessage) -> Instructions:
+        return [Answer(MoveMessage(Verb.WORKING, self.stage))]
 
     def _ignore(self, _event: object) -> Instructions:
         return []
@@ -325,7 +331,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.FREEING, StageReceived): rule(move._freed, _D.ABORTED),
         (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
         (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
-        (_D.COMMITTED, Verb.NOTED): rule(move._note, _D.COMMITTED),
+        (_D.COMMITTED, Verb.ACKNOWLEDGED): rule(move._note, _D.COMMITTED),
         (_D.COMMITTED, Verb.ABORT): rule(move._drop, _D.ABORTED),
         (_D.COMMITTED, Verb.END): rule(move._end, _D.COMMITTED),
         (_D.COMMITTED, Verb.PRIORITY): rule(move._set_rank, _D.COMMITTED),
@@ -340,7 +346,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         for asked in (Verb.PRE_ALLOC, Verb.COMMIT, Verb.ABORT, Verb.END, Verb.PRIORITY):
             table[state, asked] = rule(move._reply, state)
         table[state, OwnerAsked] = rule(move._not_moved, state)
-        for past in (SourceDied, ClientLeft, Verb.NOTED):
+        for past in (SourceDied, ClientLeft, Verb.ACKNOWLEDGED):
             table[state, past] = rule(move._ignore, state)
     for state in (_D.APPLYING, _D.COMMITTED):
         for late in (Verb.PRE_ALLOC, ClientLeft):

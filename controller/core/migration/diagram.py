@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from controller.core.migration import destination, destination_state, source, source_state
+from controller.core.migration import destination, destination_terms, source, source_terms
 from controller.core.migration.machine import Rule, Trigger
 from controller.core.migration.protocol import Verb
 
@@ -42,8 +42,8 @@ def _label(trigger: Trigger) -> str:
 
 
 DIAGRAMS = {
-    "source": mermaid(source.TABLE, source_state.OVER),
-    "destination": mermaid(destination.TABLE, destination_state.OVER),
+    "source": mermaid(source.TABLE, source_terms.OVER),
+    "destination": mermaid(destination.TABLE, destination_terms.OVER),
 }
 
 

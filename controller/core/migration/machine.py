@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from controller.core.migration.protocol import IllegalMoveError, Said, Verb
+from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
 
 State = TypeVar("State", bound=StrEnum)
 Trigger = Verb | type
@@ -36,7 +36,7 @@ class SetRank:
 
 
 def trigger_of(event: object) -> Trigger:
-    return event.verb if isinstance(event, Said) else type(event)
+    return event.verb if isinstance(event, MoveMessage) else type(event)
 
 
 def follow(table: Table[State], state: State, machine: object, event: object) -> Any:

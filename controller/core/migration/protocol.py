@@ -25,7 +25,7 @@ class Verb(StrEnum):
     ABORT = "abort"
     END = "end"
     PRIORITY = "priority"
-    NOTED = "noted"
+    ACKNOWLEDGED = "noted"
     WORKING = "working"
     PRE_ALLOCATED = "pre_allocated"
     REFUSED = "refused"
@@ -36,12 +36,12 @@ class Verb(StrEnum):
 
 
 FROM_SOURCE = frozenset(
-    {Verb.PRE_ALLOC, Verb.COMMIT, Verb.ABORT, Verb.END, Verb.PRIORITY, Verb.NOTED}
+    {Verb.PRE_ALLOC, Verb.COMMIT, Verb.ABORT, Verb.END, Verb.PRIORITY, Verb.ACKNOWLEDGED}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class MoveMessage:
     """One message. `stage` counts from 0; `num_blocks` in all, those of earlier stages and of
     the prefix cache among them; `rank` only where it was changed behind the request's back."""
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controller.core.event_log import Number
-from controller.core.migration.words import why
+from controller.core.migration.sentences import why
+from controller.core.record.event_log import Number
 
 DESTINATION_DIED = "destination_died"
 DESTINATION_FAILED = frozenset(

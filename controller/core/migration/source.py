@@ -25,42 +25,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.core.migration.machine import Rule, SetRank, follow
-from controller.core.migration.protocol import DEFAULT_TIMING, MoveTiming, Said, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, MoveTiming, Verb
 from controller.core.migration.source_clock import SourceClock
-from controller.core.migration.source_events import (
+from controller.core.migration.source_terms import (
+    BEFORE_SUSPENSION,
+    IN_DOUBT,
+    OVER,
     AlreadyMoved,
+    AnnounceMove,
+    AskFence,
+    CancelCopy,
     CannotMove,
+    Close,
+    CopyStage,
     DestinationDied,
     EpochFenced,
+    Instructions,
     MoveCancelled,
+    PlanStage,
     PriorityChanged,
+    Release,
     RequestEnded,
     RequestEvicted,
     RequestOutgrew,
     RequestSuspended,
+    Resume,
+    Send,
+    SourceState,
     StageNotSent,
     StagePlanned,
     StageSent,
-    TimedOut,
-    TookTooLong,
-    code_of,
-)
-from controller.core.migration.source_instructions import (
-    AnnounceMove,
-    AskFence,
-    CancelCopy,
-    Close,
-    CopyStage,
-    Instructions,
-    PlanStage,
-    Release,
-    Resume,
-    Send,
     Suspend,
     TellLost,
+    TimedOut,
+    TookTooLong,
     Unpin,
+    code_of,
 )
-from controller.core.migration.source_state import BEFORE_SUSPENSION, IN_DOUBT, OVER, SourceState
 
 _S = SourceState
 
@@ -76,13 +77,13 @@ class SourceMove:
         """Why it ended as it did."""
         self._clock = SourceClock(now_s, timing)
         self._last = False
-        self._asked: Said | None = None
+        self._asked: MoveMessage | None = None
         """The last PRE_ALLOC: repeated as a sign of life too."""
         self._rank: int | None = None
         self._num_changes = 0
         """Of the rank, that the destination was told."""
         self._destination_dead = False
-        self._unanswered: dict[Verb, Said] = {}
+        self._unanswered: dict[Verb, MoveMessage] = {}
         """What the destination must still confirm although the move is over."""
 
     @property
@@ -106,14 +107,14 @@ class SourceMove:
             self._destination_dead = True
         state, instructions = follow(TABLE, self.state, self, event)
         self.state = state
-        if isinstance(event, Said) and event.verb is Verb.WORKING:
+        if isinstance(event, MoveMessage) and event.verb is Verb.WORKING:
             self._clock.heard_working(now_s)
         if state is not before:
             self._clock.state_changed(now_s)
             if self.over:
                 instructions = [*instructions, Close(state, self.code)]
         if any(isinstance(each, Send | AskFence) for each in instructions):
-            self._clock.said(now_s)
+            self._clock.sent(now_s)
         return list(instructions)
 
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
@@ -126,10 +127,10 @@ class SourceMove:
         if up is not None:
             return self.handle(up, now_s)
         if clock.should_repeat(now_s) and (repeated := self._repeat()):
-            clock.said(now_s)
+            clock.sent(now_s)
             return repeated
         if clock.should_say_something(now_s) and self._asked and not self.over:
-            clock.said(now_s)
+            clock.sent(now_s)
             return [Send(self._asked)]
         return []
 
@@ -145,17 +146,17 @@ class SourceMove:
             return [Send(self._commit())]
         if self.state is _S.FENCING:
             return [AskFence(self.hop + 2)]
-        return [Send(said) for said in self._unanswered.values()]
+        return [Send(message) for message in self._unanswered.values()]
 
-    def _commit(self) -> Said:
-        return Said(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
+    def _commit(self) -> MoveMessage:
+        return MoveMessage(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
 
-    def _tell(self, said: Said) -> Instructions:
+    def _tell(self, message: MoveMessage) -> Instructions:
         """To be repeated until the destination confirms it. A dead one is told nothing."""
         if self._destination_dead:
             return []
-        self._unanswered[said.verb] = said
-        return [Send(said)]
+        self._unanswered[message.verb] = message
+        return [Send(message)]
 
     # -- before the request stops --------------------------------------------------------
 
@@ -164,12 +165,12 @@ class SourceMove:
         if event.last and not self._clock.last_copy_fits:
             return _S.KEPT, self._keep(TookTooLong())
         self._last = event.last
-        self._asked = Said(Verb.PRE_ALLOC, self.stage, event.num_blocks)
+        self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks)
         announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
         return _S.PRE_ALLOCATING, [*announce, Send(self._asked)]
 
-    def _allocated(self, said: Said) -> tuple[SourceState, Instructions]:
-        if said.stage < self.stage:
+    def _allocated(self, message: MoveMessage) -> tuple[SourceState, Instructions]:
+        if message.stage < self.stage:
             return _S.PRE_ALLOCATING, []
         if self._last:
             return _S.SUSPENDING, [Suspend()]
@@ -198,7 +199,9 @@ class SourceMove:
         return [*off, Unpin(), *self._abort()]
 
     def _abort(self) -> Instructions:
-        return self._tell(Said(Verb.ABORT, self.stage, code=self.code)) if self._asked else []
+        return (
+            self._tell(MoveMessage(Verb.ABORT, self.stage, code=self.code)) if self._asked else []
+        )
 
     def _resume(self, event: Any) -> Instructions:
         """`hop` goes on from the destination's, whether that one was used or not."""
@@ -212,11 +215,11 @@ class SourceMove:
         if self._destination_refused(event):
             return back
         hop = self.hop if in_doubt else 0
-        return [*back, *self._tell(Said(Verb.ABORT, self.stage, hop=hop, code=self.code))]
+        return [*back, *self._tell(MoveMessage(Verb.ABORT, self.stage, hop=hop, code=self.code))]
 
     @staticmethod
     def _destination_refused(event: Any) -> bool:
-        return isinstance(event, Said) and event.verb is Verb.REFUSED
+        return isinstance(event, MoveMessage) and event.verb is Verb.REFUSED
 
     def _end(self, event: RequestEnded) -> Instructions:
         self.code = event.code
@@ -240,10 +243,10 @@ class SourceMove:
         return over if self._rank is None else [*over, *self._tell_rank(self._rank)]
 
     def _note(self, _event: object) -> Instructions:
-        return [Send(Said(Verb.NOTED, self.stage))]
+        return [Send(MoveMessage(Verb.ACKNOWLEDGED, self.stage))]
 
     def _forward_end(self, _event: RequestEnded) -> Instructions:
-        return self._tell(Said(Verb.END, self.stage, hop=self.hop + 1))
+        return self._tell(MoveMessage(Verb.END, self.stage, hop=self.hop + 1))
 
     # -- at any time ---------------------------------------------------------------------
 
@@ -260,17 +263,19 @@ class SourceMove:
 
     def _tell_rank(self, rank: int) -> Instructions:
         self._num_changes += 1
-        return self._tell(Said(Verb.PRIORITY, self.stage, rank=rank, change=self._num_changes))
+        return self._tell(
+            MoveMessage(Verb.PRIORITY, self.stage, rank=rank, change=self._num_changes)
+        )
 
-    def _confirmed(self, said: Said) -> Instructions:
+    def _confirmed(self, message: MoveMessage) -> Instructions:
         answers = {
             Verb.ABORTED: Verb.ABORT,
             Verb.ENDED: Verb.END,
             Verb.PRIORITY_SET: Verb.PRIORITY,
             Verb.REFUSED: Verb.ABORT,
         }
-        asked = self._unanswered.get(answers[said.verb])
-        if asked is not None and asked.change == said.change:
+        asked = self._unanswered.get(answers[message.verb])
+        if asked is not None and asked.change == message.change:
             del self._unanswered[asked.verb]
         return []
 

@@ -7,8 +7,7 @@ bytes that were there for it; else it took too long for other reasons.
 """
 
 from controller.core.migration.protocol import MoveTiming
-from controller.core.migration.source_events import TimedOut, TookTooLong
-from controller.core.migration.source_state import SourceState
+from controller.core.migration.source_terms import SourceState, TimedOut, TookTooLong
 
 LIMIT_SLACK = 2.0
 """A link is shared: so many times what a stage alone would need under the limit."""
@@ -36,7 +35,7 @@ class SourceClock:
     def state_changed(self, now_s: float) -> None:
         self._since_s = now_s
 
-    def said(self, now_s: float) -> None:
+    def sent(self, now_s: float) -> None:
         self._said_s = now_s
 
     def heard_working(self, now_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from controller.core.snapshot import blocks_for
+from controller.core.load.snapshot import blocks_for
 
 PastMoves = tuple[tuple[str, float], ...]
 """Of one request: (the instance that it left, how many seconds ago), in any order."""

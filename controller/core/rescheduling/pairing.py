@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
-from controller.core.freeness import freeness, num_in_batch
+from controller.core.load.freeness import freeness, num_in_batch
+from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.snapshot import InstanceSnapshot, Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import InstanceSnapshot, QueueHead
 
 
 def without(

@@ -15,18 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.choose_destination import lacks
-from controller.core.event_log import Number
-from controller.core.freeness import finite, freeness
+from controller.core.load.freeness import finite, freeness
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.virtual_usage import headroom_blocks
 from controller.core.migration.refusals import LASTING
+from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.choose_destination import lacks
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
 from controller.core.rescheduling.worth import Link, Worth, head_wait, weigh
-from controller.core.snapshot import InstanceSnapshot, Level
-from controller.core.virtual_usage import headroom_blocks
 
 MINUTE_S = 60.0
 

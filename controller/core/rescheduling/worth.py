@@ -17,10 +17,10 @@ block of 16 tokens takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from controller.core.event_log import Number
-from controller.core.freeness import batch_size
+from controller.core.load.freeness import batch_size
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import InstanceSnapshot
 
 
 @dataclass(frozen=True, slots=True)

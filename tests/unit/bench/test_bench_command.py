@@ -14,8 +14,8 @@ import pytest
 from bench_server import MODEL, Behaviour, FakeServer
 from cli_support import cluster, controller, instance, remember
 
-from controller.api import run_state
-from controller.api.models import LevelStatus
+from controller.api.state import run_state
+from controller.api.wire.models import LevelStatus
 from llumctl.app import run
 
 Captured = pytest.CaptureFixture[str]

@@ -7,14 +7,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     EmulationStatus,
     InstanceState,
     InstanceStatus,
 )
-from llumctl.bench import figures
+from llumctl.bench import statistics as figures
 from llumctl.bench.check import TokenFaults, Verdict
 from llumctl.bench.measure import Observed
 from llumctl.bench.response import Answer

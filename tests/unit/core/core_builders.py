@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from controller.core.events import DispatchRequested, StatusReported
-from controller.core.snapshot import (
+from controller.core.load.snapshot import (
     InstanceSnapshot,
     Level,
     QueueHead,

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.core.dispatch import Policy
-from controller.core.freeness import NOTHING_UNREPORTED
-from controller.core.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.dispatch.policies import Policy
+from controller.core.load.freeness import NOTHING_UNREPORTED
+from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from core_builders import queued, running, snapshot_of, snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.choose_destination import choose_destination, lacks
-from controller.core.freeness import freeness
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot
+from controller.core.rescheduling.choose_destination import choose_destination, lacks
 
 
 def named(instance_id: str, held_blocks: int) -> InstanceSnapshot:

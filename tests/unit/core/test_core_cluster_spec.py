@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 
 FIRST = ClusterSpec.first(2)
 

@@ -1,6 +1,6 @@
 """Destinations that failed, for a while."""
 
-from controller.core.cooling import Cooling
+from controller.core.rescheduling.cooling import Cooling
 
 
 def test_one_that_failed_cools_for_its_source_only() -> None:

@@ -6,9 +6,9 @@ from dispatch_oracle import Candidate, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.dispatch import POLICIES, find_policy
-from controller.core.loads import LOADS
-from controller.core.snapshot import (
+from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.load.loads import LOADS
+from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,

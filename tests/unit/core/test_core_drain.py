@@ -8,17 +8,17 @@ from core_builders import BLOCK_SIZE, THREE_LEVELS, queued, running, snapshot_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.choose_destination import NO_DESTINATION
-from controller.core.cluster_spec import DrainOrder
-from controller.core.departure_plan import TOO_BUSY, Departure, DeparturePlan
-from controller.core.drain import Remainder, is_overdue
-from controller.core.drain_pace import MovePace, estimate_s, measured_pace
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.migration.record import MoveRecord, StageRecord
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.departure_plan import TOO_BUSY, Departure, DeparturePlan
+from controller.core.operations.drain import Remainder, is_overdue
+from controller.core.operations.drain_pace import MovePace, estimate_s, measured_pace
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import ReliefView, _Relief
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 
 
 def leaving(

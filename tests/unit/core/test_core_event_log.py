@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.event_log import EventKind, EventLog, LoggedEvent, parse_position
+from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, parse_position
 
 
 def event(number: int) -> LoggedEvent:

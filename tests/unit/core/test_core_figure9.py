@@ -4,9 +4,9 @@ import math
 
 from core_builders import RequestSnapshot, queued, running, snapshot_of
 
-from controller.core.freeness import freeness
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
-from controller.core.virtual_usage import instance_virtual_usage
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.load.virtual_usage import instance_virtual_usage
 
 T_SOURCE = T_DESTINATION = 48.0
 

@@ -6,13 +6,13 @@ from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapsh
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from controller.core.freeness import (
+from controller.core.load.freeness import (
     batch_size,
     dispatch_freeness,
     dispatch_headroom_blocks,
     freeness,
 )
-from controller.core.snapshot import (
+from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,

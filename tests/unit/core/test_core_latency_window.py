@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.latency_window import LatencyWindow
+from controller.core.load.latency_window import LatencyWindow
 
 
 def test_nothing_measured_has_no_percentile() -> None:

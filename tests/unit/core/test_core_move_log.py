@@ -2,10 +2,10 @@
 
 import pytest
 
+from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MAX_RECENT, OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.words import why
-from controller.core.move_log import DOWNTIME_BOUNDS_S, MAX_RECENT, OUTCOMES, MoveLog
+from controller.core.migration.sentences import why
 
 
 def record(number: int = 0, outcome: str = "migrated", num_bytes: int = 1000) -> MoveRecord:

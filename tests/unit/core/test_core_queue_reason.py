@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.queue_reason import QueueReason, queue_reason
-from controller.core.snapshot import InstanceSnapshot, QueueHead
+from controller.core.load.queue_reason import QueueReason, queue_reason
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 
 
 def instance(free: int, demand: int = 0, running: int = 1, watermark: int = 0) -> InstanceSnapshot:

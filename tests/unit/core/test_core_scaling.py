@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
-from controller.core.scaling import OtherPlanError, ScalePlan, plan_scale, planned_instances
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.scaling import (
+    OtherPlanError,
+    ScalePlan,
+    plan_scale,
+    planned_instances,
+)
 
 
 def spec(num: int, *removing: str) -> ClusterSpec:

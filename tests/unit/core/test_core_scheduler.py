@@ -4,8 +4,9 @@ from unittest import mock
 import pytest
 from core_builders import queued, request, running, status
 
-from controller.core import dispatch as dispatch_module
-from controller.core.dispatch import POLICIES
+from controller.core.dispatch import policies as dispatch_module
+from controller.core.dispatch.instance_record import LOST_AFTER_S
+from controller.core.dispatch.policies import POLICIES
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -21,9 +22,8 @@ from controller.core.events import (
     RejectCode,
     Ticked,
 )
-from controller.core.instance_record import LOST_AFTER_S
+from controller.core.load.snapshot import Unreported
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
-from controller.core.snapshot import Unreported
 
 CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controller.core.dispatch import POLICIES
+from controller.core.dispatch.instance_record import LOST_AFTER_S
+from controller.core.dispatch.policies import POLICIES
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -23,9 +24,8 @@ from controller.core.events import (
     Reject,
     Ticked,
 )
-from controller.core.instance_record import LOST_AFTER_S
+from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
-from controller.core.snapshot import Level
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
 IDS = st.sampled_from(["a", "b", "c"])

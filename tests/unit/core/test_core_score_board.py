@@ -8,8 +8,11 @@ from dispatch_oracle import Candidate, choose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core import dispatch as dispatch_module
-from controller.core.dispatch import POLICIES, find_policy
+from controller.core.dispatch import policies as dispatch_module
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.dispatch.score_board import MAX_RANKS
+from controller.core.dispatch.scores import Scores
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -24,11 +27,8 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.instance_record import InstanceRecord
+from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
-from controller.core.score_board import MAX_RANKS
-from controller.core.scores import Scores
-from controller.core.snapshot import Level
 
 STALL_S = 5.0
 IDS = [f"i-{index}" for index in range(12)]  # i-10 comes before i-2

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from usage_oracle import headroom_share_blocks, request_virtual_usage
 
-from controller.core.snapshot import (
+from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
     HIGH,
     NORMAL,
     InstanceSnapshot,
     Level,
 )
-from controller.core.virtual_usage import (
+from controller.core.load.virtual_usage import (
     headroom_blocks,
     instance_virtual_usage,
     total_headroom_blocks,

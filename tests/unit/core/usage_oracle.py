@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from core_builders import RequestSnapshot
 
-from controller.core.snapshot import InstanceSnapshot, Level, blocks_for
-from controller.core.virtual_usage import headroom_blocks
+from controller.core.load.snapshot import InstanceSnapshot, Level, blocks_for
+from controller.core.load.virtual_usage import headroom_blocks
 
 
 def headroom_share_blocks(rank: int, snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:

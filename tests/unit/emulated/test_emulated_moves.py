@@ -11,9 +11,9 @@ from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.block_hashes import DIGEST_BYTES
 from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.token_sequence import first_wrong, start, token
-from controller.core.freeness import freeness
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import NORMAL, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.snapshot import NORMAL, Level, blocks_for
 from controller.ports.moves import EngineMoves, ReservedBlocks, SuspendedRequest
 
 BLOCK_SIZE = 16

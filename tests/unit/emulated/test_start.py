@@ -10,21 +10,18 @@ import pytest
 
 from controller.adapters.embedded_model.architecture import MAX_TOKENS
 from controller.adapters.emulated.engine import EmulatedEngine
-from controller.api.doctor_models import CheckResult
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.settings import Settings
-from controller.main import (
-    doctor,
-    doctor_resources,
-    emulation,
-    preflight,
-    roles,
-    temp_folder,
-    up,
-)
+from controller.api.settings.settings import Settings
+from controller.api.wire.doctor import CheckResult
+from controller.main import roles
+from controller.main.checks import preflight
+from controller.main.doctor import doctor
+from controller.main.doctor import resources as doctor_resources
+from controller.main.machine import temp_folder
 from controller.main.plan import ClusterPlan
+from controller.main.start import emulation, up
 from controller.model.profile import load_profile
-from llumctl import settings
+from llumctl.config import settings
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from controller.adapters.embedded_model.architecture import EOS_ID
 from controller.adapters.embedded_model.vocabulary import SPECIAL_TOKENS, vocabulary
-from controller.adapters.embedded_model.words import words
+from controller.adapters.embedded_model.word_list import words
 from controller.api import token_sequence
 from controller.api.token_sequence import (
     COUNT,

@@ -14,7 +14,7 @@ import uvloop
 from uvicorn import Config, Server
 
 from controller.adapters.listener.shared_listener import SharedListener
-from controller.adapters.vllm.connections import KeepAlive
+from controller.adapters.vllm.endpoint.connections import KeepAlive
 
 
 class NamedServer(Server):

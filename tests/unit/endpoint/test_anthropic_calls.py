@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from controller.adapters.vllm.anthropic_calls import leave_out_cut_calls
+from controller.adapters.vllm.endpoint.anthropic_calls import leave_out_cut_calls
 
 
 class Converter:

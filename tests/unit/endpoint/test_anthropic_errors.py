@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator
 
-from controller.adapters.vllm.anthropic_errors import tell_errors
+from controller.adapters.vllm.endpoint.anthropic_errors import tell_errors
 
 FAILED = 'data: {"error": {"message": "%s", "type": "x", "param": null, "code": 503}}\n\n'
 

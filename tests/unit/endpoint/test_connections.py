@@ -16,9 +16,9 @@ import pytest
 import uvloop
 from uvicorn import Config, Server
 
-from controller.adapters.vllm import connections
-from controller.adapters.vllm.connections import KeepAlive, max_kept_connections
-from controller.adapters.vllm.gate import Gate
+from controller.adapters.vllm.endpoint import connections
+from controller.adapters.vllm.endpoint.connections import KeepAlive, max_kept_connections
+from controller.adapters.vllm.endpoint.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 PATIENCE_S = 5.0

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm import exchange
-from controller.adapters.vllm import gate as gate_module
-from controller.adapters.vllm.error_bodies import INTERNAL, error_type
-from controller.adapters.vllm.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint import exchange
+from controller.adapters.vllm.endpoint import gate as gate_module
+from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, error_type
+from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controller.adapters.vllm import grammar_process
-from controller.adapters.vllm.grammar_process import (
+from controller.adapters.vllm.grammars import process as grammar_process
+from controller.adapters.vllm.grammars.process import (
     TOO_COSTLY,
     Grammar,
     GrammarProcess,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.vllm import json_outline
-from controller.adapters.vllm.json_outline import MAX_DEPTH, MAX_VALUES, outline
+from controller.adapters.vllm.checks import json_outline
+from controller.adapters.vllm.checks.json_outline import MAX_DEPTH, MAX_VALUES, outline
 
 TEXTS = st.text(alphabet='ab[]{},:"\\ \n\u00e9', max_size=8)
 VALUES = st.recursive(

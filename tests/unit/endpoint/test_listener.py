@@ -15,8 +15,8 @@ from controller.adapters.listener.listening_socket import (
     listen,
     set_write_timeout,
 )
-from controller.adapters.vllm import exchange
-from controller.adapters.vllm.gate import Gate
+from controller.adapters.vllm.endpoint import exchange
+from controller.adapters.vllm.endpoint.gate import Gate
 
 PATH = "/v1/completions"
 EVENT = b"data: " + b"x" * 1000 + b"\n\n"

@@ -9,8 +9,8 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from controller.adapters.vllm.gate import Gate
-from controller.adapters.vllm.outermost import around, without_outermost
+from controller.adapters.vllm.endpoint.gate import Gate
+from controller.adapters.vllm.endpoint.outermost import around, without_outermost
 
 PAGE = "https://chat.example"
 

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.api_keys import ApiKeys
-from controller.adapters.vllm.frontend import FrontendConfig
-from controller.adapters.vllm.gate import Gate, GateLimits
-from controller.adapters.vllm.priorities import WISH, Wish
-from controller.api.key_file import ApiKey, check, parse_line
+from controller.adapters.vllm.endpoint.api_keys import ApiKeys
+from controller.adapters.vllm.endpoint.frontend import FrontendConfig
+from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
+from controller.api.settings.key_file import ApiKey, check, parse_line
 
 LEVELS = {"normal": 0, "high": 1, "low": -2}
 KEYS = ("sk-all", "sk-batch low", "sk-board\thigh,normal", "sk-both  low, normal")
@@ -31,9 +31,9 @@ async def ask(
     heard: list[int] = []
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        wish = WISH.get()
-        assert wish is not None
-        heard.append(wish.rank_of_sequence(body.get("priority") or 0))
+        asked_priority = ASKED_PRIORITY.get()
+        assert asked_priority is not None
+        heard.append(asked_priority.rank_of_sequence(body.get("priority") or 0))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -45,7 +45,7 @@ async def ask(
         raw = [(name.encode(), value.encode("latin-1")) for name, value in given]
         answer = await http.post(path, headers=raw, content=json.dumps(body).encode())
     assert gate.num_live == 0
-    assert WISH.get() is None
+    assert ASKED_PRIORITY.get() is None
     return answer, heard
 
 
@@ -190,10 +190,10 @@ async def test_the_levels_are_no_part_of_a_key(key: str) -> None:
 
 def test_a_wish_of_a_request_that_the_gate_could_not_read() -> None:
     """Nobody gets more by a body that is no JSON: vLLM's own priority of the request counts."""
-    wish = Wish(LEVELS, None, ("low",))
-    assert wish.rank_of_sequence(0) == wish.rank_of_sequence(2) == -2
+    asked_priority = AskedPriority(LEVELS, None, ("low",))
+    assert asked_priority.rank_of_sequence(0) == asked_priority.rank_of_sequence(2) == -2
     with pytest.raises(Exception, match="may not ask for the priority high"):
-        wish.rank_of_sequence(-1)
+        asked_priority.rank_of_sequence(-1)
 
 
 # -- the file -----------------------------------------------------------------------------

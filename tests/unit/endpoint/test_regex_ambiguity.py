@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.adapters.vllm.regex_ambiguity import (
+from controller.adapters.vllm.checks.regex_ambiguity import (
     MAX_CHARS,
     MAX_COUNT,
     TooCostlyError,

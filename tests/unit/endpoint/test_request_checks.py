@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm import request_checks
-from controller.adapters.vllm.constraint_checks import TooMuchError, check_constraints
-from controller.adapters.vllm.exchange import RefusedError
-from controller.adapters.vllm.priorities import Wish
-from controller.adapters.vllm.request_checks import find_fault, find_id_fault
+from controller.adapters.vllm.checks import body as request_checks
+from controller.adapters.vllm.checks.body import find_fault, find_id_fault
+from controller.adapters.vllm.checks.constraints import TooMuchError, check_constraints
+from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.endpoint.priorities import AskedPriority
 
 
 def fault_of(request: Any) -> str | None:
     try:
-        found = find_fault(json.dumps(request).encode(), Wish({"normal": 0, "high": 1}).rank)
+        found = find_fault(
+            json.dumps(request).encode(), AskedPriority({"normal": 0, "high": 1}).rank
+        )
     except RefusedError as refused:
         return refused.message
     return found.message if found else None

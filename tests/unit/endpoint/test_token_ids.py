@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from controller.adapters.vllm.token_ids import LISTS, find_no_ids, max_token_ids, num_token_ids
+from controller.adapters.vllm.checks.token_ids import (
+    LISTS,
+    find_no_ids,
+    max_token_ids,
+    num_token_ids,
+)
 
 
 @pytest.mark.parametrize("bad", [True, 1.0, "1", None, {}, []], ids=repr)

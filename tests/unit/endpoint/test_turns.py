@@ -2,7 +2,7 @@
 
 import asyncio
 
-from controller.adapters.vllm.turns import PER_TURN, Turns
+from controller.adapters.vllm.endpoint.turns import PER_TURN, Turns
 
 
 async def test_no_turn_of_the_loop_has_more_than_its_share() -> None:

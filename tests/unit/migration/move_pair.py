@@ -13,11 +13,11 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.destination_instructions import Instruction as DestinationInstruction
+from controller.core.migration.destination_terms import Instruction as DestinationInstruction
 from controller.core.migration.ownership import Loss, Ownership
-from controller.core.migration.protocol import DEFAULT_TIMING, Said, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
 from controller.core.migration.source import SourceMove, SourceState
-from controller.core.migration.source_instructions import Instruction as SourceInstruction
+from controller.core.migration.source_terms import Instruction as SourceInstruction
 from controller.core.token_order import Epoch
 
 SOURCE = InstanceRef("source", 1, "s")
@@ -48,8 +48,8 @@ class Pair:
         self.copy_time_s = 0.0
         """What the bandwidth limit makes a stage take."""
         self.frontend_stalled = False
-        self.loses: Callable[[Said], bool] = lambda _said: False
-        self.doubles: Callable[[Said], bool] = lambda _said: False
+        self.loses: Callable[[MoveMessage], bool] = lambda _said: False
+        self.doubles: Callable[[MoveMessage], bool] = lambda _said: False
         self.num_lost = 0
 
         self.at_source = "batch"
@@ -62,7 +62,7 @@ class Pair:
         self.no_blocks_from_stage = 99
         self.expected_stage: int | None = None
         self.client = "reads"
-        self.said: list[Said] = []
+        self.sent: list[MoveMessage] = []
         self.source_did: list[SourceInstruction] = []
         self.destination_did: list[DestinationInstruction] = []
         self._carry_out_source(self.source.start())
@@ -225,7 +225,7 @@ class Pair:
         return [each.item for each in delivered] == ["next"]
 
     def verbs(self, *among: Verb) -> list[Verb]:
-        return [said.verb for said in self.said if said.verb in among]
+        return [message.verb for message in self.sent if message.verb in among]
 
     def check(self) -> None:
         self.source.check()
@@ -242,8 +242,8 @@ class Pair:
         self.source_did += instructions
         for instruction in instructions:
             match instruction:
-                case src.Send(said=said):
-                    self._put("to_destination", said)
+                case src.Send(message=message):
+                    self._put("to_destination", message)
                 case src.AnnounceMove(hop=hop):
                     self.ownership.announce(DESTINATION, hop)
                 case src.AskFence(hop=hop):
@@ -316,8 +316,8 @@ class Pair:
         self.destination_did += instructions
         for instruction in instructions:
             match instruction:
-                case dst.Answer(said=said):
-                    self._put("to_source", said)
+                case dst.Answer(message=message):
+                    self._put("to_source", message)
                 case dst.Reserve() | dst.Apply():
                     self.todo.append(("destination_works", instruction))
                 case dst.Receive(stage=stage):
@@ -359,29 +359,29 @@ class Pair:
                 self.destination_rank = self.destination_rank if rank is None else rank
                 self.tell_destination(dst.CommitApplied())
 
-    def _put(self, way: str, said: Said) -> None:
-        self.said.append(said)
-        if self.loses(said):
+    def _put(self, way: str, message: MoveMessage) -> None:
+        self.sent.append(message)
+        if self.loses(message):
             self.num_lost += 1
             return
-        self.todo.append((way, said))
-        if self.doubles(said):
-            self.todo.append((way, replace(said)))
+        self.todo.append((way, message))
+        if self.doubles(message):
+            self.todo.append((way, replace(message)))
 
-    def _to_destination(self, said: Said) -> None:
+    def _to_destination(self, message: MoveMessage) -> None:
         if not self.destination_alive:
             return
         if self.destination is None:
-            if said.verb is Verb.PRE_ALLOC:
+            if message.verb is Verb.PRE_ALLOC:
                 self.destination = DestinationMove(self.now_s)
-                self._carry_out_destination(self.destination.start(said))
-            elif said.verb is Verb.ABORT:
-                self._put("to_source", Said(Verb.ABORTED))
+                self._carry_out_destination(self.destination.start(message))
+            elif message.verb is Verb.ABORT:
+                self._put("to_source", MoveMessage(Verb.ABORTED))
             return
-        self.tell_destination(said)
+        self.tell_destination(message)
 
-    def _to_source(self, said: Said) -> None:
-        self.tell_source(said)
+    def _to_source(self, message: MoveMessage) -> None:
+        self.tell_source(message)
 
     def _moved_told(self, hop: int) -> None:
         if self.client == "reads":
@@ -412,7 +412,7 @@ def _state(source: SourceState, destination: DestinationState | None) -> Callabl
 
 
 def _commit_lost_once(pair: Pair) -> bool:
-    pair.loses = lambda said: said.verb is Verb.COMMIT
+    pair.loses = lambda message: message.verb is Verb.COMMIT
     if _state(SourceState.COMMITTING, DestinationState.HOLDING)(pair):
         pair.loses = lambda _said: False
         return True
@@ -423,7 +423,7 @@ def _fencing(lost: Verb) -> Callable[[Pair], bool]:
     """Whatever the source sent, or the destination said, was lost; the frontend is slow."""
 
     def there(pair: Pair) -> bool:
-        pair.loses = lambda said: said.verb is lost
+        pair.loses = lambda message: message.verb is lost
         pair.frontend_stalled = True
         if pair.source.state is not SourceState.FENCING:
             return False

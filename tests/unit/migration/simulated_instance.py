@@ -24,7 +24,7 @@ from simulated_messages import (
     LostThere,
     Missing,
     Moved,
-    MoveSaid,
+    MoveEnvelope,
     Network,
     NotMoved,
     OwnerAsked,
@@ -34,7 +34,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.protocol import FROM_SOURCE, Said, Verb
+from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
 from controller.core.migration.source import SourceMove, SourceState
 from controller.core.migration.stages import blocks_to_reserve, is_last
 
@@ -84,8 +84,8 @@ class Outgoing:
             match instruction:
                 case src.PlanStage(stage=stage):
                     here.between_steps(lambda stage=stage: self._plan(stage), self._on_found)
-                case src.Send(said=said):
-                    self._send(said)
+                case src.Send(message=message):
+                    self._send(message)
                 case src.AnnounceMove(hop=hop):
                     here.tell_frontend(Announced(request_id, self.to, hop))
                 case src.CopyStage(stage=stage):
@@ -177,20 +177,20 @@ class Outgoing:
             )
         )
 
-    def _send(self, said: Said) -> None:
-        first = said.verb is Verb.PRE_ALLOC and said.stage == 0
+    def _send(self, message: MoveMessage) -> None:
+        first = message.verb is Verb.PRE_ALLOC and message.stage == 0
         arriving = (self.live.asked, self.live.hop) if first else None
-        state = self.state if said.verb is Verb.COMMIT else None
-        message = MoveSaid(
-            self.migration_id, self.request_id, self.here.ref, self.to, said, arriving, state
+        state = self.state if message.verb is Verb.COMMIT else None
+        envelope = MoveEnvelope(
+            self.migration_id, self.request_id, self.here.ref, self.to, message, arriving, state
         )
-        self.here.network.send(self.here.ref, self.to, message)
+        self.here.network.send(self.here.ref, self.to, envelope)
 
 
 class Incoming:
     """A move to here."""
 
-    def __init__(self, here: "Instance", first: MoveSaid) -> None:
+    def __init__(self, here: "Instance", first: MoveEnvelope) -> None:
         assert first.arriving is not None
         self.here, self.migration_id = here, first.migration_id
         self.request_id, self.source = first.request_id, first.source
@@ -202,8 +202,8 @@ class Incoming:
         self.receiving = ""
         self.state: State | None = None
 
-    def begin(self, said: Said, *, refused: bool) -> None:
-        instructions = self.machine.start(said)
+    def begin(self, message: MoveMessage, *, refused: bool) -> None:
+        instructions = self.machine.start(message)
         if refused:
             self.handle(dst.NotReserved("moving"))
         else:
@@ -215,9 +215,9 @@ class Incoming:
     def tick(self) -> None:
         self._carry_out(self.machine.tick(self.here.now_s))
 
-    def said(self, message: MoveSaid) -> None:
-        self.state = self.state or message.state
-        self.handle(message.said)
+    def receive(self, envelope: MoveEnvelope) -> None:
+        self.state = self.state or envelope.state
+        self.handle(envelope.message)
 
     def _carry_out(self, instructions: dst.Instructions) -> None:
         here, request_id = self.here, self.request_id
@@ -242,8 +242,8 @@ class Incoming:
                     here.end(request_id, self.machine.hop)
                 case dst.SetRank(rank=rank):
                     here.set_rank(request_id, rank)
-                case dst.Answer(said=said):
-                    self._answer(said)
+                case dst.Answer(message=message):
+                    self._answer(message)
                 case dst.TellFrontend(moved=True, hop=hop):
                     began = len(self.state.outputs) if self.state else 0
                     here.tell_frontend(Moved(request_id, here.ref, hop, began))
@@ -272,8 +272,8 @@ class Incoming:
         def write(contents: list[Any]) -> None:
             if engine.reserved.get(self.request_id, [])[self.num_received :] != places:
                 raise Violation("bytes are written where nothing is reserved for them")
-            for place, content in zip(places, contents, strict=False):
-                engine.write(place, content)
+            for place, message in zip(places, contents, strict=False):
+                engine.write(place, message)
 
         def received(number: int | None) -> None:
             if number is None:
@@ -297,9 +297,11 @@ class Incoming:
         self.here.live[self.request_id] = Live(self.asked, hop, list(self.state.outputs))
         self.handle(dst.CommitApplied())
 
-    def _answer(self, said: Said) -> None:
-        message = MoveSaid(self.migration_id, self.request_id, self.source, self.here.ref, said)
-        self.here.network.send(self.here.ref, self.source, message)
+    def _answer(self, message: MoveMessage) -> None:
+        envelope = MoveEnvelope(
+            self.migration_id, self.request_id, self.source, self.here.ref, message
+        )
+        self.here.network.send(self.here.ref, self.source, envelope)
 
 
 class Instance:
@@ -469,10 +471,10 @@ class Instance:
                 self.end(request_id)
             case Missing() as missing:
                 self._send_again(missing)
-            case MoveSaid() as message if message.said.verb in FROM_SOURCE:
-                self._source_said(message)
-            case MoveSaid() as message:
-                self._destination_said(message)
+            case MoveEnvelope() as envelope if envelope.message.verb in FROM_SOURCE:
+                self._source_said(envelope)
+            case MoveEnvelope() as envelope:
+                self._destination_said(envelope)
             case FenceAnswered(request_id=request_id, hop=hop, fenced=fenced):
                 for move in self._live_of(request_id):
                     fencing = move.machine.state is SourceState.FENCING
@@ -489,33 +491,41 @@ class Instance:
             if tokens:
                 self.tell_frontend(Emitted(missing.request_id, live.hop, first, tokens, False))
 
-    def _source_said(self, message: MoveSaid) -> None:
-        known = self.incoming.get(message.migration_id)
-        verb = message.said.verb
+    def _source_said(self, envelope: MoveEnvelope) -> None:
+        known = self.incoming.get(envelope.migration_id)
+        verb = envelope.message.verb
         if known is not None:
-            known.said(message)
-        elif verb is Verb.PRE_ALLOC and message.arriving is not None:
-            refused = message.request_id in self.live or self._moving(message.request_id)
-            move = self.incoming[message.migration_id] = Incoming(self, message)
-            move.begin(message.said, refused=refused)
-        elif verb is not Verb.NOTED:
+            known.receive(envelope)
+        elif verb is Verb.PRE_ALLOC and envelope.arriving is not None:
+            refused = envelope.request_id in self.live or self._moving(envelope.request_id)
+            move = self.incoming[envelope.migration_id] = Incoming(self, envelope)
+            move.begin(envelope.message, refused=refused)
+        elif verb is not Verb.ACKNOWLEDGED:
             answers = {
                 Verb.ABORT: Verb.ABORTED,
                 Verb.END: Verb.ENDED,
                 Verb.PRIORITY: Verb.PRIORITY_SET,
             }
-            answer = Said(answers.get(verb, Verb.REFUSED), change=message.said.change)
-            self._reply(message, message.source, answer)
+            answer = MoveMessage(answers.get(verb, Verb.REFUSED), change=envelope.message.change)
+            self._reply(envelope, envelope.source, answer)
 
-    def _destination_said(self, message: MoveSaid) -> None:
-        if move := self.outgoing.get(message.migration_id):
-            move.handle(message.said)
-        elif message.said.verb is Verb.COMMITTED:
-            self._reply(message, message.destination, Said(Verb.NOTED, message.said.stage))
+    def _destination_said(self, envelope: MoveEnvelope) -> None:
+        if move := self.outgoing.get(envelope.migration_id):
+            move.handle(envelope.message)
+        elif envelope.message.verb is Verb.COMMITTED:
+            self._reply(
+                envelope,
+                envelope.destination,
+                MoveMessage(Verb.ACKNOWLEDGED, envelope.message.stage),
+            )
 
-    def _reply(self, message: MoveSaid, to: InstanceRef, said: Said) -> None:
-        reply = MoveSaid(
-            message.migration_id, message.request_id, message.source, message.destination, said
+    def _reply(self, envelope: MoveEnvelope, to: InstanceRef, message: MoveMessage) -> None:
+        reply = MoveEnvelope(
+            envelope.migration_id,
+            envelope.request_id,
+            envelope.source,
+            envelope.destination,
+            message,
         )
         self.network.send(self.ref, to, reply)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from simulated_engine import Asked, State, Token
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.protocol import MoveTiming, Said
+from controller.core.migration.protocol import MoveMessage, MoveTiming
 
 TIMING = MoveTiming(
     retry_s=0.5,
@@ -49,14 +49,14 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveSaid:
+class MoveEnvelope:
     """`arriving` (request, hop) with the first PRE_ALLOC, `state` with COMMIT."""
 
     migration_id: str
     request_id: str
     source: InstanceRef
     destination: InstanceRef
-    said: Said
+    message: MoveMessage
     arriving: tuple[Asked, int] | None = None
     state: State | None = None
 

@@ -17,7 +17,7 @@ from typing import Any
 from simulated_engine import Asked, SimulatedEngine, blocks_for
 from simulated_frontend import Frontend
 from simulated_instance import Instance, Violation
-from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveSaid
+from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
@@ -78,14 +78,14 @@ class Simulation:
     # -- the network, as instances and the frontend see it ---------------------------------
 
     def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
-        rng, between = self.rng, isinstance(body, MoveSaid)
+        rng, between = self.rng, isinstance(body, MoveEnvelope)
         if between and not self._healed:
             if self._is_cut(sender, receiver) or rng.random() < self.loss:
                 self.note("lost", _words(body))
                 return
             if rng.random() < self.doubling:
                 self._put(sender, receiver, body, in_order=False)
-            if body.said.verb in (Verb.COMMIT, Verb.COMMITTED) and rng.random() < 0.06:
+            if body.message.verb in (Verb.COMMIT, Verb.COMMITTED) and rng.random() < 0.06:
                 self._bad_luck(sender.instance_id, receiver.instance_id)
         self._put(sender, receiver, body, in_order=self.in_order or not between)
 
@@ -517,8 +517,8 @@ def leftovers(instance: Instance) -> str:
 
 
 def _words(body: Any) -> str:
-    if isinstance(body, MoveSaid):
-        return f"{body.migration_id} {body.said.verb} {body.said.stage}"
+    if isinstance(body, MoveEnvelope):
+        return f"{body.migration_id} {body.message.verb} {body.message.stage}"
     return f"{type(body).__name__} {getattr(body, 'request_id', '')}"
 
 

@@ -16,7 +16,7 @@ from move_pair import (
 
 from controller.core.migration import destination as dst
 from controller.core.migration.ownership import Loss, Ownership
-from controller.core.migration.protocol import DEFAULT_TIMING, IllegalMoveError, Said, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, IllegalMoveError, MoveMessage, Verb
 from controller.core.token_order import Epoch
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
@@ -60,7 +60,7 @@ def test_source_dies__suspended__replay() -> None:
 def test_source_dies__commit_in_doubt__replay_if_commit_did_not_come(position: str) -> None:
     pair = _source_died_at("commit_unheard", position)
     assert pair.outcome == LOST
-    pair.tell_destination(Said(Verb.COMMIT, 1, hop=1))
+    pair.tell_destination(MoveMessage(Verb.COMMIT, 1, hop=1))
     assert not pair.at_destination, "its answer to the frontend was final"
 
 
@@ -244,7 +244,7 @@ def test_destination_out_of_blocks__copying__kept_and_all_stages_freed(position:
 def test_destination_out_of_blocks__suspended__resumed() -> None:
     """It has all it needs by then; whatever makes it refuse, the request goes on."""
     pair = at("suspended", "suspended")
-    pair.tell_source(Said(Verb.REFUSED, 1, code="no_blocks"))
+    pair.tell_source(MoveMessage(Verb.REFUSED, 1, code="no_blocks"))
     pair.settle()
     assert pair.outcome == RESUMED
 

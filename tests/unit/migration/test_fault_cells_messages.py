@@ -7,7 +7,7 @@ from move_pair import DESTINATION, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 
 from controller.core.migration import destination as dst
 from controller.core.migration.destination import DestinationState
-from controller.core.migration.protocol import DEFAULT_TIMING, Said, Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
 from controller.core.migration.source import SourceState
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
@@ -19,21 +19,21 @@ IN_DOUBT = [
 LONG_S = 200.0
 
 
-def _any(_said: Said) -> bool:
+def _any(_said: MoveMessage) -> bool:
     return True
 
 
-def _none(_said: Said) -> bool:
+def _none(_said: MoveMessage) -> bool:
     return False
 
 
-def _once() -> Callable[[Said], bool]:
+def _once() -> Callable[[MoveMessage], bool]:
     """True for the first message of each verb."""
     known: set[Verb] = set()
 
-    def first(said: Said) -> bool:
-        new = said.verb not in known
-        known.add(said.verb)
+    def first(message: MoveMessage) -> bool:
+        new = message.verb not in known
+        known.add(message.verb)
         return new
 
     return first
@@ -120,7 +120,7 @@ def test_link_stalls__committed__moved() -> None:
 # -- messages are lost -----------------------------------------------------------------------
 
 
-def _lossy_at(column: str, position: str, loses: Callable[[Said], bool]) -> Pair:
+def _lossy_at(column: str, position: str, loses: Callable[[MoveMessage], bool]) -> Pair:
     """What is under way is lost as well, if `loses` says so."""
     pair = at(column, position)
     pair.loses = loses
@@ -196,11 +196,11 @@ def test_message_lost__commit_in_doubt__commit_is_repeated() -> None:
     assert len(pair.verbs(Verb.COMMIT)) > 1
 
 
-@pytest.mark.parametrize("lost", [Verb.COMMITTED, Verb.NOTED])
+@pytest.mark.parametrize("lost", [Verb.COMMITTED, Verb.ACKNOWLEDGED])
 def test_message_lost__committed__acknowledged_again(lost: Verb) -> None:
     losing = _once()
     pair = at("commit_heard", "applying")
-    pair.loses = lambda said: said.verb is lost and losing(said)
+    pair.loses = lambda message: message.verb is lost and losing(message)
     pair.settle()
     assert pair.outcome == MOVED
     assert pair.num_lost == 1
@@ -224,7 +224,7 @@ def _doubled_at(column: str, position: str) -> Pair:
     return pair
 
 
-def _answers_twice_alike(pair: Pair, asked: Said, answer: Said | None) -> None:
+def _answers_twice_alike(pair: Pair, asked: MoveMessage, answer: MoveMessage | None) -> None:
     """And nothing but the answer comes of it."""
     assert pair.destination is not None
     expected = [] if answer is None else [dst.Answer(answer)]
@@ -236,22 +236,26 @@ def _answers_twice_alike(pair: Pair, asked: Said, answer: Said | None) -> None:
 def test_message_duplicated__pre_allocate__same_reply(position: str) -> None:
     _doubled_at("pre_allocate", position)
     pair = at("pre_allocate", "reserved")
-    _answers_twice_alike(pair, Said(Verb.PRE_ALLOC, 0, 5), Said(Verb.PRE_ALLOCATED, 0))
+    _answers_twice_alike(
+        pair, MoveMessage(Verb.PRE_ALLOC, 0, 5), MoveMessage(Verb.PRE_ALLOCATED, 0)
+    )
 
 
 @pytest.mark.parametrize("position", COPYING)
 def test_message_duplicated__copying__same_reply(position: str) -> None:
     _doubled_at("copying", position)
     pair = at("copying", "suspending")
-    _answers_twice_alike(pair, Said(Verb.PRE_ALLOC, 1, 7), Said(Verb.PRE_ALLOCATED, 1))
-    _answers_twice_alike(pair, Said(Verb.PRE_ALLOC, 0, 5), None)
+    _answers_twice_alike(
+        pair, MoveMessage(Verb.PRE_ALLOC, 1, 7), MoveMessage(Verb.PRE_ALLOCATED, 1)
+    )
+    _answers_twice_alike(pair, MoveMessage(Verb.PRE_ALLOC, 0, 5), None)
 
 
 def test_message_duplicated__suspended__same_reply() -> None:
     pair = _doubled_at("suspended", "suspended")
     assert pair.source.state is SourceState.MIGRATED
     pair = at("suspended", "suspended")
-    pair.tell_source(Said(Verb.PRE_ALLOCATED, 1))
+    pair.tell_source(MoveMessage(Verb.PRE_ALLOCATED, 1))
     assert pair.source.state is SourceState.SUSPENDED
 
 
@@ -261,23 +265,27 @@ def test_message_duplicated__suspended__same_reply() -> None:
 def test_message_duplicated__commit_in_doubt__same_reply(column: str, position: str) -> None:
     _doubled_at(column, position)
     pair = at("commit_heard", "applied")
-    _answers_twice_alike(pair, Said(Verb.COMMIT, 1, hop=1), Said(Verb.COMMITTED, 1, hop=1))
+    _answers_twice_alike(
+        pair, MoveMessage(Verb.COMMIT, 1, hop=1), MoveMessage(Verb.COMMITTED, 1, hop=1)
+    )
 
 
 def test_message_duplicated__committed__same_reply() -> None:
     pair = _doubled_at("committed", "committed")
-    _answers_twice_alike(pair, Said(Verb.COMMIT, 1, hop=1), Said(Verb.COMMITTED, 1, hop=1))
-    _answers_twice_alike(pair, Said(Verb.NOTED, 1), None)
+    _answers_twice_alike(
+        pair, MoveMessage(Verb.COMMIT, 1, hop=1), MoveMessage(Verb.COMMITTED, 1, hop=1)
+    )
+    _answers_twice_alike(pair, MoveMessage(Verb.ACKNOWLEDGED, 1), None)
 
 
 def test_message_duplicated__after_an_abort__same_reply() -> None:
     pair = at("copying", "suspending")
-    pair.tell_destination(Said(Verb.ABORT, 1, code="evicted"))
+    pair.tell_destination(MoveMessage(Verb.ABORT, 1, code="evicted"))
     for _ in range(2):
-        _answers_twice_alike(pair, Said(Verb.ABORT, 1), Said(Verb.ABORTED, 1))
-        _answers_twice_alike(pair, Said(Verb.END, 1), Said(Verb.ENDED, 1))
-        refused = Said(Verb.REFUSED, 1, code="evicted")
-        _answers_twice_alike(pair, Said(Verb.COMMIT, 1, hop=1), refused)
+        _answers_twice_alike(pair, MoveMessage(Verb.ABORT, 1), MoveMessage(Verb.ABORTED, 1))
+        _answers_twice_alike(pair, MoveMessage(Verb.END, 1), MoveMessage(Verb.ENDED, 1))
+        refused = MoveMessage(Verb.REFUSED, 1, code="evicted")
+        _answers_twice_alike(pair, MoveMessage(Verb.COMMIT, 1, hop=1), refused)
         pair.run_destination()
         assert pair.destination is not None
         assert pair.destination.state is DestinationState.ABORTED
@@ -297,18 +305,18 @@ def _lease_over_at(column: str, position: str) -> Pair:
     return pair
 
 
-def _refused_and_frees_nothing_more(pair: Pair, late: Said) -> None:
+def _refused_and_frees_nothing_more(pair: Pair, late: MoveMessage) -> None:
     before = len(pair.destination_did)
     pair.tell_destination(late)
     did = pair.destination_did[before:]
-    assert did == [dst.Answer(Said(Verb.REFUSED, pair.stage, code="lease_expired"))]
+    assert did == [dst.Answer(MoveMessage(Verb.REFUSED, pair.stage, code="lease_expired"))]
     assert pair.num_reserved == 0
 
 
 @pytest.mark.parametrize("position", ["reserving", "reserved"])
 def test_message_late__pre_allocate__refused_and_nothing_allocated(position: str) -> None:
     pair = _lease_over_at("pre_allocate", position)
-    _refused_and_frees_nothing_more(pair, Said(Verb.PRE_ALLOC, 0, 5))
+    _refused_and_frees_nothing_more(pair, MoveMessage(Verb.PRE_ALLOC, 0, 5))
     pair.settle()
     assert pair.outcome == KEPT
 
@@ -316,14 +324,14 @@ def test_message_late__pre_allocate__refused_and_nothing_allocated(position: str
 @pytest.mark.parametrize("position", ["copying", "next_stage", "next_stage_reserving"])
 def test_message_late__copying__refused(position: str) -> None:
     pair = _lease_over_at("copying", position)
-    _refused_and_frees_nothing_more(pair, Said(Verb.PRE_ALLOC, 1, 7))
+    _refused_and_frees_nothing_more(pair, MoveMessage(Verb.PRE_ALLOC, 1, 7))
     pair.settle()
     assert pair.outcome == KEPT
 
 
 def test_message_late__suspended__refused_then_resumed() -> None:
     pair = _lease_over_at("suspended", "suspended")
-    _refused_and_frees_nothing_more(pair, Said(Verb.PRE_ALLOC, 1, 7))
+    _refused_and_frees_nothing_more(pair, MoveMessage(Verb.PRE_ALLOC, 1, 7))
     pair.settle()
     assert pair.outcome == RESUMED
 
@@ -331,7 +339,7 @@ def test_message_late__suspended__refused_then_resumed() -> None:
 @pytest.mark.parametrize("position", ["lost_once", "fencing"])
 def test_message_late__commit_in_doubt__refused_then_resumed(position: str) -> None:
     pair = _lease_over_at("commit_unheard", position)
-    _refused_and_frees_nothing_more(pair, Said(Verb.COMMIT, 1, hop=1))
+    _refused_and_frees_nothing_more(pair, MoveMessage(Verb.COMMIT, 1, hop=1))
     pair.settle()
     assert pair.outcome == RESUMED
     assert dst.Apply not in [type(each) for each in pair.destination_did]
@@ -340,9 +348,9 @@ def test_message_late__commit_in_doubt__refused_then_resumed(position: str) -> N
 def test_message_late__committed__ignored() -> None:
     pair = at("committed", "committed")
     before = pair.source.state, len(pair.source_did)
-    pair.tell_destination(Said(Verb.PRE_ALLOC, 1, 7))
-    pair.tell_destination(Said(Verb.PRE_ALLOC, 0, 5))
-    pair.tell_source(Said(Verb.PRE_ALLOCATED, 0))
+    pair.tell_destination(MoveMessage(Verb.PRE_ALLOC, 1, 7))
+    pair.tell_destination(MoveMessage(Verb.PRE_ALLOC, 0, 5))
+    pair.tell_source(MoveMessage(Verb.PRE_ALLOCATED, 0))
     assert (pair.source.state, len(pair.source_did)) == before
     pair.settle()
     assert pair.outcome == MOVED

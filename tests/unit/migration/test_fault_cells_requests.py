@@ -7,7 +7,7 @@ from move_pair import ENDED, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState
-from controller.core.migration.protocol import IllegalMoveError, Said, Verb
+from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.source import SourceState
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
@@ -141,7 +141,7 @@ def test_client_disconnects_or_aborts__commit_in_doubt__tombstone_on_both(
 ) -> None:
     pair = _left_at(column, position)
     assert pair.source.state is SourceState.ENDED
-    pair.tell_destination(Said(Verb.COMMIT, 1, hop=1))
+    pair.tell_destination(MoveMessage(Verb.COMMIT, 1, hop=1))
     pair.run()
     assert not pair.at_destination, "a COMMIT that is late does not bring it back"
 
@@ -237,15 +237,15 @@ def test_priority_changed__committed__forwarded() -> None:
 def test_priority_changed__committed__the_last_of_several_stays() -> None:
     """Each way may lose and double; an answer to the first change is none to the second."""
     pair = at("committed", "committed")
-    pair.doubles = lambda said: said.verb in (Verb.PRIORITY, Verb.PRIORITY_SET)
+    pair.doubles = lambda message: message.verb in (Verb.PRIORITY, Verb.PRIORITY_SET)
     pair.tell_source(src.PriorityChanged(3))
-    pair.go_to(lambda pair: ("to_source", Said(Verb.PRIORITY_SET, 1, change=1)) in pair.todo)
-    pair.loses = lambda said: said.verb is Verb.PRIORITY
+    pair.go_to(lambda pair: ("to_source", MoveMessage(Verb.PRIORITY_SET, 1, change=1)) in pair.todo)
+    pair.loses = lambda message: message.verb is Verb.PRIORITY
     pair.tell_source(src.PriorityChanged(HIGH))
     pair.run()
     pair.loses = lambda _said: False
     _moves_with_its_rank(pair)
-    pair.tell_destination(Said(Verb.PRIORITY, 1, rank=3, change=1))
+    pair.tell_destination(MoveMessage(Verb.PRIORITY, 1, rank=3, change=1))
     assert pair.destination_rank == HIGH, "the first one again, late"
 
 

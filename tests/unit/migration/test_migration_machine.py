@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simulated_engine import Asked, SimulatedEngine
 from simulated_frontend import Frontend
 from simulated_instance import Instance
-from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveSaid
+from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
 from simulation import leftovers
 
 from controller.core.instance_ref import InstanceRef
@@ -44,15 +44,15 @@ class Wires:
         self.now_s = 0.0
         self.trickles = False
         """Stages that are slow, instead of stuck."""
-        self.said: list[Delivery] = []
+        self.message: list[Delivery] = []
         self.streams: dict[tuple[Any, Any], deque[Delivery]] = {}
         self.bytes: dict[str, Bytes] = {}
         self.expected: dict[str, tuple[InstanceRef, Expected]] = {}
         self.cancelled: list[tuple[InstanceRef, str]] = []
 
     def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
-        if isinstance(body, MoveSaid):
-            self.said.append((sender, receiver, body))
+        if isinstance(body, MoveEnvelope):
+            self.message.append((sender, receiver, body))
         else:
             stream = self.streams.setdefault((sender.key, receiver.key), deque())
             stream.append((sender, receiver, body))
@@ -201,7 +201,7 @@ class MigrationMachine(RuleBasedStateMachine):
         self.inboxes.pop(where, None)
         self.unheard += [(each, dead) for each in (*IDS, FRONTEND.instance_id) if each != where]
         if unsent:
-            self.wires.said = [each for each in self.wires.said if each[0] != dead]
+            self.wires.message = [each for each in self.wires.message if each[0] != dead]
             for way in [way for way in self.wires.streams if way[0] == dead.key]:
                 del self.wires.streams[way]
         self._start(where, dead.incarnation + 1)
@@ -231,24 +231,24 @@ class MigrationMachine(RuleBasedStateMachine):
 
     # -- the network -----------------------------------------------------------------------
 
-    @precondition(lambda self: self.wires.said)
+    @precondition(lambda self: self.wires.message)
     @rule(data=st.data(), fate=st.sampled_from(["come", "come", "come twice", "be lost"]))
     def one_message(self, data: st.DataObject, fate: str) -> None:
         """Any one."""
-        said = self.wires.said
-        index = data.draw(st.integers(0, len(said) - 1))
+        message = self.wires.message
+        index = data.draw(st.integers(0, len(message) - 1))
         if fate == "come twice":
-            self._deliver(said[index])
+            self._deliver(message[index])
         elif fate == "come":
-            self._deliver(said.pop(index))
+            self._deliver(message.pop(index))
         else:
-            del said[index]
+            del message[index]
 
-    @precondition(lambda self: self.wires.said)
+    @precondition(lambda self: self.wires.message)
     @rule(number=st.integers(1, 4))
     def messages_in_order(self, number: int) -> None:
-        for _ in range(min(number, len(self.wires.said))):
-            self._deliver(self.wires.said.pop(0))
+        for _ in range(min(number, len(self.wires.message))):
+            self._deliver(self.wires.message.pop(0))
 
     @precondition(lambda self: any(self.wires.streams.values()))
     @rule(data=st.data(), number=st.integers(1, 8))
@@ -377,8 +377,8 @@ class MigrationMachine(RuleBasedStateMachine):
 
     def _good_turn(self, seconds: float) -> None:
         self.pass_time(seconds)
-        for _ in range(len(self.wires.said)):
-            self._deliver(self.wires.said.pop(0))
+        for _ in range(len(self.wires.message)):
+            self._deliver(self.wires.message.pop(0))
         for way in list(self.wires.streams):
             self._deliver_stream(way, len(self.wires.streams[way]))
         for stage_id in list(self.wires.bytes):

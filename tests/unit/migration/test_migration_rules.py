@@ -21,7 +21,7 @@ from controller.core.migration.machine import Rule, Trigger, trigger_of
 from controller.core.migration.protocol import (
     FROM_SOURCE,
     IllegalMoveError,
-    Said,
+    MoveMessage,
     Verb,
 )
 from controller.core.migration.source import SourceMove, SourceState
@@ -95,9 +95,9 @@ def _source_events(machine: SourceMove) -> Iterator[object]:
     yield src.TookTooLong()
     yield from (src.EpochFenced(), src.AlreadyMoved())
     for verb in sorted(frozenset(Verb) - FROM_SOURCE):
-        yield Said(verb, machine.stage, hop=1)
-    yield Said(Verb.PRE_ALLOCATED, machine.stage - 1)
-    yield Said(Verb.PRIORITY_SET, machine.stage, change=1)
+        yield MoveMessage(verb, machine.stage, hop=1)
+    yield MoveMessage(Verb.PRE_ALLOCATED, machine.stage - 1)
+    yield MoveMessage(Verb.PRIORITY_SET, machine.stage, change=1)
 
 
 def _destination_events(machine: DestinationMove) -> Iterator[object]:
@@ -106,8 +106,8 @@ def _destination_events(machine: DestinationMove) -> Iterator[object]:
     yield from (dst.CommitApplied(), dst.CommitNotApplied("not_applied"))
     yield from (dst.SourceDied(), dst.ClientLeft(), dst.OwnerAsked(), dst.LeaseExpired())
     for verb in sorted(FROM_SOURCE):
-        yield Said(verb, machine.stage, 5, hop=1, rank=1, change=1)
-    yield Said(Verb.PRE_ALLOC, machine.stage + 1, 7)
+        yield MoveMessage(verb, machine.stage, 5, hop=1, rank=1, change=1)
+    yield MoveMessage(Verb.PRE_ALLOC, machine.stage + 1, 7)
 
 
 @cache
@@ -122,7 +122,7 @@ def _source_walk() -> Walk:
 @cache
 def _destination_walk() -> Walk:
     machine = DestinationMove(0.0)
-    machine.start(Said(Verb.PRE_ALLOC, 0, 5))
+    machine.start(MoveMessage(Verb.PRE_ALLOC, 0, 5))
     return _walk(machine, _destination_events, lambda machine: machine.stage <= 2)
 
 
@@ -248,7 +248,8 @@ def test_who_was_refused_or_told_that_it_did_not_move_is_never_told_otherwise() 
     final = {DestinationState.FREEING, DestinationState.ABORTED}
     for _, _, to, instructions in _each_step(_destination_walk()):
         refused = any(
-            isinstance(each, dst.Answer) and each.said.verb is Verb.REFUSED for each in instructions
+            isinstance(each, dst.Answer) and each.message.verb is Verb.REFUSED
+            for each in instructions
         )
         disowned = dst.TellFrontend(False, 0) in instructions or (
             dst.TellFrontend(False, 1) in instructions

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.snapshot import blocks_for
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState
@@ -101,7 +101,7 @@ class TwoEngines(RuleBasedStateMachine):
     def step(self, at: int, num_steps: int) -> None:
         for _ in range(num_steps):
             self.one_step(at)
-            self.books()
+            self.engine_state()
 
     def one_step(self, at: int) -> None:
         model = self.models[at]
@@ -253,7 +253,7 @@ class TwoEngines(RuleBasedStateMachine):
     # -- what must hold ---------------------------------------------------------------------
 
     @invariant()
-    def books(self) -> None:
+    def engine_state(self) -> None:
         for at, model in enumerate(self.models):
             model.check()
             found = model.snapshot("", 0)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.core.snapshot import blocks_for
+from controller.core.load.snapshot import blocks_for
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import load_profile
@@ -95,7 +95,7 @@ class AnyUse(RuleBasedStateMachine):
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.take(self.model.step())
-            self.books()
+            self.engine_state()
 
     def take(self, step: StepResult) -> None:
         assert not (step.admitted and step.evicted)
@@ -138,7 +138,7 @@ class AnyUse(RuleBasedStateMachine):
             assert not step.num_prefill_tokens or set(step.emitted) == set(step.num_prefill_tokens)
 
     @invariant()
-    def books(self) -> None:
+    def engine_state(self) -> None:
         """The model agrees with itself, and its snapshot with what its steps said."""
         self.model.check()
         found = self.model.snapshot("i-3", 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.adapters.prometheus import cluster
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     FrontendStatus,
@@ -16,9 +16,9 @@ from controller.api.models import (
     LevelStatus,
     QueueHeadStatus,
 )
-from controller.core.event_log import EventKind
-from controller.core.move_log import MoveLog
-from controller.core.request_record import RequestRecord, RequestState
+from controller.core.migration.move_log import MoveLog
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestRecord, RequestState
 
 ROOT = Path(__file__).parents[3]
 SECRET = "s3cr3t-token"

@@ -5,16 +5,16 @@ import math
 import pytest
 from prometheus_support import SECRET, busy, cluster_of, labels_of, rendered, samples, value
 
-from controller.adapters.prometheus.figures import (
+from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
 )
-from controller.api.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
-from controller.core.event_log import EventKind
+from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
+from controller.core.migration.move_log import OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.move_log import OUTCOMES, MoveLog
+from controller.core.record.event_log import EventKind
 
 ABSENT = InstanceStatus(id="i-9", state=InstanceState.RESTARTING, incarnation=3, num_restarts=2)
 

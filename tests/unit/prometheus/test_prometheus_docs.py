@@ -9,10 +9,10 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_support import ROOT, TYPES, busy, cluster_of, declared, labels_of, rendered
 
-from controller.adapters.prometheus import figures
+from controller.adapters.prometheus import member_metrics as figures
 from controller.adapters.prometheus.requests import RequestMetrics
-from controller.api import run_state
-from controller.api.settings import Settings
+from controller.api.settings.settings import Settings
+from controller.api.state import run_state
 
 DASHBOARD = ROOT / "examples" / "grafana" / "llumctl.json"
 SCRAPES = ROOT / "examples" / "prometheus.yml"

@@ -12,7 +12,7 @@ from prometheus_support import labels_of, record, samples, value
 
 from controller.adapters.prometheus import requests, shared
 from controller.adapters.prometheus.requests import RequestMetrics
-from controller.core.request_record import RequestState
+from controller.core.record.request_record import RequestState
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from relief_builders import BLOCK_SIZE, EASY, begun, instance, queued, running, view_of
 
-from controller.core.freeness import batch_size, freeness
+from controller.core.load.freeness import batch_size, freeness
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.virtual_usage import instance_virtual_usage
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, next_move
-from controller.core.snapshot import InstanceSnapshot, Level
-from controller.core.virtual_usage import instance_virtual_usage
 
 TOTAL_BLOCKS = 20
 LEVELS = (Level("normal", 0), Level("high", 1, target_load_tokens=8 * BLOCK_SIZE))

@@ -7,14 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from controller.core.freeness import dispatch_freeness, freeness
+from controller.core.load.freeness import dispatch_freeness, freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
 from controller.model.profile import load_profile

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relief_builders import instance, queued, running
 
+from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.rescheduling import pairing
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import (
@@ -17,7 +18,6 @@ from controller.core.rescheduling.pairing import (
     is_source,
     pair,
 )
-from controller.core.snapshot import DEFAULT_LEVELS
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
 BALANCED = ReschedulingConfig(pairing="balanced")

@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
 
-from controller.core.choose_destination import lacks
-from controller.core.freeness import freeness
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.choose_destination import lacks
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import PAIRINGS, InstanceLoad, pair
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.relief import ReliefView, next_move
 from controller.core.rescheduling.victims import VICTIMS
-from controller.core.snapshot import DEFAULT_LEVELS
 
 TOTAL_BLOCKS = 200
 """Twice the target load of a high-priority request."""

@@ -8,7 +8,7 @@ from fakes import FakeNetwork
 from members import repeat_often
 from moving_cluster import Clock, MovingCluster
 
-from controller.runtime.serving import Serving
+from controller.runtime.instance.serving import Serving
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ async def moving(
     clock = Clock()
     monkeypatch.setattr(Serving, "now_s", lambda self: clock.now_s)
     repeat_often(monkeypatch)
-    monkeypatch.setattr("controller.runtime.serving.MOVES_TICK_S", 0.002)
-    monkeypatch.setattr("controller.runtime.routes.MISSING_S", 0.01)
+    monkeypatch.setattr("controller.runtime.instance.serving.MOVES_TICK_S", 0.002)
+    monkeypatch.setattr("controller.runtime.frontend.routes.MISSING_S", 0.01)
     in_callbacks: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: in_callbacks.append(what))
     cluster = MovingCluster(network, clock, getattr(request, "param", 65))
@@ -39,5 +39,9 @@ async def moving(
     await cluster.end()
     assert in_callbacks == []
     records = caplog.get_records("call")
-    illegal = [r.getMessage() for r in records if r.name == "controller.runtime.moves.desk"]
+    illegal = [
+        r.getMessage()
+        for r in records
+        if r.name == "controller.runtime.instance.moves.instance_moves"
+    ]
     assert illegal == []

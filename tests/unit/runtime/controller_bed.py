@@ -5,12 +5,13 @@ from typing import Any
 
 from fakes import FakeLauncher, FakeNetwork, FakePeer, hello, idle_snapshot, settle
 
-from controller.core.cluster_spec import ClusterSpec
+from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
-from controller.runtime.controller import Controller
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages import DispatchAsked, Dispatched, StatusPushed
-from controller.runtime.spec_keeper import SpecKeeper
+from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.requests import DispatchAsked, Dispatched
 
 HERE = "mem://controller"
 CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)

@@ -16,9 +16,9 @@ from zlib import crc32
 import msgspec
 from fakes import PATIENCE_S
 
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
@@ -459,8 +459,8 @@ class FakeMoves:
         out = self.suspended.get(request_id)
         if out is None:
             queued = self.is_queued(request_id)
-            books = self._engine.waiting if queued else self._engine.running
-            out = self.suspended[request_id] = _Out(books.pop(request_id), queued)
+            engine_state = self._engine.waiting if queued else self._engine.running
+            out = self.suspended[request_id] = _Out(engine_state.pop(request_id), queued)
         if self.reluctant:
             return None
         num_tokens = out.request.num_tokens
@@ -474,8 +474,8 @@ class FakeMoves:
     def resume(self, request_id: str) -> None:
         out = self.suspended.pop(request_id, None)
         if out is not None:
-            books = self._engine.waiting if out.queued else self._engine.running
-            books[request_id] = out.request
+            engine_state = self._engine.waiting if out.queued else self._engine.running
+            engine_state[request_id] = out.request
 
     def release(self, request_id: str) -> None:
         if request_id in self.suspended:
@@ -488,7 +488,7 @@ class FakeMoves:
     ) -> ReservedBlocks | MoveRefusal:
         request_id, engine = prepared.request_id, self._engine
         known = (engine.running, engine.waiting, self.suspended, self.arriving)
-        if any(request_id in books for books in known):
+        if any(request_id in engine_state for engine_state in known):
             return MoveRefusal.NOT_TAKEN
         if list(output_token_ids) != tokens_of(request_id, len(output_token_ids)):
             return MoveRefusal.NOT_TAKEN

@@ -12,18 +12,11 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from controller.core.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.mailbox import OnLost, OnMessage
-from controller.runtime.message import Message
-from controller.runtime.messages import (
-    AnyMessage,
-    Directory,
-    EngineInfo,
-    Hello,
-    InstanceEntry,
-    decode,
-    encode,
-)
+from controller.runtime.messages.codec import AnyMessage, decode, encode
+from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry
+from controller.runtime.messages.message import Message
 
 M = TypeVar("M", bound=Message)
 PATIENCE_S = 10.0

@@ -9,12 +9,12 @@ from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
 from fake_transfer import FakeTransfer
 from fakes import FakeNetwork
 
-from controller.runtime.dispatcher import Arrival
-from controller.runtime.llumlet import Llumlet
+from controller.runtime.frontend.dispatcher import Arrival
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.router import Router, RouterEvents
+from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.member import Membership
-from controller.runtime.messages import OutputsEmitted
-from controller.runtime.request_book import RequestBook
-from controller.runtime.router import Router, RouterEvents
+from controller.runtime.messages.requests import OutputsEmitted
 
 CONTROLLER = "mem://controller"
 LEVELS = {0: "normal", 1: "high", -1: "low"}
@@ -22,9 +22,9 @@ LEVELS = {0: "normal", 1: "high", -1: "low"}
 
 def repeat_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What members do by the clock."""
-    monkeypatch.setattr("controller.runtime.engine_thread.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
-    monkeypatch.setattr("controller.runtime.controller.TICK_S", 0.01)
+    monkeypatch.setattr("controller.runtime.controller.controller.TICK_S", 0.01)
 
 
 class EndedByTestError(Exception):

@@ -11,30 +11,27 @@ from fake_engine import FakeEngine, assert_empty, tokens_of
 from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
 from members import CONTROLLER, Frontend, Instance
 
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.source import SourceState
-from controller.core.request_record import RequestRecord, RequestState
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
 from controller.ports.engine import Engine
-from controller.runtime.message import Message
-from controller.runtime.messages import (
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import (
     Directory,
-    DispatchAsked,
-    Dispatched,
-    EventsTold,
+    EventsReported,
     Hello,
     InstanceEntry,
     InstanceLost,
-    RequestsAsked,
     StatusPushed,
     Welcome,
-    decode,
-    encode,
 )
-from controller.runtime.move_messages import MoveAnswered, MoveAsked
-from controller.runtime.steer_messages import ReliefFruitless
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+from controller.runtime.messages.operations import ReliefFruitless
+from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
 
 T = TypeVar("T")
 
@@ -76,7 +73,7 @@ class ScriptedController:
                 self._hello(hello)
             case StatusPushed(snapshot=snapshot) as status:
                 self.statuses[snapshot.instance_id] = status
-            case EventsTold(events=events):
+            case EventsReported(events=events):
                 self.events.extend(events)
             case DispatchAsked(request_id=request_id, frontend_id=frontend_id):
                 instance_id = self.places.get(request_id, "i-0")
@@ -215,13 +212,13 @@ class MovingCluster:
         return await self.answer(self.order(*args, **options))
 
     def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
-        desk = self.instances[instance_id].llumlet.serving.desk
-        move = desk._outgoing.get(move_id) if desk else None
+        instance_moves = self.instances[instance_id].llumlet.serving.instance_moves
+        move = instance_moves._outgoing.get(move_id) if instance_moves else None
         return move.machine.state if move else None
 
     def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
-        desk = self.instances[instance_id].llumlet.serving.desk
-        move = desk._incoming.get(move_id) if desk else None
+        instance_moves = self.instances[instance_id].llumlet.serving.instance_moves
+        move = instance_moves._incoming.get(move_id) if instance_moves else None
         return move.machine.state if move else None
 
     # -- ends ----------------------------------------------------------------------------
@@ -252,7 +249,8 @@ class MovingCluster:
         def quiet() -> bool:
             self.clock.now_s += 5.0
             return all(
-                not instance.llumlet.serving.requests and instance.llumlet.serving.desk.quiet
+                not instance.llumlet.serving.requests
+                and instance.llumlet.serving.instance_moves.quiet
                 for instance in self.instances.values()
             )
 

@@ -15,19 +15,19 @@ from fakes import (
 )
 
 from controller.core.token_order import Delivery
-from controller.runtime.dispatcher import Arrival
+from controller.runtime.frontend.dispatcher import Arrival
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
-from controller.runtime.messages import (
+from controller.runtime.messages.members import Directory
+from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.requests import (
     AddRequest,
-    Directory,
     DispatchAsked,
     Dispatched,
     OutputItem,
     OutputsEmitted,
 )
-from controller.runtime.request_book import RequestBook
-from controller.runtime.router import Router, RouterEvents
-from controller.runtime.steer_messages import FrontendLimitsSet
 
 HERE = "mem://f-0"
 BOTH = directory(idle_snapshot("i-0"), idle_snapshot("i-1"))

@@ -8,18 +8,19 @@ from controller_bed import Bed
 from fakes import FakeNetwork, idle_snapshot, settle
 
 from controller.api.errors import LlumctlError
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MoveInFlight, MoveRecord
-from controller.core.request_record import RequestRecord, RequestState
-from controller.core.scaling import ScalePlan
-from controller.runtime.messages import RequestsAnswered, RequestsAsked, StatusPushed
-from controller.runtime.move_messages import (
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.scaling import ScalePlan
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.moves import (
     MoveAnswered,
     MoveRefusalAsked,
     MoveRefusalsAnswered,
 )
-from controller.runtime.steer_messages import DrainSet
+from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
 ORDER = DrainOrder("op-1", "i-0", began_s=1000.0, actor="ana", reason="a fan")
 MOVE = MoveInFlight("m-1", "r-1", "i-1", "copying", 0, 0, 1, "drain", 0.1)

@@ -6,12 +6,17 @@ from unittest import mock
 import pytest
 from fakes import hello
 
-from controller.core.snapshot import InstanceSnapshot
-from controller.runtime.busy_watch import BUSY_CORES, LASTS_S, BusyWatch, computes_for_nobody
-from controller.runtime.journal import Journal
-from controller.runtime.messages import StatusPushed
-from controller.runtime.process_cpu import ProcessCpu
-from controller.runtime.roster import Roster
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.runtime.controller.busy_watch import (
+    BUSY_CORES,
+    LASTS_S,
+    BusyWatch,
+    computes_for_nobody,
+)
+from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.roster import Roster
+from controller.runtime.instance.process_cpu import ProcessCpu
+from controller.runtime.messages.members import StatusPushed
 
 IDLE = InstanceSnapshot("i-0", 1, 16, 100, 100)
 

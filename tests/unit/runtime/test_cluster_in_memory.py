@@ -10,7 +10,7 @@ from fakes import PATIENCE_S, FakeNetwork
 from members import CONTROLLER, Instance, repeat_often
 
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.runtime.request_query import find_requests
+from controller.runtime.controller.request_query import find_requests
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
 async def test_without_a_controller_requests_go_on_and_new_ones_run(
     cluster: ControlledCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.runtime.dispatcher.CONTROLLER_SILENCE_S", 0.05)
+    monkeypatch.setattr("controller.runtime.frontend.dispatcher.CONTROLLER_SILENCE_S", 0.05)
     frontend = cluster.frontend
     for instance in cluster.instances.values():
         instance.engine.hold()
@@ -115,7 +115,7 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
 
     await cluster.until(lambda: "finished" in kinds())
     assert sorted(kinds()) == ["admitted", "dispatched", "finished"]
-    found = await find_requests(cluster.controller.calls, ["f-0"], matching="r", history=True)
+    found = await find_requests(cluster.controller.queries, ["f-0"], matching="r", history=True)
     (record,) = found.requests
     assert (record.state.value, record.num_output_tokens) == ("finished", 30)
     history = [event.kind.value for event in record.history]

@@ -7,27 +7,29 @@ import pytest
 from controller_bed import CONFIG, HERE, Bed
 from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
-from controller.core.event_log import EventKind
 from controller.core.migration.limits import MoveLimits
-from controller.runtime.controller import STOP_MARGIN_S, TICK_S
-from controller.runtime.directories import SILENCE_S
+from controller.core.record.event_log import EventKind
+from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
+from controller.runtime.controller.directories import SILENCE_S
+from controller.runtime.controller.request_query import find_requests
 from controller.runtime.live_config import FrontendLimits, LiveConfig
-from controller.runtime.messages import (
+from controller.runtime.messages.members import (
     Directory,
-    Dispatched,
-    DispatchWithdrawn,
     DrainFrontend,
     InstanceLost,
-    Refused,
-    RequestsAnswered,
-    RequestsAsked,
     StatusPull,
     StatusPushed,
     Welcome,
 )
-from controller.runtime.move_messages import MoveLimitsSet
-from controller.runtime.request_query import find_requests
-from controller.runtime.steer_messages import FrontendLimitsSet, StatusIntervalSet
+from controller.runtime.messages.moves import MoveLimitsSet
+from controller.runtime.messages.operations import FrontendLimitsSet, StatusIntervalSet
+from controller.runtime.messages.requests import (
+    Dispatched,
+    DispatchWithdrawn,
+    Refused,
+    RequestsAnswered,
+    RequestsAsked,
+)
 
 # -- coming up ----------------------------------------------------------------------------
 
@@ -208,7 +210,7 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     bed.controller.configure(LiveConfig(CONFIG, limits, frontends=frontends))
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
     assert await bed.f0.receive(FrontendLimitsSet) == FrontendLimitsSet(2, 9.0, 5.0)
-    assert bed.controller.mover.cooling.cooling_s == 7.0
+    assert bed.controller.operator_moves.cooling.cooling_s == 7.0
     await settle()
     assert bed.peers["i-0"].received(StatusIntervalSet) == []  # it is what it was
     await bed.joins("i-1")
@@ -424,7 +426,7 @@ async def test_a_frontend_that_dies_while_it_is_asked_is_not_waited_for(
 ) -> None:
     bed = Bed(network)
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
     await bed.f0.receive(RequestsAsked)
     network.lose("mem://f-0")
     await settle()
@@ -436,12 +438,12 @@ async def test_a_frontend_that_dies_while_it_is_asked_is_not_waited_for(
 async def test_an_answer_to_the_controller_before_this_one_is_none(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
     late = await bed.f0.receive(RequestsAsked)
     asking.cancel()
     bed.restart_controller()
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.calls, ["f-0"]))
+    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
     asked = await bed.f0.receive(RequestsAsked)
     bed.says("f-0", RequestsAnswered(late.query_id, "f-0", (), 7))
     await settle()

@@ -4,8 +4,8 @@ and its statuses say so."""
 from moving_cluster import MovingCluster
 
 from controller.core.migration.refusals import MoveRefusal
-from controller.runtime.messages import StatusPull
-from controller.runtime.steer_messages import DrainSet
+from controller.runtime.messages.members import StatusPull
+from controller.runtime.messages.operations import DrainSet
 
 
 async def told(moving: MovingCluster, instance_id: str, draining: bool) -> None:

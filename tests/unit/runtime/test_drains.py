@@ -7,14 +7,18 @@ import pytest
 from fakes import FakeNetwork, settle, virtual_time
 from steering_bed import MOVE, Disk, SteeringBed
 
-from controller.core.cluster_spec import DrainOrder
-from controller.core.drain import DrainState
-from controller.core.event_log import EventKind
-from controller.core.instance_record import LOST_AFTER_S
-from controller.runtime.departures import LATELY_S
-from controller.runtime.drains import HEARD_WITHIN_S, RETRY_S, SteerRefusedError
-from controller.runtime.messages import Directory, InstanceLost
-from controller.runtime.steer_messages import DrainSet
+from controller.core.dispatch.instance_record import LOST_AFTER_S
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.drain import DrainState
+from controller.core.record.event_log import EventKind
+from controller.runtime.controller.operations.departures import LATELY_S
+from controller.runtime.controller.operations.drains import (
+    HEARD_WITHIN_S,
+    RETRY_S,
+    OperationRefusedError,
+)
+from controller.runtime.messages.members import Directory, InstanceLost
+from controller.runtime.messages.operations import DrainSet
 
 
 def is_draining(bed: SteeringBed, instance_id: str = "i-0") -> bool:
@@ -116,15 +120,15 @@ async def test_the_last_instance_that_serves_is_not_drained(network: FakeNetwork
     await bed.serve()
     drains = bed.controller.drains
     drains.check(["i-0", "i-1"])
-    with pytest.raises(SteerRefusedError, match="i-0, i-1, i-2") as refused:
+    with pytest.raises(OperationRefusedError, match="i-0, i-1, i-2") as refused:
         drains.check(["i-0", "i-1", "i-2"])
     assert refused.value.code == "last_instance"
     bed.begin("i-1")
-    with pytest.raises(SteerRefusedError):
+    with pytest.raises(OperationRefusedError):
         drains.check(["i-0", "i-2"])
     network.lose("mem://i-2")
     await settle()
-    with pytest.raises(SteerRefusedError):
+    with pytest.raises(OperationRefusedError):
         drains.check(["i-0"])
 
 
@@ -462,7 +466,7 @@ async def test_who_watches_a_drain_has_it_looked_at_once_a_second(network: FakeN
     await bed.serve()
     bed.runs("i-0", "r-1")
     await bed.reports("i-0", num_running=1)
-    asked = bed.controller.calls._query_ids
+    asked = bed.controller.queries._query_ids
     first = next(asked)
     seen = await asyncio.gather(*(bed.controller.departures.lately("i-0") for _ in range(5)))
     assert [each.request.request_id for each in seen[0].departures] == ["r-1"]

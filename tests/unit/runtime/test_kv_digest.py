@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from fake_engine import FakeBlocks
 
-from controller.runtime.moves import kv_digest
-from controller.runtime.moves.kv_digest import KvDigest
+from controller.runtime.instance.moves import kv_digest
+from controller.runtime.instance.moves.kv_digest import KvDigest
 
 NUM_BLOCKS = 12
 

@@ -16,22 +16,19 @@ from fakes import (
 )
 
 from controller.core.instance_ref import InstanceRef
-from controller.runtime import engine_thread
-from controller.runtime.llumlet import Llumlet
+from controller.runtime.instance import engine_thread
+from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.member import Membership
-from controller.runtime.messages import (
+from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
+from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+from controller.runtime.messages.operations import StatusIntervalSet
+from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     DispatchUnused,
-    Hello,
     OutputsEmitted,
     RequestRefused,
-    StatusPull,
-    StatusPushed,
-    Welcome,
 )
-from controller.runtime.move_messages import MoveAnswered, MoveAsked
-from controller.runtime.steer_messages import StatusIntervalSet
 
 PATIENCE_S = 10.0
 HERE = "mem://i-0"

@@ -8,9 +8,9 @@ import pytest
 from fake_engine import tokens_of
 from moving_cluster import MovingCluster
 
-from controller.core.request_record import RequestState
-from controller.runtime.messages import AnyMessage
-from controller.runtime.move_messages import MoveLimitsSet, MoveSaid
+from controller.core.record.request_record import RequestState
+from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
 
 FEW_BLOCKS = pytest.mark.parametrize("moving", [45], indirect=True)
 MAX_MOVES = 6
@@ -96,7 +96,7 @@ async def test_random_moves_over_a_bad_network(moving: MovingCluster, seed: int)
     dice = random.Random(seed + 1000)
 
     def sometimes(message: AnyMessage) -> bool:
-        return isinstance(message, MoveSaid) and dice.random() < 0.1
+        return isinstance(message, MoveEnvelope) and dice.random() < 0.1
 
     moving.network.drops = moving.network.doubles = sometimes
     for instance_id in moving.instances:

@@ -5,7 +5,7 @@ import asyncio
 from fakes import FakeNetwork, settle, virtual_time
 
 from controller.runtime.member import HELLO_INTERVAL_S, Membership
-from controller.runtime.messages import EngineInfo, Hello, Welcome
+from controller.runtime.messages.members import EngineInfo, Hello, Welcome
 
 
 def member(network: FakeNetwork) -> Membership:

@@ -9,7 +9,6 @@ import pytest
 from controller_bed import Bed
 from fakes import FakeNetwork, settle, virtual_time
 
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import (
     DESTINATION_DIED,
@@ -18,23 +17,28 @@ from controller.core.migration.record import (
     MoveRecord,
     StageRecord,
 )
-from controller.runtime import calls
-from controller.runtime.calls import MemberDiedError
-from controller.runtime.messages import EventsTold
-from controller.runtime.move_calls import REFUSALS_PATIENCE_S, plan, refusals
-from controller.runtime.move_messages import (
-    MoveAnswered,
-    MoveAsked,
-    MoveRefusalAsked,
-    MoveRefusalsAnswered,
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.runtime.controller import queries as calls
+from controller.runtime.controller.operations.move_queries import (
+    REFUSALS_PATIENCE_S,
+    plan,
+    refusals,
 )
-from controller.runtime.mover import (
+from controller.runtime.controller.operations.operator_moves import (
     MAX_TIMED_PATIENCE_S,
     MAX_TRIES,
     TIMED_PATIENCE_S,
     Attempt,
-    Mover,
+    OperatorMoves,
     Order,
+)
+from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.messages.members import EventsReported
+from controller.runtime.messages.moves import (
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
 )
 
 ORDER = Order("r", "i-0", 4, "by hand")
@@ -51,8 +55,10 @@ async def serving(network: FakeNetwork, num_instances: int = 3) -> Bed:
 def ordered(
     bed: Bed, to: str | None = None, order: Order = ORDER, patience_s: float = PATIENCE_S
 ) -> "asyncio.Task[Sequence[Attempt]]":
-    mover: Mover = bed.controller.mover
-    return asyncio.create_task(mover.move(order, to, mover.next_migration_id(), patience_s))
+    operator_moves: OperatorMoves = bed.controller.operator_moves
+    return asyncio.create_task(
+        operator_moves.move(order, to, operator_moves.next_migration_id(), patience_s)
+    )
 
 
 def record_of(asked: MoveAsked, outcome: str = "migrated", code: str = "") -> MoveRecord:
@@ -74,7 +80,7 @@ def answers(bed: Bed, asked: MoveAsked, outcome: str = "migrated", code: str = "
 def tells_downtime(bed: Bed, migration_id: str) -> None:
     numbers = {"downtime_s": 0.024, "step_time_s": 0.02, "excess_s": 0.004}
     event = LoggedEvent(EventKind.MIGRATED, 1.0, migration_id, request_id="r", numbers=numbers)
-    bed.says("f-0", EventsTold("f-0", 1, 0, (event,)))
+    bed.says("f-0", EventsReported("f-0", 1, 0, (event,)))
 
 
 @virtual_time
@@ -92,7 +98,7 @@ async def test_a_move_to_an_instance_that_was_named(network: FakeNetwork) -> Non
     assert (attempt.outcome, attempt.code, attempt.destination_id) == ("migrated", "", "i-2")
     assert (attempt.downtime_s, attempt.step_time_s, attempt.excess_s) == (0.024, 0.02, 0.004)
     assert attempt.record == record_of(asked)
-    log = bed.controller.mover.log
+    log = bed.controller.operator_moves.log
     assert [move.downtime_s for move in log.recent] == [0.024]
     assert log.typical_excess_s() == 0.004
 
@@ -107,7 +113,7 @@ async def test_the_downtime_may_be_told_before_the_source_answers(network: FakeN
     answers(bed, asked)
     (attempt,) = await moving
     assert attempt.downtime_s == 0.024
-    assert bed.controller.mover.log.recent[0].downtime_s == 0.024
+    assert bed.controller.operator_moves.log.recent[0].downtime_s == 0.024
 
 
 @virtual_time
@@ -147,9 +153,9 @@ async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork)
     moving = ordered(bed)
     assert (await asked_of(bed)).destination.instance_id == "i-2"
     moving.cancel()
-    assert bed.controller.mover.choose(replace(ORDER, source_id="i-2")) == "i-0"
-    assert bed.controller.mover.choose(ORDER, tried=["i-2"]) == "i-1"
-    assert bed.controller.mover.choose(replace(ORDER, num_blocks=65)) is None
+    assert bed.controller.operator_moves.choose(replace(ORDER, source_id="i-2")) == "i-0"
+    assert bed.controller.operator_moves.choose(ORDER, tried=["i-2"]) == "i-1"
+    assert bed.controller.operator_moves.choose(replace(ORDER, num_blocks=65)) is None
 
 
 @virtual_time
@@ -167,7 +173,7 @@ async def test_another_is_tried_where_the_destination_failed(
     answers(bed, second)
     attempts = await moving
     assert [(each.outcome, each.code) for each in attempts] == [("kept", code), ("migrated", "")]
-    cooling = bed.controller.mover.cooling
+    cooling = bed.controller.operator_moves.cooling
     now_s = bed.controller.now_s()
     cools = cooling.remaining_s("i-1", now_s, ORDER.source_id) > 0
     assert cools == (code in DESTINATION_FAILED), "a full one is not at fault"
@@ -196,10 +202,10 @@ async def test_one_that_was_named_is_tried_once_though_it_cools(network: FakeNet
         moving = ordered(bed, "i-1")
         answers(bed, await asked_of(bed), "resumed", "no_answer")
         assert [each.destination_id for each in await moving] == ["i-1"]
-    assert bed.controller.mover.choose(ORDER) == "i-2"
+    assert bed.controller.operator_moves.choose(ORDER) == "i-2"
     await asyncio.sleep(31)
     await bed.reports("i-1")
-    assert bed.controller.mover.choose(ORDER) == "i-1"
+    assert bed.controller.operator_moves.choose(ORDER) == "i-1"
 
 
 @virtual_time
@@ -228,7 +234,7 @@ async def test_what_a_source_refuses_was_not_begun(network: FakeNetwork) -> None
     bed.says("i-0", MoveAnswered(asked.query_id, "in_prefill"))
     (attempt,) = await moving
     assert (attempt.outcome, attempt.code, attempt.record) == ("refused", "in_prefill", None)
-    assert not bed.controller.mover.log.recent
+    assert not bed.controller.operator_moves.log.recent
 
 
 @virtual_time
@@ -268,7 +274,7 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     asked = [await asked_of(bed) for _ in range(limit)]
     await settle()
     assert bed.peers["i-0"].received(MoveAsked) == []
-    assert [each.request_id for each in bed.controller.mover.turns.waiting] == ["r4", "r5"]
+    assert [each.request_id for each in bed.controller.operator_moves.turns.waiting] == ["r4", "r5"]
     elsewhere = ordered(bed, "i-1", Order("s", "i-2", 4, "by hand"))
     await settle()
     assert bed.peers["i-2"].received(MoveAsked) == [], "the destination is full"
@@ -282,13 +288,13 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     bed.says("i-2", MoveAnswered(other.query_id, "", record=record_of(other)))
     outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving, elsewhere)]
     assert outcomes == ["migrated"] * (limit + 3)
-    assert bed.controller.mover.turns.waiting == ()
+    assert bed.controller.operator_moves.turns.waiting == ()
 
 
 @virtual_time
 async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.mover.turns.max_moves = 1
+    bed.controller.operator_moves.turns.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
     (attempt,) = await ordered(bed, "i-1", replace(ORDER, request_id="r2"), patience_s=3.0)
@@ -296,7 +302,7 @@ async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> 
     assert attempt.queued_s == pytest.approx(3.0, abs=0.2)
     answers(bed, asked)
     assert [each.outcome for each in await first] == ["migrated"]
-    bed.controller.mover.turns.max_moves = 0
+    bed.controller.operator_moves.turns.max_moves = 0
     (attempt,) = await ordered(bed, "i-1")
     assert (attempt.outcome, attempt.code, attempt.queued_s) == ("refused", "no_moves", 0.0)
 
@@ -304,11 +310,11 @@ async def test_a_move_whose_turn_does_not_come_says_so(network: FakeNetwork) -> 
 @virtual_time
 async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.mover.turns.max_moves = 1
+    bed.controller.operator_moves.turns.max_moves = 1
     moving = [ordered(bed, "i-1"), ordered(bed, "i-1", replace(ORDER, request_id="r2"))]
     asked = [await asked_of(bed)]
-    bed.controller.mover.turns.max_moves = 2
-    bed.controller.mover.turns.look()
+    bed.controller.operator_moves.turns.max_moves = 2
+    bed.controller.operator_moves.turns.look()
     asked.append(await asked_of(bed))
     for each in asked:
         answers(bed, each)
@@ -318,7 +324,7 @@ async def test_a_higher_limit_lets_the_next_begin(network: FakeNetwork) -> None:
 @virtual_time
 async def test_what_dies_while_a_move_waits_for_it(network: FakeNetwork) -> None:
     bed = await serving(network)
-    bed.controller.mover.turns.max_moves = 1
+    bed.controller.operator_moves.turns.max_moves = 1
     first = ordered(bed, "i-1")
     asked = await asked_of(bed)
     second = ordered(bed, "i-2", replace(ORDER, request_id="r2"))
@@ -361,7 +367,7 @@ async def test_a_move_that_takes_too_long_goes_on_and_is_counted(network: FakeNe
     assert (attempt.outcome, attempt.code) == ("unknown", "timed_out")
     answers(bed, asked)
     await settle()
-    log = bed.controller.mover.log
+    log = bed.controller.operator_moves.log
     assert [move.record.migration_id for move in log.recent] == [asked.migration_id]
     assert log.last_minute(bed.controller.now_s()) == (1, 0)
 
@@ -383,8 +389,10 @@ async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None
 @virtual_time
 async def test_a_plan(network: FakeNetwork) -> None:
     bed = await serving(network)
-    mover = bed.controller.mover
-    planning = asyncio.create_task(plan(bed.controller.calls, "i-0", "r", mover.destination("i-1")))
+    operator_moves = bed.controller.operator_moves
+    planning = asyncio.create_task(
+        plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
+    )
     asked = await asked_of(bed)
     assert asked.dry_run
     found = MovePlan(60, 4, 4096, 0.01)
@@ -392,10 +400,12 @@ async def test_a_plan(network: FakeNetwork) -> None:
     assert (await planning).plan == found
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        await plan(bed.controller.calls, "i-0", "r", mover.destination("i-1"))
+        await plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(calls.PATIENCE_S, abs=0.2)
-    planning = asyncio.create_task(plan(bed.controller.calls, "i-0", "r", mover.destination("i-1")))
+    planning = asyncio.create_task(
+        plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
+    )
     await settle()
     network.lose("mem://i-0")
     with pytest.raises(MemberDiedError):
@@ -412,11 +422,11 @@ async def refused(bed: Bed, instance_id: str, *refusals: tuple[str, str]) -> Any
 async def test_all_instances_are_asked_at_once_who_cannot_move(network: FakeNetwork) -> None:
     bed = await serving(network)
     wanted = {"i-0": ["a", "b"], "i-1": ["c"], "i-2": ["d"]}
-    asking = asyncio.create_task(refusals(bed.controller.calls, wanted))
+    asking = asyncio.create_task(refusals(bed.controller.queries, wanted))
     assert await refused(bed, "i-0", ("b", "in_prefill")) == ("a", "b")
     assert await refused(bed, "i-1") == ("c",)
     began_s = asyncio.get_running_loop().time()
     assert await asking == {"i-0": {"b": "in_prefill"}, "i-1": {}}, "i-2 says nothing"
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(REFUSALS_PATIENCE_S, abs=0.2)
-    assert await refusals(bed.controller.calls, {}) == {}
+    assert await refusals(bed.controller.queries, {}) == {}

@@ -7,14 +7,20 @@ from fake_engine import WRONG, tokens_of
 from fake_transfer import COPY_TIME_S
 from moving_cluster import MovingCluster
 
-from controller.core.event_log import EventKind
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.words import why
-from controller.core.request_record import RequestState
-from controller.runtime.messages import AbortRequests, AnyMessage, OutputsEmitted, OutputsReceived
-from controller.runtime.move_messages import MoveLimitsSet, MoveRefusalAsked, MoveSaid, RequestMoved
-from controller.runtime.moves.kv_digest import KvDigest
+from controller.core.migration.sentences import why
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestState
+from controller.runtime.instance.moves.kv_digest import KvDigest
+from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.moves import (
+    MoveEnvelope,
+    MoveLimitsSet,
+    MoveRefusalAsked,
+    RequestMoved,
+)
+from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsReceived
 
 
 async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:
@@ -69,7 +75,7 @@ async def test_a_defect_in_one_move_leaves_the_others_their_end(
     defective, other = moving.order(), moving.order(request_id="s")
     for move_id in (defective, other):
         await moving.until(lambda m=move_id: moving.source_state(m) == "copying")
-    machine = moving.a.llumlet.serving.desk._outgoing[defective].machine
+    machine = moving.a.llumlet.serving.instance_moves._outgoing[defective].machine
 
     tick = type(machine).tick
 
@@ -456,7 +462,7 @@ async def test_a_source_keeps_what_the_frontend_has_not_confirmed(moving: Moving
     await moving.stream(max_tokens=200, first=100)
     live = moving.a.llumlet.serving.requests["r"]
     await moving.until(lambda: live.kept[0].first_index == 96)
-    assert [item for message in received for item in message.items] == [
+    assert [item for envelope in received for item in envelope.items] == [
         ("r", 32),
         ("r", 64),
         ("r", 96),
@@ -469,7 +475,7 @@ async def test_a_source_keeps_what_the_frontend_has_not_confirmed(moving: Moving
 
 
 def says(verb: Verb) -> Callable[[AnyMessage], bool]:
-    return lambda m: isinstance(m, MoveSaid) and m.said.verb is verb
+    return lambda m: isinstance(m, MoveEnvelope) and m.message.verb is verb
 
 
 async def test_a_commit_that_is_lost_is_fenced_off_and_drops_when_it_comes_late(
@@ -505,7 +511,7 @@ async def test_an_answer_to_commit_that_is_lost_is_asked_of_the_frontend(
     answer = await moving.answer(move_id)
     assert answer.code == ""
     await moving.more("r", 3, moving.b)
-    moving.network.drops = lambda message: False
+    moving.network.drops = lambda envelope: False
     assert (await moving.move("i-1", "i-2")).code == ""
     await moving.finishes()
     await moving.nothing_is_left()
@@ -517,9 +523,9 @@ async def test_what_a_destination_emits_that_was_fenced_off_is_not_read(
     """It applied COMMIT; neither its source nor the frontend heard of it in time."""
     await moving.stream()
 
-    def from_b(message: AnyMessage) -> bool:
-        emitted = isinstance(message, OutputsEmitted) and message.instance_id == "i-1"
-        return emitted or isinstance(message, RequestMoved) or says(Verb.COMMITTED)(message)
+    def from_b(envelope: AnyMessage) -> bool:
+        emitted = isinstance(envelope, OutputsEmitted) and envelope.instance_id == "i-1"
+        return emitted or isinstance(envelope, RequestMoved) or says(Verb.COMMITTED)(envelope)
 
     moving.network.hold(from_b)
     move_id = moving.order()
@@ -562,7 +568,7 @@ async def test_the_last_of_several_moves_to_an_instance_answers_for_it(
     await moving.at_boundary(moving.b, lambda _: engine.blocks.drop(taken))
     moving.network.drops = lambda m: isinstance(m, RequestMoved)
     assert (await moving.move()).code == ""
-    moving.network.drops = lambda message: False
+    moving.network.drops = lambda envelope: False
     await moving.kill("i-0")
     await moving.finishes()
     await moving.nothing_is_left()
@@ -588,9 +594,9 @@ async def test_an_end_does_not_go_round_in_circles(moving: MovingCluster) -> Non
         await moving.more("r", 1, moving.instances[way[1]])
     ends: list[AnyMessage] = []
 
-    def counts(message: AnyMessage) -> bool:
-        if says(Verb.END)(message):
-            ends.append(message)
+    def counts(envelope: AnyMessage) -> bool:
+        if says(Verb.END)(envelope):
+            ends.append(envelope)
         return False
 
     moving.network.drops = counts

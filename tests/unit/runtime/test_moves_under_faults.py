@@ -11,11 +11,12 @@ import pytest
 from fake_engine import assert_empty, tokens_of
 from moving_cluster import MovingCluster
 
-from controller.core.event_log import EventKind
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
-from controller.core.request_record import RequestState
-from controller.runtime.messages import AnyMessage, Welcome
-from controller.runtime.move_messages import FenceAsked, MoveSaid
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestState
+from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.members import Welcome
+from controller.runtime.messages.moves import FenceAsked, MoveEnvelope
 
 
 @dataclass
@@ -30,7 +31,7 @@ Hold = Callable[[MovingCluster], Awaitable[Phase]]
 
 
 def says(verb: Verb) -> Callable[[AnyMessage], bool]:
-    return lambda message: isinstance(message, MoveSaid) and message.said.verb is verb
+    return lambda envelope: isinstance(envelope, MoveEnvelope) and envelope.message.verb is verb
 
 
 async def planning(moving: MovingCluster) -> Phase:
@@ -126,7 +127,7 @@ async def fencing(moving: MovingCluster) -> Phase:
 
 async def migrated(moving: MovingCluster) -> Phase:
     """The destination does not know that the source knows."""
-    moving.network.hold(says(Verb.NOTED))
+    moving.network.hold(says(Verb.ACKNOWLEDGED))
     move_id = moving.order()
     await moving.answer(move_id)
     assert moving.source_state(move_id) == "migrated"
@@ -239,10 +240,10 @@ async def test_what_a_dead_source_had_sent_still_comes_with_its_commit(
     transfer.comes_late = lambda stage_id: stage_id.endswith("/1")
     move_id = moving.order()
     await moving.until(lambda: moving.source_state(move_id) == "committing")
-    desk = moving.b.llumlet.serving.desk
-    await moving.until(lambda: desk._incoming[move_id].machine._has_commit())
+    instance_moves = moving.b.llumlet.serving.instance_moves
+    await moving.until(lambda: instance_moves._incoming[move_id].machine._has_commit())
     await moving.kill("i-0")
-    await moving.until(lambda: desk._incoming[move_id].machine._noted)
+    await moving.until(lambda: instance_moves._incoming[move_id].machine._noted)
     assert moving.destination_state(move_id) == "receiving"
     assert transfer.forgotten == [], "its bytes would be lost"
     if comes:
@@ -330,7 +331,7 @@ async def test_a_destination_that_is_fenced_while_it_applies_gives_the_request_b
     """It must not tell the frontend that it has it, although the source is slow to ask."""
     await moving.stream()
     phase = await applying(moving)
-    moving.network.hold(lambda message: isinstance(message, FenceAsked))
+    moving.network.hold(lambda envelope: isinstance(envelope, FenceAsked))
     nonce = moving.controller.members["i-1"].nonce
     moving.controller.send("i-1", Welcome(nonce, 2, fenced=True))
     moving.tell_lost("i-1")

@@ -19,25 +19,25 @@ from test_moves_under_faults import (
     says,
 )
 
-from controller.core.event_log import EventKind
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
-from controller.core.request_record import RequestState
-from controller.runtime.messages import AddRequest, DispatchAsked, Dispatched
-from controller.runtime.move_messages import MoveAnnounced, RequestMoved
-from controller.runtime.steer_messages import (
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestState
+from controller.runtime.messages.moves import MoveAnnounced, RequestMoved
+from controller.runtime.messages.operations import (
     RankChangeAnswered,
     RankChangeAsked,
-    RankNoted,
+    RankConfirmed,
     RankSet,
 )
+from controller.runtime.messages.requests import AddRequest, DispatchAsked, Dispatched
 
 every_phase = pytest.mark.parametrize("hold", PHASES)
 
 
 @pytest.fixture(autouse=True)
 def tells_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.runtime.rank_changes.TELL_EVERY_S", 0.01)
+    monkeypatch.setattr("controller.runtime.frontend.rank_changes.TELL_EVERY_S", 0.01)
 
 
 class Asking:
@@ -206,7 +206,7 @@ async def test_what_the_source_passes_on_late_is_older_than_the_frontend_s_word(
     await change(-1)
     await has_rank(moving, "i-1", -1)
     moving.network.release()
-    machine = moving.a.llumlet.serving.desk._outgoing[phase.move_id].machine
+    machine = moving.a.llumlet.serving.instance_moves._outgoing[phase.move_id].machine
     await moving.until(lambda: not machine._unanswered)
     await moving.at_boundary(moving.b, lambda engine: None)
     assert moving.b.engine.moves.rank("r") == -1
@@ -306,7 +306,7 @@ async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
     await submitted
     await bed.instances["i-1"].receive(AddRequest)
     assert await bed.instances["i-1"].receive(RankSet) == RankSet("r", 1, 1)
-    bed.say(RankNoted("r", 1, "i-1", 1, 0), bed.instances["i-1"])
+    bed.say(RankConfirmed("r", 1, "i-1", 1, 0), bed.instances["i-1"])
     await settle()
     assert bed.router.rank_changes._changes["r"].noted_by == ("i-1", 1)
     await bed.router.close()
@@ -328,9 +328,9 @@ async def test_an_owner_is_told_until_it_has_noted_and_each_new_owner_anew(
         assert await one.receive(RankSet) == RankSet("r", 1, 1)
     bed.say(change_of(-1, "p-2"))
     assert await one.receive(RankSet, lambda told: told.change == 2) == RankSet("r", -1, 2)
-    bed.say(RankNoted("r", 1, "i-0", 1, 0), one)  # of the one before
+    bed.say(RankConfirmed("r", 1, "i-0", 1, 0), one)  # of the one before
     assert await one.receive(RankSet, lambda told: told.change == 2) == RankSet("r", -1, 2)
-    bed.say(RankNoted("r", 2, "i-0", 1, 0), one)
+    bed.say(RankConfirmed("r", 2, "i-0", 1, 0), one)
     await settle()
     one.inbox.clear()
     await asyncio.sleep(5.0)
@@ -340,7 +340,7 @@ async def test_an_owner_is_told_until_it_has_noted_and_each_new_owner_anew(
     bed.say(RequestMoved("r", InstanceRef("i-1", 1, other.address), 1, 0), other)
     for _ in range(2):
         assert await other.receive(RankSet) == RankSet("r", -1, 2)
-    bed.say(RankNoted("r", 2, "i-1", 1, 1), other)
+    bed.say(RankConfirmed("r", 2, "i-1", 1, 1), other)
     await settle()
     other.inbox.clear()
     await asyncio.sleep(5.0)

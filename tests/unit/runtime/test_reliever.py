@@ -7,19 +7,19 @@ import pytest
 from moving_cluster import MovingCluster
 from pydantic import ValidationError
 
-from controller.api.settings import MigrationTable
-from controller.core.event_log import EventKind, LoggedEvent
-from controller.core.freeness import freeness
+from controller.api.settings.settings import MigrationTable
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.protocol import Verb
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.source_state import SourceState
+from controller.core.migration.source_terms import SourceState
+from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.ports.engine import Engine
-from controller.runtime.messages import AnyMessage
-from controller.runtime.move_messages import MoveLimitsSet, MoveSaid
-from controller.runtime.moves.trail import MAX_HOPS
-from controller.runtime.steer_messages import DrainSet, Relief, ReliefFruitless, ReliefOrdered
+from controller.runtime.instance.moves.past_instances import MAX_HOPS
+from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from controller.runtime.messages.operations import DrainSet, Relief, ReliefFruitless, ReliefOrdered
 
 CONFIG = ReschedulingConfig()
 UNGUARDED = replace(CONFIG, guard=False)
@@ -74,15 +74,15 @@ def at(moving: MovingCluster, instance_id: str) -> set[str]:
 
 def state_of_the_move(moving: MovingCluster) -> str | None:
     """None once it is over."""
-    return next((move.state for move in moving.a.llumlet.serving.desk.in_flight()), None)
+    return next((move.state for move in moving.a.llumlet.serving.instance_moves.in_flight()), None)
 
 
 def told(moving: MovingCluster) -> list[LoggedEvent]:
     return [e for e in moving.controller.events if e.kind is EventKind.NOT_MOVED]
 
 
-def pre_alloc(message: AnyMessage) -> bool:
-    return isinstance(message, MoveSaid) and message.said.verb is Verb.PRE_ALLOC
+def pre_alloc(envelope: AnyMessage) -> bool:
+    return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
 
 
 LENGTHS = {"r0": 65, "r1": 81, "r2": 113, "r3": 129, "r4": 145, "r5": 161}
@@ -125,7 +125,7 @@ async def test_no_more_moves_at_once_than_allowed(moving: MovingCluster) -> None
     await first_of_two_is_held(moving)
     await order(moving, config=TWO)
     await snapshot(moving, "i-0")
-    assert [m.request_id for m in moving.a.llumlet.serving.desk.in_flight()] == ["r0"]
+    assert [m.request_id for m in moving.a.llumlet.serving.instance_moves.in_flight()] == ["r0"]
     moving.network.release()
     await moving.until(lambda: at(moving, "i-1") == {"r0", "r1"})
     for request_id in LENGTHS:
@@ -142,7 +142,7 @@ async def test_without_an_order_no_further_move_begins(moving: MovingCluster, ho
         moving.clock.now_s += 2 * CONFIG.interval_s
     else:
         moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-        await moving.until(lambda: moving.a.llumlet.serving.reliever._order is None)
+        await moving.until(lambda: moving.a.llumlet.serving.relief_moves._order is None)
     moving.network.release()
     await moving.until(lambda: moving.controller.records)
     assert at(moving, "i-1") == {"r0"}
@@ -191,7 +191,7 @@ def let_go(moving: MovingCluster) -> None:
 
 async def undrained(moving: MovingCluster) -> None:
     moving.controller.send("i-0", DrainSet(draining=False))
-    await moving.until(lambda: not moving.a.llumlet.serving.desk.draining)
+    await moving.until(lambda: not moving.a.llumlet.serving.instance_moves.draining)
 
 
 HELD = (SourceState.PRE_ALLOCATING, SourceState.COPYING, SourceState.SUSPENDED)
@@ -343,7 +343,7 @@ async def test_the_controller_hears_once_of_an_order_that_nobody_can_go_there(
     fruitless = moving.controller.fruitless
     await order(moving)
     await moving.until(lambda: fruitless)
-    moving.a.llumlet.serving.reliever._look()  # as after a move
+    moving.a.llumlet.serving.relief_moves._look()  # as after a move
     await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
     assert fruitless == [ReliefFruitless("round-x-1", "i-0", 1, "i-1", 1)]
@@ -387,8 +387,8 @@ async def test_who_only_waits_for_moves_elsewhere_says_nothing(moving: MovingClu
     await order(moving, config=TWO)
     await moving.until(lambda: moving.network.num_held == 2)
     await order(moving, "i-0", "i-2", TWO)
-    reliever = moving.a.llumlet.serving.reliever
-    await moving.until(lambda: reliever._order.destination.instance_id == "i-2")
+    relief_moves = moving.a.llumlet.serving.relief_moves
+    await moving.until(lambda: relief_moves._order.destination.instance_id == "i-2")
     await snapshot(moving, "i-0")
     await snapshot(moving, "i-0")
     moving.network.release()
@@ -430,11 +430,11 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> Non
     await crowd(moving, LENGTHS)
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
-    sent = moving.a.llumlet.serving.reliever._sent
+    sent = moving.a.llumlet.serving.relief_moves._sent
     assert [each.move for each in sent.values()] == [None, None]
     assert all(each.counted_s() is not None for each in sent.values())
     moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-    await moving.until(lambda: not moving.a.llumlet.serving.reliever._sent)
+    await moving.until(lambda: not moving.a.llumlet.serving.relief_moves._sent)
     for request_id in LENGTHS:
         await moving.finishes(request_id, 20)
     await moving.nothing_is_left()
@@ -452,8 +452,8 @@ async def test_where_a_request_came_from_travels_with_it(moving: MovingCluster) 
     moving.clock.now_s += 5.0
     await moving.move("i-1", "i-2")
     moving.clock.now_s += 2.0
-    trail = moving.instances["i-2"].llumlet.serving.requests["r"].trail
-    assert trail.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
+    past_instances = moving.instances["i-2"].llumlet.serving.requests["r"].past_instances
+    assert past_instances.ages(moving.clock.now_s) == (("i-0", 7.0), ("i-1", 2.0))
     anyhow = replace(CONFIG, source_below_steps=2000.0, destination_above_steps=2000.0)
     await order(moving, "i-2", "i-1", anyhow)
     await moving.until(lambda: told(moving))

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.migration.record import MoveRecord, StageRecord
-from controller.core.request_record import RequestRecord, RequestState
-from controller.runtime.messages import RequestsAsked
-from controller.runtime.move_messages import MoveTimed
-from controller.runtime.request_book import MAX_HISTORY, RequestBook
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
+from controller.runtime.messages.moves import MoveTimed
+from controller.runtime.messages.requests import RequestsAsked
 
 
 @dataclass

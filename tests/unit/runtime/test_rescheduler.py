@@ -8,10 +8,10 @@ import pytest
 from controller_bed import Bed
 from fakes import FakeNetwork, settle
 
+from controller.core.load.snapshot import QueueHead
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.snapshot import QueueHead
-from controller.runtime.messages import decode
-from controller.runtime.steer_messages import ReliefFruitless, ReliefOrdered
+from controller.runtime.messages.codec import decode
+from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
 
 # Rounds are the tests'.
 NEVER = ReschedulingConfig(interval_s=3600.0)
@@ -60,7 +60,7 @@ async def test_the_lowest_source_gets_the_freest_destination(bed: Bed) -> None:
     }
     relief = found["i-1"][1].relief
     assert relief is not None
-    assert relief.destination == bed.controller.mover.destination("i-3")
+    assert relief.destination == bed.controller.operator_moves.destination("i-3")
     assert relief.snapshot == bed.controller.scheduler.instances["i-3"].snapshot
     assert 0 <= relief.snapshot_age_s < 60
     assert (relief.source_freeness, relief.destination_freeness) == (3.2, 1024.0)
@@ -96,7 +96,7 @@ async def test_an_evicted_request_that_waits_makes_a_source_and_no_destination(b
 async def test_what_failed_lately_or_does_not_report_gets_nothing(bed: Bed) -> None:
     controller = bed.controller
     await bed.reports("i-0", **BUSY)
-    controller.mover.cooling.died("i-3", controller.now_s())
+    controller.operator_moves.cooling.died("i-3", controller.now_s())
     assert await told(bed) == {"i-0": "i-2"}
     controller.scheduler.instances["i-2"].last_report_s -= 1000.0
     assert await told(bed) == {"i-0": "i-1"}
@@ -108,7 +108,7 @@ async def test_what_failed_with_one_source_is_still_there_for_another(bed: Bed) 
     controller = bed.controller
     await bed.reports("i-0", **BUSY)
     await bed.reports("i-1", **FULL)
-    controller.mover.cooling.failed("i-0", "i-3", controller.now_s())
+    controller.operator_moves.cooling.failed("i-0", "i-3", controller.now_s())
     assert await told(bed) == {"i-0": "i-2", "i-1": "i-3"}
 
 

@@ -9,7 +9,7 @@ from fake_engine import tokens_of
 from fakes import PATIENCE_S, FakeNetwork
 from members import Instance, repeat_often
 
-from controller.core.event_log import EventKind
+from controller.core.record.event_log import EventKind
 from controller.core.rescheduling.config import ReschedulingConfig
 
 # Steps take next to no time here, so no move is worth its cost.
@@ -75,9 +75,9 @@ async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> Asyn
 async def test_a_new_instance_fills_until_its_source_is_none(cluster: Cluster) -> None:
     await cluster.crowd()
     await cluster.rounds(5)
-    assert cluster.controller.mover.log.num_by_outcome["migrated"] == 0, "nowhere to go"
+    assert cluster.controller.operator_moves.log.num_by_outcome["migrated"] == 0, "nowhere to go"
     cluster.join("i-1")
-    log = cluster.controller.mover.log
+    log = cluster.controller.operator_moves.log
     await cluster.until(lambda: log.num_by_outcome["migrated"])
     await cluster.rounds(20)
     assert cluster.at("i-1") == {"r0"}
@@ -108,10 +108,10 @@ async def test_when_its_destination_dies_the_requests_stay(cluster: Cluster) -> 
     dying = cluster.instances["i-1"]
     dying.transfer.holds = lambda stage_id: True
     source = cluster.instances["i-0"].llumlet
-    await cluster.until(lambda: source.serving and source.serving.desk.in_flight())
+    await cluster.until(lambda: source.serving and source.serving.instance_moves.in_flight())
     cluster.network.lose(dying.address)
     del cluster.instances["i-1"]
-    await cluster.until(lambda: cluster.controller.mover.log.num_by_outcome["kept"])
+    await cluster.until(lambda: cluster.controller.operator_moves.log.num_by_outcome["kept"])
     await cluster.rounds(5)
     assert cluster.at("i-0") == set(LENGTHS)
     await cluster.all_finish()

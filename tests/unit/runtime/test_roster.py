@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controller.runtime.messages import Welcome
-from controller.runtime.roster import Roster
+from controller.runtime.controller.roster import Roster
+from controller.runtime.messages.members import Welcome
 
 
 def roster() -> Roster:

@@ -13,27 +13,29 @@ from fakes import (
 )
 from router_bed import BOTH, HERE, Bed, new_tokens
 
-from controller.core.request_record import RequestState
-from controller.runtime.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
-from controller.runtime.messages import (
+from controller.core.record.request_record import RequestState
+from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
+from controller.runtime.messages.members import (
+    Directory,
+    DrainFrontend,
+    Hello,
+    InstanceLost,
+    StatusPull,
+    Welcome,
+)
+from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
-    Directory,
     DispatchAsked,
     Dispatched,
     DispatchUnused,
     DispatchWithdrawn,
-    DrainFrontend,
-    Hello,
-    InstanceLost,
     OutputItem,
     OutputsEmitted,
     Refused,
     RequestRefused,
-    StatusPull,
-    Welcome,
 )
-from controller.runtime.steer_messages import FrontendLimitsSet
 
 # -- dispatch -----------------------------------------------------------------------------
 

@@ -8,22 +8,13 @@ from fake_engine import FakeOutput, tokens_of
 from fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
 from router_bed import HERE, Bed, new_tokens
 
-from controller.core.event_log import EventKind, LoggedEvent
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
-from controller.core.request_record import RequestRecord, RequestState
-from controller.runtime.messages import (
-    AbortRequests,
-    Directory,
-    Happened,
-    InstanceLost,
-    OutputItem,
-    OutputsEmitted,
-    OutputsMissing,
-    OutputsReceived,
-    RequestsAsked,
-)
-from controller.runtime.move_messages import (
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.frontend.routes import MISSING_S, UNCLEAR_S
+from controller.runtime.messages.members import Directory, InstanceLost
+from controller.runtime.messages.moves import (
     FenceAnswered,
     FenceAsked,
     MoveAnnounced,
@@ -32,7 +23,15 @@ from controller.runtime.move_messages import (
     RequestMoved,
     RequestNotMoved,
 )
-from controller.runtime.routes import MISSING_S, UNCLEAR_S
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    OutputItem,
+    OutputsEmitted,
+    OutputsMissing,
+    OutputsReceived,
+    RequestEvents,
+    RequestsAsked,
+)
 
 I0 = InstanceRef("i-0", 1, "mem://i-0")
 I1 = InstanceRef("i-1", 1, "mem://i-1")
@@ -222,6 +221,6 @@ async def test_a_move_that_failed_changes_no_state(network: FakeNetwork) -> None
     await bed.know()
     await bed.runs_on("i-0")
     event = LoggedEvent(EventKind.MIGRATION_FAILED, 1.0, "m-1", "kept", "i-0", 1, request_id="r")
-    await bed.hear(Happened((event,)))
+    await bed.hear(RequestEvents((event,)))
     assert bed.record().state is RequestState.WAITING
     assert event in bed.record().history

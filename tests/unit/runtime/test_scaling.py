@@ -7,10 +7,10 @@ from fakes import FakeNetwork, settle, virtual_time
 from steering_bed import Disk, SteeringBed
 
 from controller.api.errors import LlumctlError
-from controller.core.drain import DrainState
-from controller.core.event_log import EventKind
-from controller.core.scaling import ScalePlan
-from controller.runtime.drains import SteerRefusedError
+from controller.core.operations.drain import DrainState
+from controller.core.operations.scaling import ScalePlan
+from controller.core.record.event_log import EventKind
+from controller.runtime.controller.operations.drains import OperationRefusedError
 
 
 @virtual_time
@@ -210,7 +210,7 @@ async def test_bounds_and_room(network: FakeNetwork) -> None:
     scaling = bed.controller.scaling
 
     def code(target: int, *, force: bool = False) -> str:
-        with pytest.raises(SteerRefusedError) as refused:
+        with pytest.raises(OperationRefusedError) as refused:
             scaling.plan(target, force=force)
         return refused.value.code
 
@@ -235,6 +235,6 @@ async def test_what_serves_is_not_removed_for_what_does_not(network: FakeNetwork
     bed.controller.drains.end("i-0", "undrained")
     network.lose("mem://i-1")
     await settle()
-    with pytest.raises(SteerRefusedError) as refused:
+    with pytest.raises(OperationRefusedError) as refused:
         bed.controller.scaling.plan(1, force=False)
     assert refused.value.code == "last_instance"

@@ -4,8 +4,8 @@ import pytest
 from controller_bed import Bed
 from fakes import FakeNetwork, virtual_time
 
-from controller.core.cluster_spec import ClusterSpec, DrainOrder
-from controller.runtime.spec_keeper import RevisionConflictError, SpecKeeper
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.runtime.controller.operations.spec_keeper import RevisionConflictError, SpecKeeper
 
 FIRST = ClusterSpec.first(2)
 

@@ -6,11 +6,11 @@ import pytest
 from fakes import hello
 
 from controller.core.events import Event, InstanceDied, InstanceStarted, StatusReported
+from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
-from controller.core.snapshot import InstanceSnapshot
-from controller.runtime.journal import Journal
-from controller.runtime.roster import Roster
-from controller.runtime.stall_watch import StallWatch
+from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.roster import Roster
+from controller.runtime.controller.stall_watch import StallWatch
 
 STALL_S = 5.0
 

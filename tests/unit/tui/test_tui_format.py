@@ -2,9 +2,9 @@
 
 import pytest
 
-from tui import format as fmt
-from tui.format import ASCII, UNICODE, Span
-from tui.state import Sample
+from tui.drawing import format as fmt
+from tui.drawing.format import ASCII, UNICODE, Span
+from tui.feed.state import Sample
 
 
 @pytest.mark.parametrize(

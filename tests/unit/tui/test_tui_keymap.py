@@ -4,9 +4,9 @@ import pytest
 import tui_synthetic as synthetic
 from tui_support import FakeSource, dashboard, drawn, settle
 
-from tui import keymap, keys
-from tui.keymap import KeymapError
-from tui.keys import KEYS
+from tui.input import keymap, keys
+from tui.input.keymap import KeymapError
+from tui.input.keys import KEYS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 

@@ -17,13 +17,13 @@ from tui_support import (
     settle,
 )
 
-from controller.api.models import ClusterStatus, StatusFrame
-from tui import keys
+from controller.api.wire.models import ClusterStatus, StatusFrame
 from tui.app import Dashboard
-from tui.format import ASCII
-from tui.instances import SORTS
-from tui.keys import KEYS
-from tui.layout import Pane
+from tui.drawing.format import ASCII
+from tui.drawing.layout import Pane
+from tui.input import keys
+from tui.input.keys import KEYS
+from tui.panes.instances import SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen

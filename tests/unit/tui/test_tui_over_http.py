@@ -8,8 +8,8 @@ from tui_support import dashboard, settle, shown
 
 from controller.api.client import ControlClient
 from tui.app import Dashboard
+from tui.feed.source import LiveSource
 from tui.screens.instance import InstanceScreen
-from tui.source import LiveSource
 
 LIMIT_S = 20.0
 

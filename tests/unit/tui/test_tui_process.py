@@ -12,8 +12,8 @@ from pty_process import terminal
 from pydantic import BaseModel
 from tui_support import recorded
 
-from controller.api.models import StatusFrame
 from controller.api.recording import RecordingReader
+from controller.api.wire.models import StatusFrame
 
 # What waits for a controller that hangs waits 5 s. Leaving takes 0.2 to 0.6 s (docs/benchmarks.md);
 # a machine that is busy with other things may double that.

@@ -16,12 +16,12 @@ from tui_support import (
     settle,
 )
 
-from controller.api.models import StatusFrame
 from controller.api.recording import RecordingReader
+from controller.api.wire.models import StatusFrame
 from tui.app import Dashboard
-from tui.replay import ReplaySource
+from tui.feed.replay import ReplaySource
+from tui.feed.state import Arrived, Lost
 from tui.screens.dashboard import DashboardScreen
-from tui.state import Arrived, Lost
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 

@@ -7,25 +7,18 @@ import pytest
 import tui_synthetic as synthetic
 
 from controller.api.errors import LlumctlError
-from controller.api.models import Event, InstanceState, QueueHeadStatus, StatusFrame
-from tui import (
-    commands,
-    event_list,
-    header,
-    instances,
-    keys,
-    migrations,
-    queue_heads,
-    table,
-)
-from tui.facts import facts
-from tui.format import ASCII, UNICODE, Line, width_of
-from tui.header import Liveness
-from tui.instances import InstanceRow
-from tui.keys import Place
-from tui.layout import Pane, arrange
-from tui.names import Names, names
-from tui.state import Arrived, DashboardState, Entry, Lost, reduce
+from controller.api.wire.models import Event, InstanceState, QueueHeadStatus, StatusFrame
+from tui.drawing import table
+from tui.drawing.format import ASCII, UNICODE, Line, width_of
+from tui.drawing.layout import Pane, arrange
+from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
+from tui.input import commands, keys
+from tui.input.keys import Place
+from tui.panes import event_list, header, instances, migrations, queue_heads
+from tui.panes.facts import facts
+from tui.panes.header import Liveness
+from tui.panes.instances import InstanceRow
+from tui.panes.names import Names, names
 from tui.widgets.bottom import key_line
 
 

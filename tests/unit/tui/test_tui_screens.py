@@ -11,12 +11,12 @@ from tui_support import (
     settle,
 )
 
-from controller.api.models import Event, EventFrame, StatusFrame
-from tui.format import ASCII, Span, Tone
-from tui.layout import Pane
+from controller.api.wire.models import Event, EventFrame, StatusFrame
+from tui.drawing.format import ASCII, Span, Tone
+from tui.drawing.layout import Pane
+from tui.drawing.themes import THEMES
+from tui.feed.state import RecordingFailed, RequestsArrived
 from tui.screens.dashboard import DashboardScreen
-from tui.state import RecordingFailed, RequestsArrived
-from tui.themes import THEMES
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
 

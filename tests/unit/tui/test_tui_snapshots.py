@@ -5,8 +5,8 @@ import svg_snapshots
 import tui_synthetic as synthetic
 from tui_support import NARROW, WIDE, FakeSource, dashboard, settle
 
-from tui.format import ASCII
-from tui.themes import MONOCHROME
+from tui.drawing.format import ASCII
+from tui.drawing.themes import MONOCHROME
 
 REASON = "the controller at http://10.0.0.5:8700 said nothing for 5 s"
 both_sizes = pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80x24", "120x36"])

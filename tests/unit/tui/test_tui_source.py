@@ -11,7 +11,8 @@ from fake_controller import FakeController, event, until
 from controller.api import following
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError, UnreachableError
-from controller.api.models import (
+from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.models import (
     ClusterStatus,
     EventFrame,
     Frame,
@@ -19,10 +20,9 @@ from controller.api.models import (
     PingFrame,
     StatusFrame,
 )
-from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
-from tui import source as source_module
-from tui.source import LiveSource
-from tui.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
+from tui.feed import source as source_module
+from tui.feed.source import LiveSource
+from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
 
 
 class Listener:

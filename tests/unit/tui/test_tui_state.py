@@ -2,8 +2,15 @@
 
 import tui_synthetic as synthetic
 
-from controller.api.models import Event, EventFrame, GapFrame, InstanceState, PingFrame, StatusFrame
-from tui.state import (
+from controller.api.wire.models import (
+    Event,
+    EventFrame,
+    GapFrame,
+    InstanceState,
+    PingFrame,
+    StatusFrame,
+)
+from tui.feed.state import (
     MAX_EVENTS,
     Arrived,
     DashboardState,

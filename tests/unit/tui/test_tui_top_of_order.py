@@ -4,14 +4,14 @@ import pytest
 import tui_synthetic as synthetic
 from tui_support import NARROW, FakeSource, dashboard, drawn, settle
 
-from controller.api.models import InstanceState, StatusFrame
-from tui import instances
+from controller.api.wire.models import InstanceState, StatusFrame
 from tui.app import Dashboard
-from tui.format import UNICODE
-from tui.layout import Pane
+from tui.drawing.format import UNICODE
+from tui.drawing.layout import Pane
+from tui.feed.state import Arrived, DashboardState, reduce
+from tui.panes import instances
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.instance import InstanceScreen
-from tui.state import Arrived, DashboardState, reduce
 from tui.widgets.table_view import TableView
 
 NUM_INSTANCES = 64

@@ -14,14 +14,15 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
 
-from controller.api.models import Frame, RequestList
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
-from tui.app import Dashboard, Options
-from tui.format import UNICODE, Glyphs
-from tui.replay import ReplaySource
-from tui.source import Source
-from tui.state import Arrived, Heard, Lost, RequestsArrived
-from tui.themes import DEFAULT
+from controller.api.wire.models import Frame, RequestList
+from tui.app import Dashboard
+from tui.drawing.format import UNICODE, Glyphs
+from tui.drawing.themes import DEFAULT
+from tui.feed.replay import ReplaySource
+from tui.feed.source import Source
+from tui.feed.state import Arrived, Heard, Lost, RequestsArrived
+from tui.options import Options
 
 WIDE, NARROW = (120, 36), (80, 24)
 DRAWN_S = 20.0

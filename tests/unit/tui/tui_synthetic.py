@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from controller.api.models import (
+from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
     EndedMoveStatus,

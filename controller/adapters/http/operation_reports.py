@@ -1,0 +1,199 @@
+"""Drains and scalings as the control API reports them: under way, planned, or begun just now."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+from controller.api.wire.operations import (
+    CannotMove,
+    DrainReport,
+    DrainRequest,
+    PlannedDeparture,
+    ScaleReport,
+    ScaleRequest,
+)
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.sentences import why
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.departure_plan import TOO_BUSY, Departure
+from controller.core.operations.drain import DrainState
+from controller.core.operations.drain_pace import estimate_s, measured_pace
+from controller.core.operations.scaling import ScalePlan
+from controller.core.rescheduling.choose_destination import NO_DESTINATION
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.departures import Leaving
+from controller.runtime.controller.operations.drains import DrainProgress
+
+
+class SteerReports:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def several(
+        self, instance_ids: Iterable[str], revision: int, *, lately: bool = False
+    ) -> list[DrainReport]:
+        """Side by side: frontends that do not answer are waited for once."""
+        reports = (self.of(each, revision, lately=lately) for each in instance_ids)
+        return list(await asyncio.gather(*reports))
+
+    async def of(self, instance_id: str, revision: int, *, lately: bool = False) -> DrainReport:
+        """As it is by now; with `lately`, what cannot move may be from a second ago. `revision`:
+        from before it was looked at, or as it was left; one who goes on from there is told of what
+        others changed meanwhile."""
+        controller = self._controller
+        progress = controller.drains.progress(instance_id)
+        leaving = Leaving()
+        if progress.state is DrainState.DRAINING:
+            look = controller.departures.lately if lately else controller.departures.of
+            leaving = await look(instance_id)
+            progress = controller.drains.progress(instance_id)
+        report = self._so_far(progress, leaving, revision)
+        order = progress.order
+        if order is None:
+            return report
+        return report.model_copy(
+            update={
+                "drain_id": order.drain_id,
+                "estimate_s": self._estimate_s(progress, leaving),
+                "deadline_s": order.deadline_s,
+                "on_deadline": order.on_deadline,
+                "reason": order.reason,
+                "actor": order.actor,
+                "removes_instance": order.removes,
+            }
+        )
+
+    def _so_far(self, progress: DrainProgress, leaving: Leaving, revision: int) -> DrainReport:
+        gone = progress.instance_id not in self._controller.roster.members
+        return DrainReport(
+            instance_id=progress.instance_id,
+            state="removed" if gone else progress.state.value,
+            safe_to_delete=gone or progress.safe_to_delete,
+            num_requests_left=progress.num_left,
+            num_moving=progress.num_moving,
+            num_moved=progress.num_moved,
+            cannot_move=tuple(_cannot_move(each) for each in leaving.departures if _stays(each)),
+            silent=leaving.silent,
+            revision=revision,
+        )
+
+    async def planned(
+        self,
+        instance_id: str,
+        wanted: DrainRequest | ScaleRequest,
+        going: Sequence[str],
+        *,
+        removes: bool = False,
+    ) -> DrainReport:
+        """What a drain that began now would do. `going`: others that are drained with it."""
+        revision = self._controller.keeper.revision
+        leaving = await self._controller.departures.of(instance_id, going)
+        progress = self._controller.drains.progress(instance_id)
+        order = progress.order
+        return self._so_far(progress, leaving, revision).model_copy(
+            update={
+                "drain_id": order.drain_id if order else "",
+                "estimate_s": self._estimate_s(progress, leaving),
+                "deadline_s": deadline_of(wanted),
+                "on_deadline": wanted.on_deadline,
+                "plan": tuple(_planned_departure(each) for each in leaving.departures),
+                "dry_run": True,
+                "reason": wanted.reason,
+                "removes_instance": removes or bool(order and order.removes),
+                "changes": differs(order, wanted),
+            }
+        )
+
+    async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
+        """Each drain is planned as if it were the only one, but none goes to another that is to
+        go."""
+        revision = self._controller.keeper.revision
+        added = self._controller.scaling.added(plan)
+        going = await asyncio.gather(
+            *(self.planned(each, wanted, plan.drained, removes=True) for each in plan.drained)
+        )
+        report = scale_report(plan, revision, added, going)
+        return report.model_copy(update={"dry_run": True})
+
+    def _estimate_s(self, progress: DrainProgress, leaving: Leaving) -> float | None:
+        controller = self._controller
+        if leaving.silent:
+            return None
+        pace = measured_pace(move.record for move in controller.operator_moves.log.recent)
+        max_moves = controller.limits.max_moves
+        left_s = estimate_s(leaving.departures, pace, max_moves, progress.num_left)
+        return None if left_s is None else round(left_s, 2)
+
+
+def scale_report(
+    plan: ScalePlan,
+    revision: int,
+    added: Sequence[str] = (),
+    draining: Sequence[DrainReport] = (),
+) -> ScaleReport:
+    return ScaleReport(
+        previous=plan.previous,
+        target=plan.target,
+        revision=revision,
+        added=tuple(added),
+        undrained=plan.undrained,
+        draining=tuple(draining),
+    )
+
+
+def deadline_of(wanted: DrainRequest | ScaleRequest) -> float | None:
+    return None if wanted.deadline_s is None else time.time() + wanted.deadline_s
+
+
+def differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> bool:
+    """Whether an order given now would be another one than that which holds. A deadline counts
+    from now: it is another one each time."""
+    if before is None or isinstance(wanted, ScaleRequest) or wanted.deadline_s is not None:
+        return True
+    if before.removes and before.plain is None:
+        return True  # it is to drain on, should the instance not be removed after all
+    orders = (before,) if before.plain is None else (before, before.plain)
+    held = {(each.deadline_s, each.on_deadline, each.reason) for each in orders}
+    return held != {(None, wanted.on_deadline, wanted.reason)}
+
+
+def _stays(departure: Departure) -> bool:
+    return departure.destination_id is None and departure.code != MoveRefusal.MOVING
+
+
+def _cannot_move(departure: Departure) -> CannotMove:
+    request = departure.request
+    return CannotMove(
+        request_id=request.request_id,
+        client_id=departure.client_id,
+        code=departure.code,
+        why=_why(departure),
+    )
+
+
+def _planned_departure(departure: Departure) -> PlannedDeparture:
+    request = departure.request
+    return PlannedDeparture(
+        request_id=request.request_id,
+        client_id=departure.client_id,
+        num_tokens=request.num_tokens,
+        num_blocks=request.num_blocks,
+        to_instance_id=departure.destination_id,
+        code=departure.code,
+        why=_why(departure),
+    )
+
+
+def _why(departure: Departure) -> str:
+    """With the figure that is lacking: no one instance is meant here."""
+    if departure.destination_id is not None:
+        return ""
+    if departure.code == MoveRefusal.NO_BLOCKS:
+        return f"no instance has {departure.request.num_blocks} free blocks"
+    if departure.code == MoveRefusal.NO_SLOT:
+        return "every instance with room for it has a full batch"
+    if departure.code == NO_DESTINATION:
+        return "no other instance may take requests"
+    if departure.code == TOO_BUSY:
+        return "no instance with room for it is free enough"
+    return why(departure.code)

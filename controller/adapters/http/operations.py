@@ -1,0 +1,224 @@
+"""Draining, undraining and scaling on the control API: looked at, planned or begun.
+
+What is asked for is checked and carried out under one lock with what else changes the spec, so
+that of two operators who act on the same revision one is told so.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from controller.adapters.http.answers import json_answer
+from controller.adapters.http.errors import ApiError, no_such_instance
+from controller.adapters.http.idempotency import Endpoint
+from controller.adapters.http.operation_reports import (
+    SteerReports,
+    deadline_of,
+    differs,
+    scale_report,
+)
+from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
+from controller.api.text.quantities import duration
+from controller.api.wire.operations import (
+    DrainList,
+    DrainRequest,
+    ScaleRequest,
+    UndrainRequest,
+)
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.scaling import ScalePlan
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.drains import OperationRefusedError
+
+
+class SteerApi:
+    """`changing`: held by whoever checks a revision and then changes the spec. `once`: of an
+    endpoint that carries out an order but once (`idempotency`)."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        log: OperatorLog,
+        changing: asyncio.Lock,
+        once: Callable[[Endpoint], Endpoint],
+    ) -> None:
+        self._controller = controller
+        self._reports = SteerReports(controller)
+        self._log = log
+        self._changing = changing
+        self.routes = [
+            Route("/v1/drains", self._drains, methods=["GET"]),
+            Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
+            Route("/v1/instances/{instance_id}/undrain", once(self._undrain), methods=["POST"]),
+            Route("/v1/scale", once(self._scale), methods=["POST"]),
+        ]
+
+    # -- routes --------------------------------------------------------------------------
+
+    async def _drains(self, _request: Request) -> Response:
+        keeper = self._controller.keeper
+        reports = await self._reports.several(
+            sorted(keeper.spec.drains), keeper.revision, lately=True
+        )
+        # One may have ended while the frontends were asked.
+        return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
+
+    async def _drain(self, request: Request) -> Response:
+        wanted = DrainRequest.model_validate_json(await request.body() or b"{}")
+        instance_id = self._instance_id(request)
+        if wanted.dry_run:
+            self._check_drain(instance_id, wanted)
+            return json_answer(await self._reports.planned(instance_id, wanted, wanted.with_ids))
+        async with self._changing:
+            self._check_drain(instance_id, wanted)
+            keeper = self._controller.keeper
+            changes = differs(keeper.spec.drains.get(instance_id), wanted)
+            revision = keeper.revision
+            if changes:
+                revision = await self._begin_drain(request, instance_id, wanted)
+        report = await self._reports.of(instance_id, revision)
+        return json_answer(report.model_copy(update={"changes": changes}))
+
+    async def _begin_drain(self, request: Request, instance_id: str, wanted: DrainRequest) -> int:
+        """The revision that it leaves."""
+        deed = (f"drain {instance_id}{_until(wanted)}", instance_id)
+        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+            self._check_drain(instance_id, wanted)  # the disk may have taken its time
+            self._controller.drains.begin([_order(instance_id, wanted, operation)])
+            return self._controller.keeper.revision
+
+    async def _undrain(self, request: Request) -> Response:
+        wanted = UndrainRequest.model_validate_json(await request.body() or b"{}")
+        instance_id = self._instance_id(request)
+        if wanted.dry_run:
+            self._check_undrain(instance_id, wanted)
+            report = await self._reports.of(instance_id, self._controller.keeper.revision)
+            return json_answer(report.model_copy(update={"dry_run": True, "changes": True}))
+        async with self._changing:
+            self._check_undrain(instance_id, wanted)
+            async with self._log.operation(
+                request.scope, (f"undrain {instance_id}", instance_id), reason=wanted.reason
+            ) as operation:
+                self._check_undrain(instance_id, wanted)  # the disk may have taken its time
+                why_ended = f"undrained: {wanted.reason}" if wanted.reason else "undrained"
+                self._controller.drains.end(instance_id, why_ended, operation.actor)
+                revision = self._controller.keeper.revision
+        report = await self._reports.of(instance_id, revision)
+        return json_answer(report.model_copy(update={"changes": True}))
+
+    async def _scale(self, request: Request) -> Response:
+        wanted = ScaleRequest.model_validate_json(await request.body())
+        if wanted.dry_run:
+            return json_answer(await self._reports.planned_scale(self._scale_plan(wanted), wanted))
+        keeper = self._controller.keeper
+        async with self._changing:
+            plan = self._scale_plan(wanted)
+            if not plan.changes:
+                return json_answer(scale_report(plan, keeper.revision))
+            deeds = _scale_deeds(plan, wanted)
+            async with self._log.operation(
+                request.scope, *deeds, reason=wanted.reason
+            ) as operation:
+                self._check_scale(plan, wanted)  # a drain may have ended meanwhile
+                added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
+                revision = keeper.revision
+        reports = await self._reports.several(plan.drained, revision)
+        return json_answer(scale_report(plan, revision, added, reports))
+
+    # -- checks --------------------------------------------------------------------------
+
+    def _instance_id(self, request: Request) -> str:
+        instance_id: str = request.path_params["instance_id"]
+        self._check_still_there(instance_id)
+        return instance_id
+
+    def _check_still_there(self, instance_id: str) -> None:
+        member = self._controller.roster.members.get(instance_id)
+        if member is None or member.kind != "instance":
+            raise no_such_instance(instance_id)
+
+    def _check_revision(self, if_revision: int | None) -> None:
+        """Raises RevisionConflictError."""
+        self._check_running()
+        self._controller.keeper.check_revision(if_revision)
+
+    def _check_running(self) -> None:
+        if self._controller.stopping:
+            raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
+
+    def _check_drain(self, instance_id: str, wanted: DrainRequest) -> None:
+        """Those of the same command too: it begins all of their drains or none."""
+        self._check_revision(wanted.if_revision)
+        together = list(dict.fromkeys((instance_id, *wanted.with_ids)))
+        for each in together:
+            self._check_still_there(each)
+        if wanted.force or set(together) <= set(self._controller.keeper.spec.drains):
+            return
+        with _as_api_errors():
+            self._controller.drains.check(together)
+
+    def _check_undrain(self, instance_id: str, wanted: UndrainRequest) -> None:
+        self._check_revision(wanted.if_revision)
+        self._check_still_there(instance_id)
+        if instance_id not in self._controller.keeper.spec.drains:
+            raise ApiError(
+                409, "not_draining", f"{instance_id} is not being drained", "llumctl status"
+            )
+
+    def _scale_plan(self, wanted: ScaleRequest) -> ScalePlan:
+        self._check_revision(wanted.if_revision)
+        scaling = self._controller.scaling
+        target = wanted.target
+        if target is None:
+            target = scaling.num_planned + (wanted.change or 0)
+        with _as_api_errors():
+            return scaling.plan(target, force=wanted.force, agreed=wanted.draining)
+
+    def _check_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> None:
+        """Whether it still can be carried out. Another one would not be what is on the record."""
+        self._check_revision(wanted.if_revision)
+        with _as_api_errors():
+            self._controller.scaling.check_still(plan, force=wanted.force)
+
+
+def _order(
+    instance_id: str, wanted: DrainRequest | ScaleRequest, operation: Operation
+) -> DrainOrder:
+    """The drain's events have the cause of the operation that began it."""
+    return DrainOrder(
+        drain_id=operation.cause_id,
+        instance_id=instance_id,
+        began_s=time.time(),
+        deadline_s=deadline_of(wanted),
+        on_deadline=wanted.on_deadline,
+        actor=operation.actor,
+        reason=wanted.reason,
+    )
+
+
+def _until(wanted: DrainRequest | ScaleRequest) -> str:
+    if wanted.deadline_s is None:
+        return ""
+    return f" within {duration(wanted.deadline_s)}, then {wanted.on_deadline}"
+
+
+def _scale_deeds(plan: ScalePlan, wanted: ScaleRequest) -> list[Deed]:
+    """One for the whole, and one for each instance that goes or stays after all."""
+    deeds = [(f"scale {plan.previous} to {plan.target}", "the cluster")]
+    deeds += [(f"undrain {each}", each) for each in plan.undrained]
+    deeds += [(f"remove {each} once drained{_until(wanted)}", each) for each in plan.drained]
+    return deeds
+
+
+@contextmanager
+def _as_api_errors() -> Iterator[None]:
+    try:
+        yield
+    except OperationRefusedError as error:
+        status = 400 if error.code == "max_instances" else 409  # whatever the cluster is like
+        raise ApiError(status, error.code, error.message, error.hint) from error

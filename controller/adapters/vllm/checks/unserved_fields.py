@@ -1,0 +1,49 @@
+"""Fields of OpenAI's API that would change the answer, and that vLLM takes without a word.
+
+What only asks how a request is accounted for, kept or sped up (`user`, `metadata`, `store`,
+`service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`) may be given and has no
+effect: an answer without it is the same answer. What vLLM itself refuses, as `suffix`, is not here.
+"""
+
+from typing import Any
+
+from controller.adapters.vllm.checks.fault import Fault
+
+# Values with which a field asks for what it gets anyway.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    # vLLM's own, of old: without them the answer is not constrained.
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+}
+INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+} | {field: "structured_outputs" for field in HARMLESS if field.startswith("guided_")}
+
+
+def find_unserved(request: dict[str, Any]) -> Fault | None:
+    for field in HARMLESS.keys() & request.keys():
+        value = request[field]
+        if value is None or any(_is(value, harmless) for harmless in HARMLESS[field]):
+            continue
+        if field in INSTEAD:
+            return Fault(f"{field} is not supported; use {INSTEAD[field]}", field)
+        harmless = HARMLESS[field]
+        only = f", except as {harmless[0]!r}" if harmless else ""
+        return Fault(f"{field} is not supported{only}", field)
+    return None
+
+
+def _is(value: Any, harmless: Any) -> bool:
+    return type(value) is type(harmless) and value == harmless

@@ -1,0 +1,34 @@
+"""A tool call that `max_tokens` has cut is left out of an answer of Anthropic's messages.
+
+vLLM decodes each call's arguments for it: those of a cut call were a 400 for a good request, with
+a traceback in the log. Without that call the answer says why it ends: its stop reason is
+`max_tokens`. In a stream the arguments leave as they come, and nothing decodes them.
+
+Touch points (vllm 0.32): entrypoints/anthropic/serving.py `messages_full_converter`.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+def leave_out_cut_calls(serving: Any) -> None:
+    """Of this AnthropicServingMessages; None where the model has no chats."""
+    if serving is None:
+        return
+    convert = serving.messages_full_converter
+
+    def converted(answer: Any) -> Any:
+        for choice in answer.choices:
+            queries = choice.message.tool_calls
+            choice.message.tool_calls = [c for c in queries if is_whole(c.function.arguments)]
+        return convert(answer)
+
+    serving.messages_full_converter = converted
+
+
+def is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False

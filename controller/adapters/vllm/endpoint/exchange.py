@@ -1,0 +1,212 @@
+"""One HTTP request and its answer, as the gate lets them pass.
+
+In: the body is read once, up to a limit and within a time, and then given to the app in one
+piece. Out: an error of the app leaves in our shape (error_bodies.py), also within a stream.
+When the deadline passes, the app is told that the client has left, as that is what makes vLLM
+abort; what it still sends is dropped, and the client gets the error.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.endpoint.error_bodies import (
+    EVENT_PREFIX,
+    error_body,
+    error_event,
+    reshape,
+    reshape_event,
+)
+
+RETRY_AFTER_S = 1
+# A body may take so long, and longer by what has come of it at this rate. 8 MiB: 188 s at most.
+BODY_WAIT_S = 60.0
+BODY_BYTES_PER_S = 64 * 1024
+# Of each body; the server holds as much for every connection anyway. So small requests find
+# room when large ones have filled it.
+FREE_BODY_BYTES = 64 * 1024
+# Of an app's error body no more than this is looked at.
+MAX_ERROR_BYTES = 1 << 20
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class ClientLeftError(Exception):
+    """Before its request was complete; nobody is there to be answered."""
+
+
+class BodyRoom:
+    """For the bodies that are being read, all together: what each has beyond FREE_BODY_BYTES."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_free_bytes = num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Raises RefusedError (429)."""
+        if num_bytes > self.num_free_bytes:
+            raise RefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "this frontend receives too many large requests already; send it again",
+            )
+        self.num_free_bytes -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_free_bytes += num_bytes
+
+
+class Exchange:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.timed_out = False
+        self._what = f"{scope['method']} {scope['path']}"
+        self._receive = receive
+        self._send = send
+        self._timeout_s = self._deadline_s = math.inf
+        self._body: bytes | None = None
+        self._error: Message | None = None
+        self._error_body = b""
+        self._started = self._streams = self._ended = self._cut = False
+
+    # -- in ------------------------------------------------------------------------------
+
+    def set_deadline(self, timeout_s: float | None) -> None:
+        if timeout_s is not None:
+            self._timeout_s = timeout_s
+            self._deadline_s = asyncio.get_running_loop().time() + timeout_s
+
+    @property
+    def overdue(self) -> RefusedError:
+        return RefusedError(
+            HTTPStatus.GATEWAY_TIMEOUT, f"the request took longer than {self._timeout_s:g} s"
+        )
+
+    async def read_body(self, max_bytes: int, room: BodyRoom) -> bytes:
+        """Raises RefusedError (408, 413, 429, 504) and ClientLeftError."""
+        too_large = RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {max_bytes} bytes"
+        )
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > max_bytes:
+            raise too_large
+        begun_s = asyncio.get_running_loop().time()
+        body = bytearray()
+        num_taken_bytes = 0
+        more = True
+        try:
+            while more:
+                message = await self._next_piece(
+                    begun_s + BODY_WAIT_S + len(body) / BODY_BYTES_PER_S
+                )
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise too_large
+                num_more_bytes = max(0, len(body) - FREE_BODY_BYTES) - num_taken_bytes
+                room.take(num_more_bytes)
+                num_taken_bytes += num_more_bytes
+                more = message.get("more_body", False)
+        finally:
+            room.give_back(num_taken_bytes)
+        self._body = bytes(body)
+        return self._body
+
+    async def _next_piece(self, until_s: float) -> Message:
+        try:
+            async with asyncio.timeout_at(min(until_s, self._deadline_s)):
+                message = await self._receive()
+        except TimeoutError:
+            self._cut = True
+            if self._deadline_s <= until_s:
+                raise self.overdue from None
+            raise RefusedError(HTTPStatus.REQUEST_TIMEOUT, "the body comes too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        return message
+
+    async def receive(self) -> Message:
+        """For the app: the body, once, and then whether the client has left."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._deadline_s == math.inf:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await self._receive()
+        except TimeoutError:
+            self.timed_out = True
+            return DISCONNECT
+
+    # -- out -----------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """For the app."""
+        if self.timed_out or self._ended:
+            return
+        if message["type"] == "http.response.start":
+            if message["status"] >= HTTPStatus.BAD_REQUEST:
+                self._error = message
+                return
+            self._started = True
+            self._streams = _content_type(message).startswith(b"text/event-stream")
+            await self._send(message)
+        elif self._error is not None:
+            if len(self._error_body) <= MAX_ERROR_BYTES:
+                self._error_body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_error(self._error)
+        else:
+            body = message.get("body", b"")
+            if self._streams and body.startswith(EVENT_PREFIX):
+                message = {**message, "body": reshape_event(body)}
+            self._ended = not message.get("more_body", False)
+            await self._send(message)
+
+    async def refuse(self, refused: RefusedError) -> None:
+        await self._answer(
+            refused.status, error_body(refused.status, refused.message, refused.param), []
+        )
+
+    async def fail(self, status: HTTPStatus, message: str) -> None:
+        """An answer where there is none yet, the end of a stream; nothing can mend half of
+        anything else."""
+        self.timed_out = False
+        if self._ended:
+            return
+        if not self._started:
+            await self.refuse(RefusedError(status, message))
+        elif self._streams:
+            self._ended = True
+            await self._send({"type": "http.response.body", "body": error_event(status, message)})
+
+    async def _send_error(self, start: Message) -> None:
+        body = reshape(start["status"], self._error_body, self._what)
+        kept = [
+            (name, value)
+            for name, value in start.get("headers", ())
+            if name.lower() not in (b"content-type", b"content-length", b"retry-after")
+        ]
+        await self._answer(start["status"], body, kept)
+
+    async def _answer(self, status: int, body: bytes, headers: list[Any]) -> None:
+        headers = [
+            *headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if self._cut:  # what still comes of the body would keep the connection for ever
+            headers.append((b"connection", b"close"))
+        self._started = self._ended = True
+        await self._send({"type": "http.response.start", "status": int(status), "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _content_type(start: Message) -> bytes:
+    return next((v for k, v in start.get("headers", ()) if k.lower() == b"content-type"), b"")

@@ -1,0 +1,206 @@
+"""The frontend: vLLM's OpenAI app over the cluster. See `OpenAIFrontend.run`."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+from controller.adapters.vllm import environment
+from controller.adapters.vllm.checks.token_ids import max_token_ids
+from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.grammars.process import GrammarProcess
+from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
+from controller.api.settings.key_file import parse_line
+from controller.api.text.starts import IMPORTING
+from controller.ports.listener import Listener
+from controller.ports.mailbox import Mailbox
+from controller.runtime.frontend.request_book import RequestBook, RequestObserver
+from controller.runtime.frontend.router import Router, RouterEvents
+from controller.runtime.member import Membership
+from controller.runtime.messages.members import EngineInfo, InstanceEntry
+from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.requests import OutputsEmitted
+
+log = logging.getLogger(__name__)
+
+# The first request under a grammar finds the process of trials there, and a start has the
+# machine for itself. One that comes sooner starts it.
+TRIALS_START_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    engine_args: dict[str, Any]
+    options: Mapping[str, Any]
+    """vLLM's frontend arguments."""
+    level_names: Mapping[int, str]
+    """By rank."""
+    num_instances: int
+    host: str
+    port: int
+    api_keys: tuple[str, ...] = field(repr=False)
+    """Lines of the key file."""
+    hosts: tuple[str, ...]
+    """Names and addresses under which it may be called, beside loopback."""
+    limits: GateLimits
+    expects_grammars: bool = True
+    """Emulated instances follow none."""
+
+
+class OpenAIFrontend:
+    """What survives it: the listening socket, and all connections that it has not accepted. Those
+    that it has end with it, and its requests are aborted by the instances as soon as its inbox
+    closes."""
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        member: Membership,
+        mailbox: Mailbox,
+        listener: Listener,
+        observer: RequestObserver,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._member = member
+        self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._llm: Any = None
+        self._server: Any = None
+        self.book = RequestBook(member.member_id, config.level_names, member.tell, observer)
+        self.router = Router(
+            member,
+            mailbox,
+            self.book,
+            RouterEvents(
+                on_outputs=self._on_outputs,
+                on_failed=self._on_failed,
+                on_refused=self._on_refused,
+                on_directory=self._on_directory,
+                on_drain=self._on_drain,
+                on_limits=self._on_limits,
+            ),
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the cluster stops, then hold until the process is ended; a start that
+        fails is reported and held too, since it would fail again."""
+        self.router.start()
+        try:
+            serving = await self._start()
+        except Exception as error:
+            log.exception("the frontend could not start")
+            self._member.report("failed", f"{type(error).__name__}: {error}")
+        else:
+            self._member.report("active")
+            await serving
+            self._member.report("stopped")
+        await asyncio.Event().wait()
+
+    async def _start(self) -> asyncio.Task[None]:
+        """vLLM is imported and configured on another thread, so that this process can say how
+        far it is and hear of the instances meanwhile."""
+        self._member.report("starting", IMPORTING)
+        args, config, tries = await asyncio.to_thread(self._configure)
+        self._member.report("starting", "waiting for an instance")
+        info = await self._info
+        if self._config.expects_grammars and isinstance(tries, GrammarProcess):
+            self._tasks.add(asyncio.get_running_loop().create_task(_start_later(tries)))
+        self._grammars = GrammarTrials(tries)
+        return await self._serve(args, config, info)
+
+    def _configure(self) -> tuple[Any, Any, Tries]:
+        environment.prepare()
+        from controller.adapters.vllm.endpoint import openai_app
+        from controller.adapters.vllm.grammars import app_checks as grammar_checks
+
+        cfg = self._config
+        keys = [parse_line(line).key for line in cfg.api_keys]
+        args = openai_app.parse_args(cfg.engine_args, cfg.options, keys, cfg.host, cfg.port)
+        config = openai_app.build_config(args)
+        return args, config, grammar_checks.make_process(config)
+
+    async def _serve(self, args: Any, config: Any, info: EngineInfo) -> asyncio.Task[None]:
+        from controller.adapters.vllm.endpoint import openai_app
+        from controller.adapters.vllm.endpoint.connections import KeepAlive, max_kept_connections
+        from controller.adapters.vllm.endpoint.pool_client import PoolLimits
+        from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+
+        cfg = self._config
+        openai_app.adopt_engine_info(config, info, cfg.num_instances)
+        levels = {name: rank for rank, name in cfg.level_names.items()}
+        limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
+        log_stats = not args.disable_log_stats
+        self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
+        bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))
+        self._gate = Gate(bounds, cfg.api_keys, levels, cfg.hosts)
+        self._keep_alive = KeepAlive(max_kept_connections())
+        self._server = await openai_app.build_server(
+            self._llm, args, self._gate, self._keep_alive, info.supported_tasks
+        )
+        listening = await self._listener.open()
+        serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if serving.done():
+            await serving  # raises what kept it from starting
+        return serving
+
+    def _on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        self._llm.engine_core.receive(emitted, payload)
+
+    def _on_failed(self, request_id: str, why: str) -> None:
+        self._fail(request_id, why, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _on_refused(self, request_id: str, why: str) -> None:
+        self._fail(request_id, why, HTTPStatus.BAD_REQUEST)
+
+    def _fail(self, request_id: str, why: str, status: HTTPStatus) -> None:
+        from vllm.exceptions import GracefulHTTPError
+
+        self._llm.fail(request_id, GracefulHTTPError(why, status))
+
+    def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
+        if instances and not self._info.done():
+            self._info.set_result(instances[0].info)
+
+    def _on_limits(self, limits: FrontendLimitsSet) -> None:
+        """Told once this serves, and when they change. What has come already keeps those that it
+        came under."""
+        self._gate.limits = replace(
+            self._gate.limits,
+            max_live_requests=limits.max_live_requests,
+            request_timeout_s=limits.request_timeout_s,
+        )
+        self._listener.set_write_timeout(limits.write_timeout_s)
+
+    def _on_drain(self, grace_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain(grace_s))
+        self._tasks.add(task)
+
+    @property
+    def _is_at_work(self) -> bool:
+        return bool(self.router.num_live_reqs or self._grammars.num_waiting)
+
+    async def _drain(self, grace_s: float) -> None:
+        """New requests get 503; live ones may end by themselves for `grace_s`."""
+        if self._server is None:
+            return  # nothing was served yet
+        self._gate.closed = True
+        self._keep_alive.ends = True
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        while self._is_at_work and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.02)
+        for request_id in self.router.live_request_ids:
+            self._on_failed(request_id, "the cluster stopped before this request ended")
+        self._server.should_exit = True
+
+
+async def _start_later(process: GrammarProcess) -> None:
+    await asyncio.sleep(TRIALS_START_AFTER_S)
+    try:
+        await process.start()
+    except OSError as error:
+        log.warning("the process that tries grammars did not start: %s", error)

@@ -1,0 +1,167 @@
+"""In front of vLLM's OpenAI app: keys, limits, deadlines, and what vLLM does not refuse itself.
+
+Every error that leaves has the shape and the size of error_bodies.py.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from controller.adapters.vllm.checks.body import find_fault, find_id_fault
+from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.checks.headers import check_headers, check_host
+from controller.adapters.vllm.checks.token_ids import LEAST_MAX_TOKEN_IDS
+from controller.adapters.vllm.endpoint.api_keys import ApiKeys
+from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
+from controller.adapters.vllm.endpoint.exchange import BodyRoom, ClientLeftError, Exchange
+from controller.adapters.vllm.endpoint.priorities import (
+    ASKED_PRIORITY,
+    AskedPriority,
+    read_asked_priority,
+)
+
+log = logging.getLogger(__name__)
+
+# A load balancer and a metrics collector have no key, and these tell no secrets.
+OPEN_PATHS = frozenset({"/health", "/metrics"})
+# These take any length, beyond the model's context too: 8 MB kept the event loop for 5 s, and
+# 1 MB of text, answered with each token's string, 0.13 s.
+TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
+MAX_TOKEN_BODY_BYTES = 512 * 1024
+# What the bodies that are being read may take together, in bodies of the largest size.
+MAX_LARGE_BODIES = 32
+DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_live_requests: int = 4096
+    request_timeout_s: float | None = None
+    """From the request's headers to the end of its answer."""
+    max_token_ids: int = LEAST_MAX_TOKEN_IDS
+
+
+class Gate:
+    def __init__(
+        self,
+        limits: GateLimits | None = None,
+        api_keys: Sequence[str] = (),
+        levels: Mapping[str, int] = DEFAULT_LEVELS,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """`api_keys`: lines of the key file. `levels`: rank by name. `hosts`: names and addresses
+        under which it is called, beside loopback; any will do where a key is asked for."""
+        self.app: ASGIApp
+        self.closed = False
+        """Whether the cluster stops: new requests are refused, live ones go on."""
+        self.num_live = 0
+        """Requests whose bodies are complete; slow senders keep nobody out."""
+        self.json_paths: frozenset[str] = frozenset()
+        """Those that take a JSON object by POST."""
+        self.limits = limits or GateLimits()
+        """May be set at any time: for requests that come from then on."""
+        self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
+        self._keys = ApiKeys(api_keys)
+        self._hosts = None if api_keys else frozenset(host.lower() for host in hosts)
+        self._levels = levels
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":  # no model that we serve has any use for one
+            await send({"type": "websocket.close"})
+        else:
+            exchange = Exchange(scope, receive, send)
+            try:
+                await self._pass(scope, exchange)
+            except RefusedError as refused:
+                await exchange.refuse(refused)
+            except ClientLeftError:
+                pass
+            except Exception as error:
+                if why := _late_refusal(error):
+                    await exchange.fail(HTTPStatus.BAD_REQUEST, why)
+                    return
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
+
+    async def _pass(self, scope: Scope, exchange: Exchange) -> None:
+        path, method = scope["path"], scope["method"]
+        check_headers(scope["headers"])
+        if self._hosts is not None:
+            check_host(scope["headers"], self._hosts)
+        levels = self._keys.find(scope["headers"])
+        # A browser asks by OPTIONS, without a key, whether it may ask at all.
+        if levels is None and method != "OPTIONS" and path not in OPEN_PATHS:
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "give a valid API key as a bearer token")
+        if method != "POST":
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        self._check_open()
+        asked_priority = read_asked_priority(scope["headers"], self._levels, levels or ())
+        before = ASKED_PRIORITY.set(asked_priority)
+        try:
+            await self._post(scope, exchange, asked_priority)
+        finally:
+            ASKED_PRIORITY.reset(before)
+
+    async def _post(self, scope: Scope, exchange: Exchange, asked_priority: AskedPriority) -> None:
+        path = scope["path"]
+        if path not in self.json_paths:
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        exchange.set_deadline(self.limits.request_timeout_s)
+        self._check_place()  # before a body is read for nothing
+        max_bytes = self.limits.max_body_bytes
+        if path in TOKEN_PATHS:
+            max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
+        body = await exchange.read_body(max_bytes, self.room)
+        self._check_open()
+        self._check_place()
+        self.num_live += 1
+        try:
+            await self._serve(scope, exchange, body, asked_priority)
+        finally:
+            self.num_live -= 1
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the cluster is stopping; send it to another one"
+            )
+
+    def _check_place(self) -> None:
+        if self.num_live >= self.limits.max_live_requests:
+            raise RefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"this frontend serves {self.num_live} requests already; send it again",
+            )
+
+    async def _serve(
+        self, scope: Scope, exchange: Exchange, body: bytes, asked_priority: AskedPriority
+    ) -> None:
+        own_id = exchange.headers.get(b"x-request-id", b"").decode("latin-1")
+        if why := find_id_fault(own_id):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
+        if fault := find_fault(body, asked_priority.rank, self.limits.max_token_ids):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, *fault)
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except Exception:
+            if not exchange.timed_out:  # of a request that is cut, the app may say anything
+                raise
+        if exchange.timed_out:
+            overdue = exchange.overdue
+            await exchange.fail(overdue.status, overdue.message)
+
+
+def _late_refusal(error: Exception) -> str | None:
+    """Why vLLM refuses a request whose stream it has begun: Starlette has a handler for that, and
+    no answer left to give."""
+    cause = error.__cause__
+    return str(cause) if isinstance(error, RuntimeError) and isinstance(cause, ValueError) else None

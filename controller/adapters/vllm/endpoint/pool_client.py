@@ -1,0 +1,183 @@
+"""vLLM's engine client, over a pool of instances instead of one engine.
+
+Touch points (vllm 0.32): v1/engine/core_client.py `EngineCoreClient`'s async methods as far
+as `AsyncLLM` calls them in serving; v1/serial_utils.py.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Protocol
+
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
+from controller.adapters.vllm.grammars import app_checks as grammar_checks
+from controller.adapters.vllm.grammars.process import Grammar
+from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
+from controller.core.record.request_record import RequestState
+from controller.core.token_order import Delivery
+from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
+from controller.runtime.frontend.router import Router
+from controller.runtime.messages.requests import OutputsEmitted
+
+REFUSALS = {
+    "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
+    "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+}
+# The engine's one reason for an error of its own; vLLM would answer 500.
+UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
+
+
+class FailedRequests(Protocol):
+    """The app's side of a failure."""
+
+    def fail(
+        self,
+        request_id: str,
+        error: GracefulHTTPError,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
+        """End this request, and its siblings of `n > 1`, with this error; `outcome` is what
+        they are remembered by."""
+
+    def has_failed(self, request_id: str) -> bool:
+        """Whether it was ended together with a sibling before it was sent anywhere."""
+
+    def parent_of(self, request_id: str) -> str | None:
+        """The request that this one is a choice of, where `n` > 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """`max_engine_index` is what vLLM's stat loggers were declared for: an output with any
+    other index would end the app (KeyError)."""
+
+    supported_tasks: tuple[str, ...]
+    levels: Mapping[str, int]
+    """Rank by name."""
+    max_engine_index: int
+
+
+class PoolClient(EngineCoreClient):  # type: ignore[misc]
+    def __init__(
+        self, router: Router, limits: PoolLimits, grammars: GrammarTrials, app: FailedRequests
+    ) -> None:
+        self._router = router
+        self._limits = limits
+        self._grammars = grammars
+        self._app = app
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self.resources = SimpleNamespace(engine_dead=False)
+
+    @property
+    def engine_ranks_managed(self) -> list[int]:
+        return list(range(self._limits.max_engine_index + 1))
+
+    def receive(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        """Take in one message of an instance."""
+        body = self._decoder.decode(payload)
+        body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
+        for output in body.outputs:
+            if output.finish_reason == FinishReason.ERROR:
+                self._app.fail(output.request_id, _bad_request(UNFOLLOWABLE))
+        body.engine_index = min(_ordinal(emitted.instance_id), self._limits.max_engine_index)
+        self._outputs.put_nowait(body)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        return await self._outputs.get()
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        if self._app.has_failed(request.request_id):
+            return
+        asked_priority = ASKED_PRIORITY.get() or AskedPriority(self._limits.levels)
+        try:
+            rank = asked_priority.rank_of_sequence(request.priority)
+        except RefusedError as refused:
+            error = GracefulHTTPError(refused.message, refused.status)
+            self._app.fail(request.request_id, error)
+            return
+        request.priority = -rank
+        try:
+            payload = self._encoder.encode(request)
+        except (ValueError, OverflowError) as error:
+            why = f"the request cannot be sent to an instance: {error}"
+            self._app.fail(request.request_id, _bad_request(why))
+            return
+        try:
+            if grammar := _grammar_of(request):
+                await self._grammars.check(grammar)
+            if self._app.has_failed(request.request_id):  # a sibling has, meanwhile
+                return
+            arrival = Arrival(
+                request.request_id,
+                request.external_req_id or request.request_id,
+                len(request.prompt_token_ids or ()),
+                rank,
+                request.arrival_time,
+                self._app.parent_of(request.request_id),
+            )
+            await self._router.submit(arrival, payload)
+        except GrammarRefusedError as refused:
+            self._app.fail(request.request_id, GracefulHTTPError(str(refused), refused.status))
+        except NotDispatchedError as refusal:
+            status, why = REFUSALS[refusal.code]
+            self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
+        except asyncio.CancelledError:
+            left = GracefulHTTPError("the client left", HTTPStatus.REQUEST_TIMEOUT)
+            self._app.fail(request.request_id, left, RequestState.ABORTED)
+            raise
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """vLLM calls this when a stop string has ended a request: for its client, the end."""
+        self.abort(request_ids, RequestState.FINISHED, "stop")
+
+    def abort(self, request_ids: list[str], outcome: RequestState, reason: str) -> None:
+        self._router.abort(request_ids, outcome, reason)
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return self._limits.supported_tasks
+
+    async def reset_mm_cache_async(self) -> None:
+        """Text only for now: there is no multimodal cache on the instances."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The instances outlive any one frontend; its router is closed by who made it."""
+
+
+def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
+    params = request.sampling_params
+    return grammar_checks.grammar_of(params.structured_outputs if params else None)
+
+
+def _bad_request(why: str) -> GracefulHTTPError:
+    return GracefulHTTPError(why, HTTPStatus.BAD_REQUEST)
+
+
+def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:
+    """Less the leading tokens that were delivered before, with their logprobs."""
+    output, num_skip = delivery
+    if num_skip:
+        output.new_token_ids = output.new_token_ids[num_skip:]
+        if output.new_logprobs is not None:
+            num_left = len(output.new_token_ids)
+            output.new_logprobs = output.new_logprobs.slice_request(num_skip, num_left)
+    return output
+
+
+def _ordinal(instance_id: str) -> int:
+    """`i-3` -> 3."""
+    return int(instance_id.rpartition("-")[2])

@@ -1,0 +1,218 @@
+"""vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
+
+Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
+`post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
+v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`
+(core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`), `_preempt_request`;
+v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
+v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py). Those of
+moves: moves.py.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from controller.adapters.vllm import environment
+from controller.adapters.vllm.engine import group_listeners, warm_up
+from controller.adapters.vllm.engine.arguments import typed
+from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
+from controller.adapters.vllm.engine.parts import in_any_order
+from controller.api.text.starts import IMPORTING
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
+from controller.ports.frames import Frames
+
+
+class VllmEngine:
+    """Raises what vLLM raises (ValueError, OSError, RuntimeError) if it cannot start."""
+
+    emulation = None
+
+    def __init__(self, engine_args: dict[str, Any], report: Callable[[str], None]) -> None:
+        report(IMPORTING)
+        environment.prepare()
+        if engine_args.get("enforce_eager") is True:
+            warm_up.compile_nothing_on_cpu()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        from controller.adapters.vllm.moves.moves import VllmMoves
+
+        args = EngineArgs(**typed(engine_args))
+        config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        report("loading the model")
+        alone = config.parallel_config.world_size == 1
+        with group_listeners.closed_afterwards(only_if=alone):
+            self._core = EngineCore(
+                config, Executor.get_class(config), log_stats=not args.disable_log_stats
+            )
+        self._scheduler = self._core.scheduler
+        self._kv = self._scheduler.kv_cache_manager
+        self._pool = self._kv.block_pool
+        self._decoder = MsgpackDecoder(EngineCoreRequest)
+        self._encoder = MsgpackEncoder()
+        self._num_evictions = 0
+        self._events: list[EngineEvent] = []
+        self._grammars = GrammarGuard(self._core.structured_output_manager)
+        report("warming up")
+        warm_up.warm_up(self._core, config)
+        self._watch_admissions()
+        self._watch_evictions()
+        self._remember_generators = self._make_generators_rewindable(config)
+        self.moves = VllmMoves(self._core)
+        self.max_model_len: int = config.model_config.max_model_len
+        self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
+        self.block_size: int = config.cache_config.block_size
+        self.max_num_running: int = config.scheduler_config.max_num_seqs
+        self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
+
+    def prepare(self, frames: Frames, frontend_index: int) -> Any:
+        request = self._decoder.decode(frames)
+        request.client_index = frontend_index
+        prepared, _wave = self._core.preprocess_add_request(request)
+        return prepared
+
+    def add(self, prepared: Any) -> None:
+        self._core.add_request(prepared)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self.moves.forget(request_ids)
+        self._grammars.forget(request_ids)
+        self._core.abort_requests(list(request_ids))
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_requests() or bool(self._core.batch_queue)
+
+    def step(self) -> Sequence[StepOutputs]:
+        if self._remember_generators is not None:
+            self._remember_generators()
+        self._grammars.give_up_overdue()
+        outputs, executed = self._core.step_fn()
+        self._core.post_step(executed)
+        self.moves.forget_finished()
+        if not executed and self._scheduler.has_requests():
+            time.sleep(0.001)  # waiting for a grammar: leave the GIL to its compiler
+        return [
+            StepOutputs(
+                index,
+                tuple(
+                    EmittedTokens(
+                        out.request_id,
+                        len(out.new_token_ids),
+                        None if out.finish_reason is None else str(out.finish_reason),
+                    )
+                    for out in body.outputs
+                ),
+                body,
+            )
+            for index, body in (outputs or {}).items()
+            if body.outputs
+        ]
+
+    def encode(self, body: Any) -> Frames:
+        return self._encoder.encode(body)
+
+    def encode_one(self, body: Any, request_id: str) -> Frames:
+        outputs = [out for out in body.outputs if out.request_id == request_id]
+        part = msgspec.structs.replace(body, outputs=outputs, scheduler_stats=None)
+        return type(self._encoder)().encode(part)  # an encoder serves one thread at a time
+
+    def take_events(self) -> Sequence[EngineEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
+        """Counts of this moment; walks the running and the waiting requests once."""
+        scheduler, bs = self._scheduler, self.block_size
+        queued = [*in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
+        running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
+        running += self.moves.in_the_batch()
+        return InstanceSnapshot(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            block_size=bs,
+            num_total_blocks=self.num_gpu_blocks - 1,  # less the null block
+            num_free_blocks=self._pool.get_num_free_blocks(),
+            watermark_blocks=self._kv.watermark_blocks,
+            fill_blocks=sum(self._fill_blocks(r) for r in running if r.is_prefill_chunk),
+            max_num_running=self.max_num_running,
+            num_running=len(running),
+            num_running_by_rank=Counter(-r.priority for r in running),
+            num_queued=len(queued),
+            queued_demand_blocks=sum(blocks_for(r.num_tokens, bs) for r in queued),
+            queue_head=self._queue_head(min(queued)) if queued else None,
+            num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),
+            num_evictions=self._num_evictions,
+        )
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+
+    def _fill_blocks(self, request: Any) -> int:
+        held = len(self._kv.get_block_ids(request.request_id)[0])
+        return max(0, blocks_for(request.num_tokens, self.block_size) - held)
+
+    def _queue_head(self, head: Any) -> QueueHead:
+        return QueueHead(
+            request_id=head.request_id,
+            rank=-head.priority,
+            demand_blocks=blocks_for(head.num_tokens, self.block_size),
+            arrival_time_s=head.arrival_time,
+            evicted=head.num_preemptions > 0,
+        )
+
+    def _make_generators_rewindable(self, config: Any) -> Callable[[], None] | None:
+        """What to call before each step; None where vLLM needs no help."""
+        if config.device_config.device_type != "cpu" or config.speculative_config is not None:
+            return None
+        from controller.adapters.vllm.engine.cpu_generators import install, seeded
+
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        generators = install(runner)
+        return lambda: generators.remember(seeded(runner))
+
+    def _watch_admissions(self) -> None:
+        """vLLM tells its frontends of them, but only with a request's next token."""
+        schedule = self._scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            scheduled = schedule(*args, **kwargs)
+            for new in scheduled.scheduled_new_reqs:
+                self._note("admitted", new.req_id, new.num_computed_tokens)
+            cached = scheduled.scheduled_cached_reqs
+            if cached.resumed_req_ids:
+                for req_id, num_computed in zip(
+                    cached.req_ids, cached.num_computed_tokens, strict=True
+                ):
+                    if req_id in cached.resumed_req_ids:
+                        self._note("admitted", req_id, num_computed)
+            return scheduled
+
+        self._scheduler.schedule = watched
+
+    def _watch_evictions(self) -> None:
+        """vLLM has one site where a request is evicted, and no list of who was."""
+        preempt = self._scheduler._preempt_request
+
+        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._num_evictions += 1
+            self._note("evicted", request.request_id)
+            return preempt(request, *args, **kwargs)
+
+        self._scheduler._preempt_request = watched
+
+    def _note(
+        self, kind: Literal["admitted", "evicted"], request_id: str, num_cached_tokens: int = 0
+    ) -> None:
+        num_tokens = self._scheduler.requests[request_id].num_tokens
+        self._events.append(
+            EngineEvent(kind, request_id, time.time(), num_tokens, num_cached_tokens)
+        )

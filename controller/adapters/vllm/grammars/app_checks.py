@@ -1,0 +1,115 @@
+"""What vLLM checks of structured outputs on a frontend's event loop, without what takes long.
+
+vLLM converts every grammar there, to see whether it can: `[a-z]{1,10000}` in a JSON schema took
+37.8 s, for which all streams stood still. Here that is left to a trial (grammar_trials.py), which
+a request passes before it is sent to an instance. What remains takes time in proportion to the
+request.
+
+All engines use xgrammar (docs/decisions/0013): vLLM's engine has one backend for good, that of its
+first request, and the trials are xgrammar's.
+
+Touch points (vllm 0.32): v1/structured_output/backend_xgrammar.py `validate_xgrammar_grammar`,
+which sampling_params.py `_validate_structured_outputs` and entrypoints/generate/base/protocol.py
+`validate_structural_tag_payload` import when they are called, `XgrammarBackend` (`compiler`),
+`has_xgrammar_unsupported_json_features`; v1/structured_output/request.py
+`get_structured_output_key`.
+"""
+
+import json
+import logging
+import os
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams, check_json_nesting
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+from controller.adapters.vllm.grammars.process import Grammar, GrammarProcess
+from controller.adapters.vllm.grammars.trials import NoTries, Tries
+
+log = logging.getLogger(__name__)
+
+BACKEND = "xgrammar"
+MAX_TRIAL_THREADS = 8
+"""As many as vLLM lets an engine's compiler have."""
+
+
+def install(config: VllmConfig) -> None:
+    """In a frontend's process, once and for all."""
+    config.structured_outputs_config.backend = BACKEND
+    backend_xgrammar.validate_xgrammar_grammar = check_form
+
+
+def check_form(params: SamplingParams) -> None:
+    """In place of vLLM's own function: the same results for what is good, and the same effect on
+    `params`. Raises VLLMValidationError."""
+    wanted = params.structured_outputs
+    if wanted is None:
+        return
+    if wanted.choice:
+        wanted.grammar, wanted.choice = choice_as_grammar(wanted.choice), None
+    elif wanted.json:
+        check_json_nesting(wanted.json)
+        schema = _loads(wanted.json, "Invalid JSON grammar specification.")
+        if backend_xgrammar.has_xgrammar_unsupported_json_features(schema):
+            raise VLLMValidationError(
+                "The provided JSON schema contains features not supported by xgrammar."
+            )
+    elif wanted.structural_tag:
+        check_json_nesting(wanted.structural_tag, structural_tag=True)
+        if not isinstance(_loads(wanted.structural_tag, _BAD_TAG), dict):
+            raise VLLMValidationError(_BAD_TAG)
+
+
+def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
+    """What an engine will compile for it; None: nothing that could be costly."""
+    if wanted is None or wanted.all_constraints_none():
+        return None
+    option, text = get_structured_output_key(wanted)
+    match option:
+        case StructuredOutputOptions.JSON_OBJECT:
+            return None
+        case StructuredOutputOptions.GRAMMAR:
+            return Grammar("lark" if grammar_is_likely_lark(text) else "ebnf", text)
+        case _:
+            return Grammar(option.name.lower(), text)
+
+
+def make_process(config: VllmConfig) -> Tries:
+    """Not started yet. Takes 2 s for a vocabulary of 128,000."""
+    try:
+        tokenizer = cached_tokenizer_from_config(config.model_config)
+        return GrammarProcess(_trial_setup(config, tokenizer))
+    except Exception:  # a tokenizer that xgrammar cannot take; all other requests can be served
+        log.exception("no structured outputs with this model")
+        return NoTries("xgrammar cannot take this model's tokenizer")
+
+
+def _trial_setup(config: VllmConfig, tokenizer: Any) -> dict[str, Any]:
+    """What an engine's compiler knows."""
+    backend = backend_xgrammar.XgrammarBackend(
+        config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size()
+    )
+    knows = backend.compiler.compile_grammar('root ::= "a"').tokenizer_info
+    return {
+        "tokenizer": knows.serialize_json(),
+        "disable_any_whitespace": backend.disable_any_whitespace,
+        "num_threads": max(1, min(MAX_TRIAL_THREADS, (os.cpu_count() or 1) // 2)),
+    }
+
+
+_BAD_TAG = "Invalid structural tag specification."
+
+
+def _loads(text: Any, message: str) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise VLLMValidationError(message) from error

@@ -1,0 +1,156 @@
+"""The process in which a frontend has grammars tried (grammar_trial.py), and one trial in it.
+
+A trial's socket is its life line: whoever is cancelled closes it, and with it ends the fork.
+"""
+
+import asyncio
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.adapters.vllm.grammars import trial as grammar_trial
+
+PROGRAM = Path(grammar_trial.__file__)
+# What the process may need to begin (2.5 s of CPU time), on a machine that is busy. The limits of
+# a trial hold without this frontend; this one is for a process that hangs.
+START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    kind: str
+    """json, regex, ebnf, lark or structural_tag."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    cpu_s: float
+    wall_s: float
+    max_bytes: int
+    """That the compiler may take while it compiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """It takes `num_bytes` when it is compiled; or `error` says what is wrong with it; or, with
+    neither, it was too costly to compile within the limits."""
+
+    num_bytes: int | None = None
+    error: str | None = None
+
+
+TOO_COSTLY = Verdict()
+
+
+class ProcessGoneError(Exception):
+    """Nothing is known of the grammar: the process ended, or could not be started."""
+
+
+class GrammarProcess:
+    """Starts with the first trial, or by `start`; starts again if it has died."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._setup = json.dumps(setup).encode()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Raises OSError. Returns at once if it runs. Whoever leaves meanwhile does not end it:
+        others wait for it, and a second start beside it would mix up the two."""
+        if self._starting is None or self._starting.done():
+            if not self._is_gone():
+                return
+            self.close()
+            self._starting = asyncio.create_task(asyncio.to_thread(self._start))
+        await asyncio.shield(self._starting)
+
+    def close(self) -> None:
+        """It ends by itself once its control socket is closed."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._control is not None:
+            self._control.close()
+        self._process = self._control = None
+
+    async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
+        """Raises ProcessGoneError."""
+        body = json.dumps(
+            {
+                "kind": grammar.kind,
+                "text": grammar.text,
+                "cpu_s": limits.cpu_s,
+                "wall_s": limits.wall_s,
+                "max_bytes": limits.max_bytes,
+            }
+        ).encode()
+        try:
+            async with asyncio.timeout(START_S + limits.wall_s):
+                await self.start()
+                answer = await self._ask(body)
+        except TimeoutError:
+            self.close()  # the next trial gets another
+            raise ProcessGoneError("the process does not answer") from None
+        except OSError as error:
+            raise ProcessGoneError(f"{type(error).__name__}: {error}") from error
+        with suppress(ValueError):  # nothing, or what it could say before it was ended
+            return Verdict(**json.loads(answer))
+        if self._is_gone():
+            raise ProcessGoneError("the process ended in the middle of a trial")
+        return TOO_COSTLY
+
+    def _is_gone(self) -> bool:
+        """Its sockets close a little before it has ended."""
+        if self._process is None or self._control is None or self._process.poll() is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._control, 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+    async def _ask(self, body: bytes) -> bytes:
+        if self._control is None:
+            raise ConnectionError("the process is closed")
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            writer.write(body)
+            writer.write_eof()
+            return await reader.read()
+        except ConnectionError:  # it ended before it had read everything
+            return b""
+        finally:
+            writer.transport.abort()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Isolated from the working folder: no file there is imported instead of a module.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(PROGRAM), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self._control = ours
+        ours.sendall(grammar_trial.LENGTH.pack(len(self._setup)) + self._setup)
+        ours.setblocking(False)  # from here on the event loop writes to it

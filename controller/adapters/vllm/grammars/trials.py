@@ -1,0 +1,200 @@
+"""Which grammars an engine may be asked to compile: those that a trial has shown to be bounded.
+
+Every grammar is tried once in a process of its own (grammar_process.py), and what came of it is
+remembered. Most take milliseconds; a hostile one takes all that it may, so it must not keep the
+others waiting: whoever is not done within the short trial goes to the end of another, shorter
+queue, and starts anew there with the full time.
+
+    a vocabulary of 128,000, CPU time:     tool schema 0.02 s, 50 of them in one object 0.09 s,
+    2,000 choices 0.2 s, "minLength": 100 2.7 s, "maxLength": 4000 8.8 s (xgrammar 0.2.8)
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from controller.adapters.vllm.grammars.process import (
+    TOO_COSTLY,
+    Grammar,
+    ProcessGoneError,
+    TrialLimits,
+    Verdict,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_CPU_S = 10.0
+SHORT_CPU_S = 0.5
+# A machine that is busy may take so much longer than it computes.
+WALL_PER_CPU = 4.0
+MAX_TRIAL_BYTES = 256 * 1024 * 1024
+# What an engine keeps for each request that runs under it; see VLLM_XGRAMMAR_CACHE_MB too.
+MAX_COMPILED_BYTES = 32 * 1024 * 1024
+MAX_VERDICTS = 4096
+
+
+class GrammarRefusedError(Exception):
+    """The request under this grammar is answered with this status and message."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Tries(Protocol):
+    async def try_grammar(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
+        """Raises ProcessGoneError."""
+
+
+class NoTries:
+    """Where nothing can be tried, no grammar is good."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def try_grammar(self, _grammar: Grammar, _limits: TrialLimits) -> Verdict:
+        return Verdict(error=self._why)
+
+
+class Queue:
+    """So many trials at a time; so many may wait for one."""
+
+    def __init__(self, limits: TrialLimits, num_at_once: int, max_waiting: int) -> None:
+        self.limits = limits
+        self._places = asyncio.Semaphore(num_at_once)
+        self._num_waiting = 0
+        self._max_waiting = max_waiting
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Raises GrammarRefusedError (429)."""
+        if self._places.locked() and self._num_waiting >= self._max_waiting:
+            raise GrammarRefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "too many grammars wait to be compiled already; send it again",
+            )
+        self._num_waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+def limits_of(cpu_s: float) -> TrialLimits:
+    return TrialLimits(cpu_s, WALL_PER_CPU * cpu_s, MAX_TRIAL_BYTES)
+
+
+def short_queue() -> Queue:
+    return Queue(limits_of(SHORT_CPU_S), num_at_once=2, max_waiting=64)
+
+
+def long_queue() -> Queue:
+    return Queue(limits_of(MAX_CPU_S), num_at_once=1, max_waiting=8)
+
+
+@dataclass(slots=True)
+class _Trial:
+    task: asyncio.Task[Verdict]
+    num_waiting: int = 0
+    """Requests; it ends when the last one has left."""
+
+
+class GrammarTrials:
+    def __init__(self, process: Tries, *queues: Queue) -> None:
+        self._process = process
+        self._queues = queues or (short_queue(), long_queue())
+        self._trials: dict[bytes, _Trial] = {}
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammar is being tried."""
+        return sum(trial.num_waiting for trial in self._trials.values())
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises GrammarRefusedError: 400 if it is wrong or too costly, 429 if too many wait,
+        503 if it could not be tried. Cancelled with its request."""
+        key = _key(grammar)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._join(key, grammar)
+        else:
+            self._verdicts.move_to_end(key)
+        if verdict.error is not None:
+            raise GrammarRefusedError(
+                HTTPStatus.BAD_REQUEST, f"the grammar cannot be compiled: {verdict.error}"
+            )
+        if verdict.num_bytes is None:
+            limits = self._queues[-1].limits
+            raise GrammarRefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"the grammar takes more than {limits.cpu_s:g} s of CPU time or "
+                f"{limits.max_bytes >> 20} MiB to compile; make it simpler, with smaller counts "
+                "and shorter lists",
+            )
+        if verdict.num_bytes > MAX_COMPILED_BYTES:
+            raise GrammarRefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"the grammar takes {verdict.num_bytes >> 20} MiB when it is compiled, which is "
+                f"more than {MAX_COMPILED_BYTES >> 20}; make it simpler",
+            )
+
+    async def _join(self, key: bytes, grammar: Grammar) -> Verdict:
+        """Many requests under one grammar wait for one trial."""
+        trial = self._trials.get(key)
+        if trial is None:
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(grammar)))
+            trial.task.add_done_callback(lambda task: self._ended(key, task))
+        trial.num_waiting += 1
+        try:
+            return await asyncio.shield(trial.task)
+        finally:
+            trial.num_waiting -= 1
+            if not trial.num_waiting and not trial.task.done():
+                self._trials.pop(key, None)  # who comes now begins another
+                trial.task.cancel()
+
+    async def _try(self, grammar: Grammar) -> Verdict:
+        verdict = TOO_COSTLY
+        for queue in self._queues:
+            async with queue.place():
+                verdict = await self._try_once(grammar, queue.limits)
+            if verdict != TOO_COSTLY:
+                break
+        return verdict
+
+    async def _try_once(self, grammar: Grammar, limits: TrialLimits) -> Verdict:
+        for is_last in (False, True):
+            try:
+                return await self._process.try_grammar(grammar, limits)
+            except ProcessGoneError as error:
+                log.warning("a grammar could not be tried: %s", error)
+                if is_last:
+                    break
+        raise GrammarRefusedError(
+            HTTPStatus.SERVICE_UNAVAILABLE, "no grammar can be compiled now; send it again"
+        )
+
+    def _ended(self, key: bytes, task: asyncio.Task[Verdict]) -> None:
+        trial = self._trials.get(key)
+        if trial is not None and trial.task is task:
+            del self._trials[key]
+        if not task.cancelled() and task.exception() is None:
+            self._verdicts[key] = task.result()
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+
+
+def _key(grammar: Grammar) -> bytes:
+    text = grammar.text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16, person=grammar.kind.encode()[:16]).digest()

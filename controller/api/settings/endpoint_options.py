@@ -1,0 +1,219 @@
+"""vLLM's options of the endpoint that llumctl offers: keys of `[endpoint]` and flags of `up`.
+
+Each field has the name, the choices and the default of vLLM's argument (contract test:
+tests/contract/test_vllm_endpoint_options.py). This is the only list: settings, flags, help, schema
+and the frontends follow it. A class is a section of `llumctl up --help`, named by its docstring; a
+field's docstring is its help.
+
+Those of vLLM's options that are not here are in refused_options.py, with the reason.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_serializer
+
+from controller.api.settings.table import Table
+
+
+def words(value: object) -> object:
+    """A list of words: an array, or text with commas between them, as a variable gives it."""
+    if isinstance(value, str):
+        found = tuple(word.strip() for word in value.split(",") if word.strip())
+        if not found:  # a variable of a script's that was not set, rather than a wish for none
+            raise ValueError("it names nothing")
+        return found
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        raise ValueError("it must be an array of strings")
+    return tuple(value)
+
+
+def _from_json(value: object) -> object:
+    """A flag or a variable writes a table as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"it must be a table, written as JSON: {error}") from None
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(words)]
+Code = "code"
+"""Marks a field that names code: only a private configuration file may set it."""
+ENGINE_CODE = (
+    "compilation_config.backend",
+    "compilation_config.inductor_passes",
+    "io_processor_plugin",
+    "logits_processors",
+    "model_class_overrides",
+    "structured_outputs_config.reasoning_parser_plugin",
+)
+"""The same among vLLM's engine arguments, some of which are tables."""
+
+
+class SamplingDefaults(Table):
+    """What a request gets that does not say otherwise; None: the model's own, else vLLM's.
+
+    The names are those that vLLM takes (config/model.py `get_diff_sampling_param`), the bounds
+    those of its sampling_params.py.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @model_serializer
+    def _said(self) -> dict[str, Any]:
+        """TOML has no null. Any: as floats, whole numbers would become 7.0, which vLLM refuses."""
+        return {name: value for name, value in self if value is not None}
+
+
+class ToolOptions(Table):
+    """Tools and reasoning"""
+
+    tool_call_parser: str | None = None
+    """Which of vLLM's parsers reads tool calls out of the model's text, such as hermes."""
+    enable_auto_tool_choice: bool | None = None
+    """Whether the model may call tools by itself; by default where there is a tool-call parser."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Leave tools out of the prompt of a request that chose none."""
+    tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
+    """What of a tool call is held to a grammar: auto (as requested), function, parameter."""
+    tool_parser_plugin: Annotated[str | None, Code] = None
+    """A Python file with tool-call parsers of your own."""
+    reasoning_parser: str | None = None
+    """Which of vLLM's parsers takes the reasoning out of the model's text, such as qwen3."""
+    reasoning_parser_plugin: Annotated[str | None, Code] = None
+    """A Python file with reasoning parsers of your own."""
+
+
+class TemplateOptions(Table):
+    """Chat templates"""
+
+    chat_template: str | None = None
+    """A file with the chat template (Jinja) to use instead of the model's."""
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    """How a template gets a message's content: auto, string, or openai (a list of parts)."""
+    default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
+        default_factory=dict
+    )
+    """What templates get beside the messages, as JSON; a request's own go before."""
+    response_role: Annotated[str, Field(min_length=1)] = "assistant"
+    """The role in answers."""
+
+
+class AnswerOptions(Table):
+    """Answers"""
+
+    generation_config: Annotated[str, Field(min_length=1)] = "auto"
+    """Sampling defaults: auto (the model's own), vllm (vLLM's), or a folder with others."""
+    override_generation_config: Annotated[SamplingDefaults, BeforeValidator(_from_json)] = (
+        SamplingDefaults()
+    )
+    """Sampling defaults over those, as JSON: '{"temperature": 0.7}'."""
+    enable_force_include_usage: bool = False
+    """Every answer tells its usage, streams too."""
+    enable_prompt_tokens_details: bool = False
+    """Usage tells how many of the prompt's tokens were cached."""
+    enable_request_id_headers: bool = False
+    """Every answer names its request in X-Request-Id."""
+    return_tokens_as_token_ids: bool = False
+    """Tokens in logprobs are written as token_id:N."""
+    sse_keep_alive_interval: Annotated[int, Field(ge=0)] = 0
+    """An idle stream gets a comment every so many seconds; 0: none."""
+    fingerprint_mode: Literal["full", "hash", "custom", "none"] = "full"
+    """What system_fingerprint tells: full (version and layout), hash, custom or none."""
+    fingerprint_value: str | None = None
+    """The fingerprint of the mode custom."""
+
+
+class BrowserOptions(Table):
+    """Proxies and browsers"""
+
+    root_path: str | None = None
+    """The path under which a proxy shows the endpoint, such as /llm."""
+    allowed_origins: Words = ()
+    """Web pages that may use the endpoint: origins such as https://chat.example, or * for any."""
+    allowed_methods: Words = ("*",)
+    """HTTP methods that they may use."""
+    allowed_headers: Words = ("*",)
+    """Headers that they may send."""
+    allow_credentials: bool = False
+    """Whether browsers send cookies along."""
+    disable_fastapi_docs: bool = False
+    """Serve no /docs, /redoc and /openapi.json."""
+
+
+class TlsOptions(Table):
+    """TLS"""
+
+    ssl_certfile: str | None = None
+    """The certificate, with its chain (PEM): the endpoint speaks https."""
+    ssl_keyfile: str | None = None
+    """Its private key, in a file of mode 0600 without a passphrase; None: it is in ssl_certfile."""
+    ssl_ca_certs: str | None = None
+    """Authorities whose certificates clients may show (PEM)."""
+    ssl_cert_reqs: Annotated[int, Field(ge=0, le=2)] = 0
+    """Whether clients show a certificate: 0 no, 1 if they have one, 2 they must."""
+    ssl_ciphers: str | None = None
+    """Ciphers of TLS 1.2, as OpenSSL writes them."""
+    enable_ssl_refresh: bool = False
+    """Take up new files of certificate and key when they change."""
+
+
+class EndpointOptions(TlsOptions, BrowserOptions, AnswerOptions, TemplateOptions, ToolOptions):
+    """All of them, in the order of the sections (the last base comes first)."""
+
+
+SECTIONS = (ToolOptions, TemplateOptions, AnswerOptions, BrowserOptions, TlsOptions)
+ENGINE_TOO = (
+    "reasoning_parser",
+    "reasoning_parser_plugin",
+    "generation_config",
+    "override_generation_config",
+)
+"""What vLLM takes as engine arguments: engines hold grammars off while a model reasons."""
+
+
+def engine_options(options: EndpointOptions) -> dict[str, Any]:
+    """vLLM's engine arguments that follow from them; what is vLLM's default is left out."""
+    return {name: value for name, value in _given(options).items() if name in ENGINE_TOO}
+
+
+def frontend_options(options: EndpointOptions) -> dict[str, Any]:
+    """vLLM's frontend arguments that follow from them."""
+    given = {name: value for name, value in _given(options).items() if name not in ENGINE_TOO}
+    automatic = options.enable_auto_tool_choice
+    if automatic is None:
+        automatic = options.tool_call_parser is not None
+    return given | {"enable_auto_tool_choice": automatic}
+
+
+def _given(options: EndpointOptions) -> dict[str, Any]:
+    """As JSON: for the plan."""
+    return options.model_dump(
+        mode="json",
+        include=set(EndpointOptions.model_fields),
+        exclude_defaults=True,
+        exclude_none=True,
+    )
+
+
+def code_in(engine_args: Mapping[str, Any]) -> list[str]:
+    """Those that name code to run."""
+    found = []
+    for dotted in ENGINE_CODE:
+        name, _, inner = dotted.partition(".")
+        value = engine_args.get(name)
+        if inner:
+            value = value.get(inner) if isinstance(value, dict) else None
+        if value:
+            found.append(name)
+    return found

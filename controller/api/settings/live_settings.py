@@ -1,0 +1,109 @@
+"""Settings that may be changed while the cluster runs: which they are, and what they become.
+
+A setting is one field of a table in `settings`; here it only has to match a line of LIVE. Keys are
+`table.field`, and `priority.LEVEL.field`.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from pydantic import ValidationError
+
+from controller.api.settings.settings import PriorityTable, Settings
+from controller.api.settings.table import Table
+from controller.api.wire.settings import SettingValue
+
+LIVE = (
+    "migration.*",
+    "scheduler.*",
+    "endpoint.max_live_requests",
+    "endpoint.request_timeout_s",
+    "endpoint.write_timeout_s",
+    "control.max_events",
+    "priority.*.target_load_tokens",
+)
+
+
+class SettingError(ValueError):
+    """There is no such setting, it cannot be changed while the cluster runs, or not to this."""
+
+    def __init__(self, message: str, hint: str = "llumctl get") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSetting:
+    key: str
+    value: SettingValue
+    default: SettingValue
+    meaning: str
+
+
+def live_settings(settings: Settings) -> dict[str, LiveSetting]:
+    """By key, table by table."""
+    return {each.key: each for each in _all(settings) if _is_live(each.key)}
+
+
+def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings:
+    """All of the changes made. Raises SettingError, for the first that cannot be."""
+    known = live_settings(settings)
+    values = settings.model_dump()
+    for key, value in changes.items():
+        if key not in known:
+            raise _not_live(key, settings)
+        table, *level, field = key.split(".")
+        place = values[table]
+        if level:
+            place = next(each for each in place if each["name"] == level[0])
+        place[field] = value
+    try:
+        return Settings.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise SettingError(_first_line(error, settings)) from error
+
+
+def _all(settings: Settings) -> Iterator[LiveSetting]:
+    levels = {level.name: level for level in Settings().priority}
+    for name in Settings.model_fields:
+        found = getattr(settings, name)
+        if isinstance(found, Table):
+            yield from _of_table(name, found, type(found)())
+        elif name == "priority":
+            for level in found:
+                default = levels.get(level.name, PriorityTable(name=level.name, rank=level.rank))
+                yield from _of_table(f"{name}.{level.name}", level, default)
+
+
+def _of_table(prefix: str, table: Table, default: Table) -> Iterator[LiveSetting]:
+    for field, info in type(table).model_fields.items():
+        meaning = (info.description or "").replace("\n", " ")
+        yield LiveSetting(
+            f"{prefix}.{field}", getattr(table, field), getattr(default, field), meaning
+        )
+
+
+def _is_live(key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in LIVE)
+
+
+def _not_live(key: str, settings: Settings) -> SettingError:
+    table = key.partition(".")[0]
+    if any(each.key == key for each in _all(settings)) or table in ("engine", "keys"):
+        return SettingError(
+            f"{key[:60]} cannot be changed while the cluster runs: it takes a restart",
+            "llumctl down      then      llumctl up",
+        )
+    near = difflib.get_close_matches(key, live_settings(settings), n=1)
+    hint = f": did you mean {near[0]}?" if near else ""
+    return SettingError(f"there is no setting {key[:60]!r}{hint}")
+
+
+def _first_line(error: ValidationError, settings: Settings) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = list(first["loc"])
+    if place[0] == "priority" and len(place) > 1 and isinstance(place[1], int):
+        place[1] = settings.priority[place[1]].name
+    return f"{'.'.join(str(part) for part in place)}: {first['msg'].removeprefix('Value error, ')}"

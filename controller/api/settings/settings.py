@@ -1,0 +1,198 @@
+"""Settings of a cluster: parsed once, frozen, the same object in every process.
+
+The TOML file has one table per class below; `llumctl.config.settings` merges file, environment
+and flags into a `Settings` and hands it to `up`, which hands it to the controller.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from controller.api.settings.bounds import MAX_INSTANCES
+from controller.api.settings.endpoint_options import EndpointOptions, Words, words
+from controller.api.settings.table import Port, Seconds, Table
+
+ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
+ModelNames = Annotated[Words, Field(max_length=32)]
+
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,253}$")]
+HostNames = Annotated[tuple[HostName, ...], BeforeValidator(words)]
+
+EMBEDDED_MODEL = "embedded"
+
+
+class ClusterTable(Table):
+    """`[cluster]`: what runs and where."""
+
+    name: ClusterName = "default"
+    model: str = EMBEDDED_MODEL
+    """`embedded`, a local path, or a Hugging Face id."""
+    engine: Literal["vllm", "emulated"] = "vllm"
+    """What runs in an instance: vLLM, or a model of its timing that computes nothing."""
+    instances: Annotated[int, Field(ge=1, le=MAX_INSTANCES)] | None = None
+    """None: one per GPU (divided by the tensor-parallel size), 2 on a CPU machine, 4 emulated."""
+    frontends: Annotated[int, Field(ge=1, le=64)] | None = None
+    """None: two with 4 cores and 2.2 GB of memory beside the instances, else one."""
+    ray_address: str | None = None
+    """`host:port` of a running Ray head; None starts one of our own."""
+    host: str = "127.0.0.1"
+    """Address that the cluster's own sockets bind and advertise; routable for several machines."""
+    start_timeout_s: Seconds = 600.0
+
+
+class EndpointServer(Table):
+    """Where the OpenAI-compatible API is served, to whom, and how much of it."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key_file: str | None = None
+    """A file of mode 0600 whose lines are the keys that clients may use, each alone or before the
+    names of the priority levels that it may ask for. None: anybody may ask for any level."""
+    allowed_hosts: HostNames = ()
+    """Names under which clients call an endpoint without API keys, beside `host` and those of
+    loopback: what their Host header says. Others are answered 403, as pages in a browser can call
+    here under any name. With API keys any name will do."""
+    served_model_name: ModelNames = ()
+    """The model's names for clients, the first of which is in answers; none: `cluster.model`."""
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
+    """A larger request is answered 413."""
+    max_live_requests: Annotated[int, Field(ge=1)] = 4096
+    """Requests with a complete body that one frontend serves at a time; one more gets 429."""
+    request_timeout_s: Seconds | None = None
+    """A request that takes longer is answered 504, a stream ends with an error; None: no limit."""
+    write_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+    """A client that takes nothing of its answer for so long is cut, and its request aborted."""
+
+
+class EndpointTable(EndpointOptions, EndpointServer):
+    """`[endpoint]`: the OpenAI-compatible API."""
+
+
+class ControlTable(Table):
+    """`[control]`: the operators' API, on its own listener with its own token."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8700
+    max_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Events that the controller keeps for those who ask later; one takes about 1 KB."""
+
+
+class SchedulerTable(Table):
+    """`[scheduler]`: dispatch and liveness."""
+
+    policy: str = "llumnix"
+    """Which instance a request is dispatched to: llumnix is the freest."""
+    max_held_reqs: Annotated[int, Field(ge=0)] = 1024
+    """Requests held while no instance is schedulable; one more is answered 429."""
+    hold_timeout_s: Seconds = 30.0
+    """A held request is answered 503 after this long."""
+    stall_timeout_s: Seconds = 10.0
+    """An instance whose engine thread showed no progress for this long is not schedulable."""
+    status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
+    """Least time between two status pushes of one instance."""
+    grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long live requests may take to finish when the cluster stops."""
+
+
+class MigrationTable(Table):
+    """`[migration]`: when requests are moved, which, and what that may take; docs/scheduling.md."""
+
+    enabled: bool = True
+    """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
+    interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.1
+    """From one round of pairing instances to the next."""
+    source_below_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
+    """An instance whose freeness is lower is relieved of requests."""
+    destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
+    """An instance whose freeness is higher may get some; not lower than `source_below_steps`."""
+    pairing: Literal["defrag", "balanced"] = "defrag"
+    """How sources are given their destinations."""
+    victim: Literal["llumnix", "LCR", "LR", "SR", "FCW", "FCWSR"] = "llumnix"
+    """Which of a source's requests go first."""
+    guard: bool = True
+    """Whether a move must be worth what it costs, and must not bring a request back soon."""
+    not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """How long a request that came from an instance is not moved back there."""
+    max_moves_per_minute: Annotated[int, Field(ge=0, le=32)] = 6
+    """Of one request; no more are remembered. 0: none but by hand and out of what drains."""
+    max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
+    """Moves of one instance at a time, to and from it; 0: none."""
+    max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """From one instance to another; 0: no limit."""
+    cooling_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """How long a destination that failed is not chosen."""
+
+    @model_validator(mode="after")
+    def _a_destination_is_no_source(self) -> Self:
+        if self.source_below_steps > self.destination_above_steps:
+            raise ValueError(
+                f"source_below_steps ({self.source_below_steps:g}) must not exceed"
+                f" destination_above_steps ({self.destination_above_steps:g})"
+            )
+        return self
+
+
+class PriorityTable(Table):
+    """`[[priority]]`: one level; see definitions in docs/metrics.md."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,23}$")]
+    rank: Annotated[int, Field(ge=-100, le=100)]
+    target_load_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The load that may stay beside a running request of this level; None: any."""
+
+
+class EmulatedTable(Table):
+    """`[emulated]`: the engine of `cluster.engine = "emulated"`."""
+
+    profile: Annotated[str, Field(min_length=1)] = "a10-llama-7b"
+    """Step times and sizes: the name of a built-in profile or a TOML file."""
+    mode: Literal["chunked", "prefill-first"] = "chunked"
+    """How a step is filled: prefills cut to the token budget, or whole and before decodes."""
+    prefix_caching: bool = True
+    speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """How many times faster than the profile's wall-clock time."""
+    num_blocks: Annotated[int, Field(ge=1)] | None = None
+    """KV blocks of an instance; None: the profile's."""
+
+
+DEFAULT_PRIORITIES = (
+    PriorityTable(name="normal", rank=0),
+    PriorityTable(name="high", rank=1, target_load_tokens=1600),
+)
+
+
+class Settings(Table):
+    cluster: ClusterTable = ClusterTable()
+    endpoint: EndpointTable = EndpointTable()
+    control: ControlTable = ControlTable()
+    scheduler: SchedulerTable = SchedulerTable()
+    migration: MigrationTable = MigrationTable()
+    priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """vLLM engine arguments by their Python names, passed through."""
+    emulated: EmulatedTable = EmulatedTable()
+    keys: dict[str, str] = Field(default_factory=dict)
+    """Keys of the dashboard (`llumctl top`, which alone reads them): action id -> a key, or several
+    between commas. The cluster does not."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served model's, for clients."""
+        return self.endpoint.served_model_name or (self.cluster.model,)
+
+    @property
+    def served_model_name(self) -> str | list[str]:
+        """The same as vLLM takes them."""
+        names = self.model_names
+        return names[0] if len(names) == 1 else list(names)
+
+    @field_validator("priority")
+    @classmethod
+    def _levels_are_distinct(cls, levels: tuple[PriorityTable, ...]) -> tuple[PriorityTable, ...]:
+        for key in ("name", "rank"):
+            values = [getattr(level, key) for level in levels]
+            if len(set(values)) != len(values):
+                raise ValueError(f"two priority levels have the same {key}")
+        if not any(level.rank == 0 for level in levels):
+            raise ValueError("one priority level must have rank 0: requests get it by default")
+        return levels

@@ -1,0 +1,229 @@
+"""What `up` leaves on disk so that the other commands find the cluster.
+
+One folder per cluster under the XDG state folder, mode 0700, with `run.json` (0600: it
+holds the control token) and `lock`. Standard library only: `status` and `down` start fast.
+Within one `schema_version` fields are only added; unknown ones are ignored on reading.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, get_origin
+
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.state import plain_file, private_file
+
+SCHEMA_VERSION = 1
+CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
+"""The same names as `controller.api.settings.settings.ClusterName`."""
+
+VIEW_TOKEN_FILE = "view-token"
+"""Beside it: a token that may look at the control API and not act, for Prometheus."""
+
+MAX_BYTES = 1 << 20
+_FILE = "run.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A running cluster. `nonce` is in the environment of every process of it."""
+
+    schema_version: int = SCHEMA_VERSION
+    cluster: str
+    nonce: str = field(repr=False)
+    control_url: str
+    control_token: str = field(repr=False)
+    endpoint_url: str
+    ray_address: str
+    owns_ray: bool
+    """`down` stops Ray only if `up` started it."""
+    ray_head_pid: int | None
+    ray_head_started_s: float | None
+    """Process creation time (seconds since the epoch): tells a reused pid from the head."""
+    namespace: str
+    started_at_s: float
+    """Seconds since the epoch."""
+    log_dir: str
+    temp_dir: str
+    grace_s: float = 30.0
+    """How long live requests may take when nobody says otherwise."""
+    ray_environment: dict[str, str] = field(default_factory=dict)
+    """What a process needs to reach this Ray: how it authenticates and where its token is."""
+    endpoint_certificate: str = ""
+    """The file with the endpoint's certificate; empty: it speaks plain http."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises ValueError for anything that is not a run state of a known schema."""
+        raw = json.loads(text)
+        if not isinstance(raw, dict):
+            raise ValueError("not an object")
+        version = raw.get("schema_version")
+        if not isinstance(version, int):
+            raise ValueError("schema_version is missing")
+        if version > SCHEMA_VERSION:
+            raise NewerSchemaError(version)
+        known = {item.name: item for item in fields(cls)}
+        for name, item in known.items():
+            if name not in raw:
+                if item.default is MISSING and item.default_factory is MISSING:
+                    raise ValueError(f"{name} is missing")
+            elif not _fits(raw[name], item.type):
+                raise ValueError(f"{name} has the wrong type")
+        return cls(**{name: value for name, value in raw.items() if name in known})
+
+
+class NewerSchemaError(ValueError):
+    """The file was written by a newer llumctl."""
+
+
+class CorruptError(LlumctlError):
+    """There is a run state that says nothing. `down` finds the cluster without it."""
+
+
+def _way_out(cluster: str) -> str:
+    return f"llumctl down --cluster {cluster}      (stops what it finds of it, keeps the file)"
+
+
+def state_root() -> Path:
+    """The folder above all clusters'. A relative $XDG_STATE_HOME does not count."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or "")
+    base = home if home.is_absolute() else Path.home() / ".local" / "state"
+    return base / "llumctl"
+
+
+def state_path(cluster: str) -> Path:
+    """The cluster's folder, whether or not it exists."""
+    if not CLUSTER_NAME.fullmatch(cluster):
+        raise UsageError(
+            f"{cluster[:60]!r} is not a cluster name: 1 to 24 lower-case letters, digits and dashes"
+        )
+    return state_root() / cluster
+
+
+def state_dir(cluster: str) -> Path:
+    """The cluster's folder, made if absent, closed to everybody else."""
+    path = state_path(cluster)
+    for folder in (path.parent, path):
+        _private_dir(folder)
+    return path
+
+
+def clusters() -> list[str]:
+    """Names of the clusters that have a run state, sorted."""
+    with contextlib.suppress(OSError):
+        return sorted(file.parent.name for file in state_root().glob(f"*/{_FILE}"))
+    return []
+
+
+def run_file(cluster: str) -> Path:
+    return state_path(cluster) / _FILE
+
+
+def save(state: RunState) -> Path:
+    """Replaces the cluster's run state in one step; a reader sees the old or the new one."""
+    target = state_dir(state.cluster) / _FILE
+    try:
+        private_file.replace(target, json.dumps(asdict(state), indent=2) + "\n")
+    except OSError as error:
+        raise LlumctlError(
+            f"cannot write the run state {target}: {error.strerror}", "llumctl doctor"
+        ) from error
+    return target
+
+
+def load(cluster: str) -> RunState | None:
+    """The cluster's run state, None if there is none."""
+    path = run_file(cluster)
+    try:
+        state = RunState.from_json(plain_file.read(path, MAX_BYTES).decode())
+        if state.cluster != cluster:  # a copy: whoever stops this one would stop the other
+            raise ValueError(f"it is that of cluster {state.cluster[:60]!r}")
+        return state
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CorruptError(
+            f"cannot read the run state {path}: {error.strerror}", _way_out(cluster)
+        ) from error
+    except NewerSchemaError as error:
+        raise LlumctlError(
+            f"{path} was written by a newer llumctl (schema {error}, this one knows"
+            f" {SCHEMA_VERSION})",
+            "git pull      then      make install",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(
+            f"the run state {path} is corrupt: {error}", _way_out(cluster)
+        ) from error
+
+
+def remove(cluster: str) -> None:
+    """Forgets the cluster; its folder stays (logs, lock)."""
+    run_file(cluster).unlink(missing_ok=True)
+
+
+def set_aside(cluster: str) -> Path:
+    """A run state that cannot be used no longer stands in the way."""
+    path = run_file(cluster)
+    return path.replace(path.with_suffix(".json.bad"))
+
+
+@contextlib.contextmanager
+def lock(cluster: str) -> Iterator[None]:
+    """Held by one `up` or `down` of a cluster at a time; released when the process ends.
+
+    Raises:
+        RefusedError: at once, if another process holds it.
+    """
+    path = state_dir(cluster) / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+            raise RefusedError(
+                f"another llumctl up or down of cluster {cluster} is at work (pid {holder})",
+                f"llumctl status --watch --cluster {cluster}",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _private_dir(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+        for uid in (path.lstat().st_uid, found.st_uid):  # of a link, then of where it leads
+            if uid != os.geteuid():
+                raise RefusedError(
+                    f"{path} belongs to another user (uid {uid})",
+                    "XDG_STATE_HOME=<a folder of yours> llumctl ...",
+                )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise LlumctlError(
+            f"cannot use the state folder {path}: {error.strerror}",
+            "XDG_STATE_HOME=<a folder of yours> llumctl ...",
+        ) from error
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a JSON value is of the annotated type; an integer is a float, a bool no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int):
+        return isinstance(value, kind) or isinstance(0.0, kind)
+    return isinstance(value, dict if get_origin(kind) is dict else kind)

@@ -1,0 +1,155 @@
+"""An event in words: how grave, to whom, where, why, and its figures.
+
+The command line and the dashboard take the same words and place them as each has room. Imports
+no models: `llumctl events --help` stays fast.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from controller.api.text.quantities import latency, sized
+
+if TYPE_CHECKING:
+    from controller.api.wire.models import Event
+
+KINDS = (
+    "dispatched",
+    "rejected",
+    "admitted",
+    "evicted",
+    "migrated",
+    "migration_failed",
+    "not_moved",
+    "priority_changed",
+    "finished",
+    "aborted",
+    "failed",
+    "instance_started",
+    "instance_died",
+    "instance_stalled",
+    "instance_recovered",
+    "instance_busy",
+    "instance_quiet",
+    "instance_failed",
+    "drain_started",
+    "drain_overdue",
+    "drained",
+    "drain_ended",
+    "frontend_started",
+    "frontend_died",
+    "frontend_failed",
+    "controller_started",
+    "operator",
+    "events_lost",
+)
+"""Those that controllers of this version write; others are shown too."""
+
+
+class Severity(StrEnum):
+    """`noted`: neither good nor bad, but rare and somebody's doing."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    NOTED = "noted"
+    WARN = "warn"
+    BAD = "bad"
+
+
+_SEVERITIES: Mapping[str, Severity] = {
+    "started": Severity.GOOD,
+    "recovered": Severity.GOOD,
+    "quiet": Severity.GOOD,
+    "operator": Severity.NOTED,
+    "migrated": Severity.NOTED,
+    "priority_changed": Severity.NOTED,
+    "drain_started": Severity.NOTED,
+    "drain_ended": Severity.NOTED,
+    "drained": Severity.GOOD,
+    "overdue": Severity.WARN,
+    "migration_failed": Severity.WARN,
+    "evicted": Severity.WARN,
+    "aborted": Severity.WARN,
+    "busy": Severity.WARN,
+    "rejected": Severity.BAD,
+    "failed": Severity.BAD,
+    "died": Severity.BAD,
+    "stalled": Severity.BAD,
+    "lost": Severity.BAD,
+}
+"""By the whole kind, else by its last word."""
+
+_UNITS = ("tokens", "blocks", "steps")
+
+
+def severity(event: "Event") -> Severity:
+    by_word = _SEVERITIES.get(event.kind.rpartition("_")[2], Severity.PLAIN)
+    return _SEVERITIES.get(event.kind, by_word)
+
+
+def member(event: "Event") -> str:
+    """The process that it happened to or at; empty if it was none."""
+    if event.kind.startswith("controller_"):
+        return "controller"
+    if event.kind.startswith("frontend_"):
+        return event.frontend_id or ""
+    return event.instance_id or event.frontend_id or ""
+
+
+def where(event: "Event") -> str:
+    """The member with its incarnation, as `i-0/2`."""
+    found = member(event)
+    return f"{found}/{event.incarnation}" if found and event.incarnation is not None else found
+
+
+def subject(event: "Event") -> str:
+    """The request that it is about, else the member, else who asked for it."""
+    return event.request_id or where(event) or event.actor or "controller"
+
+
+def reasons(event: "Event") -> tuple[str, ...]:
+    """The reason, and who asked for it."""
+    by = f"by {event.actor}" if event.actor else ""
+    return tuple(words for words in (event.reason, by) if words)
+
+
+def figures(event: "Event") -> tuple[str, ...]:
+    """Those that are known, as `figure` says them. Not what other instances the decision about a
+    move looked at: `explain` tells."""
+    return tuple(
+        figure(name, value)
+        for name, value in event.numbers.items()
+        if value is not None and not name.startswith("freeness_of_")
+    )
+
+
+def why(event: "Event") -> str:
+    return ", ".join((*reasons(event), *figures(event)))
+
+
+def what(event: "Event") -> str:
+    """Where (if that is not the subject), then why."""
+    on = [f"on {event.instance_id}"] if event.request_id and event.instance_id else []
+    return ", ".join((*on, *reasons(event), *figures(event)))
+
+
+def figure(name: str, value: float) -> str:
+    """`num_output_tokens`, 12 -> "12 output tokens"; `waited_s`, 0.3 -> "waited 300ms";
+    `stage_0_bytes`, 2048 -> "stage 0 2.0 KiB"."""
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s').replace('_', ' ')} {latency(value)}"
+    if name.endswith("_bytes"):
+        return f"{name.removeprefix('num_').removesuffix('bytes').replace('_', ' ')}{sized(value)}"
+    if name.endswith("_ratio"):
+        return f"{name.removesuffix('_ratio').replace('_', ' ')} {100 * value:.0f}%"
+    words = name.replace("_", " ")
+    if name.startswith("num_"):
+        return f"{_number(value)} {words.removeprefix('num ')}"
+    measured, _, unit = words.rpartition(" ")
+    if unit in _UNITS and measured:
+        return f"{measured} {_number(value)} {unit}"
+    return f"{words} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

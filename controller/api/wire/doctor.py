@@ -1,0 +1,25 @@
+"""What `doctor -o json` prints."""
+
+from enum import StrEnum
+
+from controller.api.wire.models import SCHEMA_VERSION, WireModel
+
+
+class CheckResult(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(WireModel):
+    """One finding of `doctor`. `cure` is empty when there is nothing to do."""
+
+    name: str
+    result: CheckResult
+    what: str
+    cure: str = ""
+
+
+class DoctorReport(WireModel):
+    schema_version: int = SCHEMA_VERSION
+    checks: tuple[Check, ...]

@@ -1,0 +1,87 @@
+"""Wire models of a move that somebody asks for."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from controller.api.settings.bounds import MAX_REASON_CHARS
+from controller.api.wire.models import SCHEMA_VERSION, WireModel
+
+
+class MigrateRequest(WireModel):
+    """Move a live request. Without `to` the controller chooses, and tries another instance if
+    that one fails. With `dry_run` nothing moves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    to: str | None = Field(None, min_length=1, max_length=64)
+    dry_run: bool = False
+    verify_kv: bool = False
+    """Compare a digest of the KV blocks on both sides before the destination takes over."""
+    max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
+    """1: a stop-and-copy. None: as many as it takes, 12 at most."""
+    reason: str = Field("", max_length=MAX_REASON_CHARS)
+    timeout_s: float = Field(60.0, gt=0, le=600, allow_inf_nan=False)
+    """How long to wait for the end. A move that is not over by then goes on."""
+
+
+class MoveStage(WireModel):
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+
+
+class MoveAttempt(WireModel):
+    """One try. `outcome`: migrated; kept (it never stopped at the source); resumed (it stopped,
+    and runs there again); ended (it finished, or its client left); refused (it was not begun);
+    unknown (the source did not say)."""
+
+    migration_id: str
+    to_instance_id: str
+    outcome: str
+    code: str = ""
+    why: str = ""
+    duration_s: float | None = None
+    num_tokens: int | None = None
+    num_cached_blocks: int | None = None
+    """At the destination already, so not copied."""
+    stages: tuple[MoveStage, ...] = ()
+
+
+class MovePlanned(WireModel):
+    """What a move would take. Null: nothing moved yet from which to tell."""
+
+    num_tokens: int
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float | None = None
+    downtime_s: float | None = None
+
+
+class MigrationReport(WireModel):
+    """What came of it, or would. `outcome`: that of the last attempt; of a dry run `would_move`
+    or `refused`. `code` and `why` say why it does not move."""
+
+    schema_version: int = SCHEMA_VERSION
+    request_id: str
+    client_id: str
+    from_instance_id: str
+    to_instance_id: str | None = None
+    dry_run: bool = False
+    outcome: str
+    code: str = ""
+    why: str = ""
+    note: str = ""
+    hint: str = ""
+    """The command that would help, where it is known."""
+    num_blocks: int = 0
+    num_bytes: int = 0
+    """Copied by the last attempt."""
+    copy_time_s: float = 0.0
+    downtime_s: float | None = None
+    """From the last token of one instance to the first of the other, as the client got them."""
+    excess_s: float | None = None
+    """`downtime_s` less the destination's step."""
+    plan: MovePlanned | None = None
+    attempts: tuple[MoveAttempt, ...] = ()
+    """The last one last."""

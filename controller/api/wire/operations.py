@@ -1,0 +1,167 @@
+"""Wire models of what operators do to a running cluster: drain, undrain, scale.
+
+Compatible as `models` says. Times named `deadline_s` in reports are seconds since the epoch;
+`revision` counts the changes of what operators want of the cluster.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_REASON_CHARS
+from controller.api.wire.models import SCHEMA_VERSION, WireModel
+
+OnDeadline = Literal["keep", "abort"]
+DrainState = Literal["draining", "drained", "active", "removed"]
+
+Revision = Annotated[int | None, Field(ge=0)]
+"""Act only if this is still the revision. None: act whatever it is."""
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+InstanceIds = Annotated[
+    tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
+]
+
+
+class _Order(WireModel):
+    """A mistyped field must not be taken for a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DrainRequest(_Order):
+    """Empty an instance. `on_deadline` is about the drain and never about requests: `keep` goes
+    on and says what is left, `abort` ends the drain, and what is left stays where it runs."""
+
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now. None: no deadline."""
+    on_deadline: OnDeadline = "keep"
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves."""
+    with_ids: InstanceIds = ()
+    """Others that the same command drains: none of them is a destination, and if not all of them
+    may go, none does."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class UndrainRequest(_Order):
+    reason: Reason = ""
+    if_revision: Revision = None
+    dry_run: bool = False
+
+
+class CannotMove(WireModel):
+    """A request that stays for now; `code` as in docs/metrics.md."""
+
+    request_id: str
+    client_id: str = ""
+    code: str
+    why: str = ""
+
+
+class PlannedDeparture(WireModel):
+    """Where a request would go, or why it cannot. Without blocks: it is queued."""
+
+    request_id: str
+    client_id: str = ""
+    num_tokens: int
+    num_blocks: int
+    to_instance_id: str | None = None
+    code: str = ""
+    why: str = ""
+
+
+class DrainReport(WireModel):
+    """One instance. `state`: draining; drained (it has nothing left); active (it is not being
+    drained); removed (it is gone for good). With `dry_run`, what would be: `plan`."""
+
+    schema_version: int = SCHEMA_VERSION
+    instance_id: str
+    drain_id: str = ""
+    state: DrainState
+    safe_to_delete: bool = False
+    """It has nothing left and gets nothing: its process may be ended."""
+    num_requests_left: int = 0
+    num_moving: int = 0
+    num_moved: int = 0
+    cannot_move: tuple[CannotMove, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Frontends that did not answer: their requests are not in this report."""
+    estimate_s: float | None = None
+    """Until it is drained; null if nothing is known to tell from."""
+    deadline_s: float | None = None
+    on_deadline: OnDeadline = "keep"
+    plan: tuple[PlannedDeparture, ...] = ()
+    dry_run: bool = False
+    revision: int = 0
+    reason: str = ""
+    actor: str = ""
+    removes_instance: bool = False
+    """It is removed once it is drained (scale-in)."""
+    changes: bool = False
+    """What was ordered made a difference, or would in a dry run."""
+
+
+class DrainList(WireModel):
+    schema_version: int = SCHEMA_VERSION
+    drains: tuple[DrainReport, ...] = ()
+
+
+class ScaleRequest(_Order):
+    """Either a number of instances or a change of it. `deadline_s` (seconds from now) and
+    `on_deadline` are those of the drains of a scale-in."""
+
+    target: int | None = Field(None, ge=0, le=MAX_INSTANCES)
+    change: int | None = Field(None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
+    if_revision: Revision = None
+    dry_run: bool = False
+    force: bool = False
+    """Start instances even if their node seems to have no room for them, and drain those that go
+    even if no other instance serves."""
+    draining: InstanceIds | None = None
+    """Drain and remove just these, or do nothing. None: those with the fewest running requests."""
+    reason: Reason = ""
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    on_deadline: OnDeadline = "keep"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "ScaleRequest":
+        if (self.target is None) == (self.change is None):
+            raise ValueError("give either target or change")
+        return self
+
+
+class ScaleReport(WireModel):
+    """`previous` and `target` count what is planned: those that start, and not those that go.
+    `undrained`: that would have gone, and stay."""
+
+    schema_version: int = SCHEMA_VERSION
+    previous: int
+    target: int
+    revision: int = 0
+    dry_run: bool = False
+    added: tuple[str, ...] = ()
+    undrained: tuple[str, ...] = ()
+    draining: tuple[DrainReport, ...] = ()
+
+
+class PriorityRequest(_Order):
+    """Another priority level for a live request."""
+
+    level: str = Field(min_length=1, max_length=64)
+    reason: Reason = ""
+    dry_run: bool = False
+
+
+class PriorityReport(WireModel):
+    """`previous` and `level` are the same if nothing changed. `instance_id`: where the request is;
+    null while no instance has it."""
+
+    schema_version: int = SCHEMA_VERSION
+    request_id: str
+    client_id: str = ""
+    previous: str
+    level: str
+    instance_id: str | None = None
+    dry_run: bool = False

@@ -1,0 +1,87 @@
+"""Freeness: how many more decode steps an instance's batch can run. Larger is freer.
+
+Paper section 4.4, F = (M - sum V) / B, in tokens of room per request, which is steps, as
+each running request takes one token per step. It may be negative: a queue head that does not
+fit, or a headroom that is not kept. `freeness` guides migration, `dispatch_freeness` the
+dispatch of new requests, which must also see the whole queue and what is on its way.
+"""
+
+import math
+from collections.abc import Sequence
+
+from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
+from controller.core.load.virtual_usage import headroom_blocks, instance_virtual_usage
+
+NOTHING_UNREPORTED = Unreported()
+
+
+def num_in_batch(snapshot: InstanceSnapshot) -> int:
+    """Running requests, and one more if anything is queued: the head joins next."""
+    return snapshot.num_running + (1 if snapshot.num_queued > 0 else 0)
+
+
+def batch_size(snapshot: InstanceSnapshot) -> int:
+    """B: `num_in_batch`, at least 1."""
+    return max(1, num_in_batch(snapshot))
+
+
+def freeness(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
+    """F in decode steps. -inf when draining, else finite; an idle instance has bs * M."""
+    if snapshot.draining:
+        return -math.inf
+    free_blocks = snapshot.capacity_blocks - instance_virtual_usage(snapshot, levels)
+    return snapshot.block_size * free_blocks / batch_size(snapshot)
+
+
+def finite(steps: float) -> float | None:
+    """As a figure of an event: a draining instance has no freeness."""
+    return steps if math.isfinite(steps) else None
+
+
+def dispatch_headroom_blocks(
+    snapshot: InstanceSnapshot, level: Level, levels: Sequence[Level]
+) -> int:
+    """C(p): headroom that a new request of `level` would intrude on, or would bring along.
+
+    Every other level that runs here keeps its headroom from the newcomer. The newcomer's own
+    level counts only where it is absent: there the headroom would be new, so requests of one
+    level gather. Present means that a request of the level is running. At most M, in blocks.
+    """
+    running = snapshot.num_running_by_rank
+    total = 0
+    for other in levels:
+        if other.target_load_tokens is None:
+            continue
+        if (running.get(other.rank, 0) > 0) != (other.rank == level.rank):
+            total += headroom_blocks(other, snapshot)
+    return min(total, max(0, snapshot.capacity_blocks)) if total else 0
+
+
+def dispatch_freeness(
+    snapshot: InstanceSnapshot,
+    level: Level,
+    levels: Sequence[Level],
+    unreported: Unreported = NOTHING_UNREPORTED,
+) -> float:
+    """F_dispatch(p) in decode steps, for a new request of `level`. -inf when draining.
+
+    Unlike F it charges all queued demand and divides by all requests, as a newcomer waits
+    behind every one of them. A level outside `levels` brings no headroom of its own.
+    """
+    if snapshot.draining:
+        return -math.inf
+    # `admissible_blocks` spelled out: this runs for each status, and took 415 ns with it, not 380.
+    free_blocks = (
+        snapshot.num_free_blocks
+        - snapshot.watermark_blocks
+        - snapshot.fill_blocks
+        - snapshot.queued_demand_blocks
+        - unreported.demand_blocks
+        - dispatch_headroom_blocks(snapshot, level, levels)
+    )
+    if free_blocks <= 0:
+        # Divided, an overload would shrink with every further request, and a whole burst would
+        # go to one instance (docs/decisions/0001).
+        return snapshot.block_size * float(free_blocks)
+    num_reqs = snapshot.num_running + snapshot.num_queued + unreported.num_requests
+    return snapshot.block_size * free_blocks / (num_reqs or 1)

@@ -1,0 +1,53 @@
+"""Virtual usage: one number per instance that makes every goal a load balance.
+
+Paper section 4.4.2, Algorithm 1 (CalcVirtualUsage and GetHeadroom), summed over an instance. All
+amounts are in blocks. To empty a place, pretend that it is full: a queue head counts before it
+runs, a priority reserves room that nobody uses, and a draining instance is full beyond measure.
+
+    running          blocks held + blocks its prefill still takes + its share of the headroom
+    head of line     what it needs in order to start
+    other queued     nothing: only the next one can be helped by making room
+    terminating      one fake request of infinite usage
+"""
+
+import math
+from collections.abc import Sequence
+
+from controller.core.load.snapshot import InstanceSnapshot, Level, blocks_for
+
+
+def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
+    """h(p): what one instance keeps free beside running requests of `level`.
+
+    It is whatever M leaves over the level's target load, so that the load beside such a
+    request stays at the target. The same however many of them run there.
+    """
+    if level.target_load_tokens is None:
+        return 0
+    target_blocks = blocks_for(level.target_load_tokens, snapshot.block_size)
+    return max(0, snapshot.capacity_blocks - target_blocks)
+
+
+def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
+    """H: the headrooms of the levels that have a running request here, at most M."""
+    running = snapshot.num_running_by_rank
+    wanted = sum(headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0)
+    return min(wanted, max(0, snapshot.capacity_blocks))
+
+
+def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
+    """Sum of V over one instance: used + fill + H + demand(head); infinite when draining.
+
+    From the instance's own counters rather than from its requests, because `used` counts a
+    shared block once. It also counts H at most M, which the requests' shares, h(p) over the
+    running requests of that level, do not.
+    """
+    if snapshot.draining:
+        return math.inf
+    head = snapshot.queue_head
+    return float(
+        snapshot.num_used_blocks
+        + snapshot.fill_blocks
+        + total_headroom_blocks(snapshot, levels)
+        + (head.demand_blocks if head is not None else 0)
+    )

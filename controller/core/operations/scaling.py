@@ -1,0 +1,74 @@
+"""Which instances come and which go, for a number of them that is wanted.
+
+Those that are removed once they are empty do not count: they are on their way out. Getting one of
+them back is the cheapest way to have more, so it comes first.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from controller.core.operations.cluster_spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """`previous` and `target` count the planned instances, those that start among them."""
+
+    previous: int
+    target: int
+    num_added: int = 0
+    undrained: tuple[str, ...] = ()
+    """Would have gone, and stay."""
+    drained: tuple[str, ...] = ()
+    """Go, once they are empty."""
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.num_added or self.undrained or self.drained)
+
+
+def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
+    return tuple(each for each in spec.instance_ids if not _goes(spec, each))
+
+
+class OtherPlanError(Exception):
+    """Not those that were agreed to would go."""
+
+
+def plan_scale(
+    spec: ClusterSpec,
+    target: int,
+    num_running: Mapping[str, int],
+    agreed: Collection[str] | None = None,
+    gone: Collection[str] = (),
+) -> ScalePlan:
+    """`num_running`: running requests of each instance that serves. Those that do not serve, or
+    that an operator drains, go first, then the ones with the fewest, ties by id; the ones with the
+    most come back first.
+    `agreed`: just these go, however busy they are by now. `gone`: their processes have ended, so
+    they cannot come back.
+
+    Raises ValueError for a target below 1, and OtherPlanError.
+    """
+    if target < 1:
+        raise ValueError("a cluster has at least one instance")
+    planned = planned_instances(spec)
+
+    def order(instance_id: str) -> tuple[bool, int, str]:
+        takes_requests = instance_id in num_running and instance_id not in spec.drains
+        return (takes_requests, num_running.get(instance_id, -1), instance_id)
+
+    more = target - len(planned)
+    if agreed is not None and (len(set(agreed)) != max(0, -more) or set(agreed) - set(planned)):
+        raise OtherPlanError
+    if more <= 0:
+        going = sorted(planned if agreed is None else set(agreed), key=order)[: -more or 0]
+        return ScalePlan(len(planned), target, drained=tuple(going))
+    leaving = [each for each in spec.instance_ids if _goes(spec, each) and each not in gone]
+    back = sorted(leaving, key=order, reverse=True)[:more]
+    return ScalePlan(len(planned), target, more - len(back), tuple(back))
+
+
+def _goes(spec: ClusterSpec, instance_id: str) -> bool:
+    order = spec.drains.get(instance_id)
+    return order is not None and order.removes

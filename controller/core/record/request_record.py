@@ -1,0 +1,120 @@
+"""One request as its frontend knows it, with what happened to it."""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum, auto
+
+from controller.core.record.event_log import LoggedEvent
+
+
+class RequestState(StrEnum):
+    DISPATCHING = "dispatching"
+    """No instance has it yet."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    EVICTED = "evicted"
+    """Lost its blocks to memory pressure and waits to run again."""
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+ENDED = frozenset({RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED})
+
+
+class Match(IntEnum):
+    """How well a request answers to a name, the best first."""
+
+    ID = auto()
+    ALIAS = auto()
+    """The client's id, or the parent's."""
+    BEGINNING = auto()
+    """Of the id."""
+    SHORTENED = auto()
+    """The id as tables show it where the room is short: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Times are seconds since the epoch, by the frontend's clock.
+
+    `parent_id` is set where one client request became several (`n` > 1).
+    """
+
+    request_id: str
+    client_request_id: str
+    parent_id: str | None
+    frontend_id: str
+    level: str
+    state: RequestState
+    instance_id: str | None
+    incarnation: int | None
+    arrival_time_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_evictions: int
+    first_token_time_s: float | None
+    end_time_s: float | None
+    finish_reason: str | None
+    """vLLM's word (stop, length), or why it was aborted or failed."""
+    num_moves: int = 0
+    history: tuple[LoggedEvent, ...] = ()
+    num_forgotten: int = 0
+    """Events that are missing between the first and the second half of `history`."""
+
+    def match(self, wanted: str) -> Match:
+        return match_names(wanted, self.request_id, self.client_request_id, self.parent_id)
+
+
+_LISTED_FIRST = (
+    RequestState.RUNNING,
+    RequestState.EVICTED,
+    RequestState.WAITING,
+    RequestState.DISPATCHING,
+)
+
+
+def listing_order(record: RequestRecord) -> tuple[int, float, str]:
+    """How requests are listed: the running, the evicted, the waiting, each in the order of their
+    arrival, then those that ended, the last one first."""
+    if record.state in ENDED:
+        assert record.end_time_s is not None
+        return (len(_LISTED_FIRST), -record.end_time_s, record.request_id)
+    return (_LISTED_FIRST.index(record.state), record.arrival_time_s, record.request_id)
+
+
+def match_names(
+    wanted: str, request_id: str, client_request_id: str, parent_id: str | None
+) -> Match:
+    if request_id == wanted:
+        return Match.ID
+    if wanted in (client_request_id, parent_id):
+        return Match.ALIAS
+    if request_id.startswith(wanted):
+        return Match.BEGINNING
+    return Match.SHORTENED if _is_shortened(wanted, request_id) else Match.NONE
+
+
+def _is_shortened(wanted: str, request_id: str) -> bool:
+    """Words may be missing at the beginning, and a piece wherever there is an ellipsis. One pass
+    over the id, whatever is asked for: a regular expression could take for ever."""
+    first, *others = wanted.replace("~", "…").split("…")
+    words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
+    if not others:
+        return any(request_id[word:] == wanted for word in words)
+    begun = (word for word in (0, *words) if request_id.startswith(first, word))
+    place = next(begun, len(request_id)) + len(first)
+    for piece in others[:-1]:
+        found = request_id.find(piece, place + 1)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    last = others[-1]
+    anything = bool(first) or any(others)
+    return anything and request_id.endswith(last) and len(request_id) - len(last) > place
+
+
+def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, tuple[int, float, str]]:
+    """Those that answer best to the name that was asked for first, else in listing order."""
+    match = Match.NONE if wanted is None else record.match(wanted)
+    return (match, listing_order(record))

@@ -1,0 +1,41 @@
+"""Which instance a request should move to: the freest that has room for it.
+
+Freeness as it guides migration (`freeness`), ties by id. Whether an instance is alive and
+reporting is for the caller to know; draining ones are left out here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from controller.core.load.freeness import freeness
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.migration.refusals import MoveRefusal
+
+NO_DESTINATION = "no_destination"
+"""No other instance may take requests at all."""
+
+
+def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
+    """What it has not enough of for a request that holds `num_blocks`; 0 for a queued one, which
+    needs neither blocks nor a place in the batch."""
+    if num_blocks == 0:
+        return None
+    if snapshot.admissible_blocks < num_blocks:
+        return MoveRefusal.NO_BLOCKS
+    if snapshot.max_num_running and snapshot.num_running >= snapshot.max_num_running:
+        return MoveRefusal.NO_SLOT
+    return None
+
+
+def choose_destination(
+    candidates: Iterable[InstanceSnapshot], levels: Sequence[Level], num_blocks: int
+) -> str | None:
+    """None if none may take it."""
+    scores = {
+        snapshot.instance_id: freeness(snapshot, levels)
+        for snapshot in candidates
+        if not snapshot.draining and lacks(snapshot, num_blocks) is None
+    }
+    if not scores:
+        return None
+    best = max(scores.values())
+    return min(instance_id for instance_id, score in scores.items() if score == best)

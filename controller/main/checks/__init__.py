@@ -1,0 +1,1 @@
+"""What `up` refuses before anything starts."""

@@ -1,0 +1,286 @@
+"""What can be refused before anything is started, and the open choices made.
+
+Each check raises LlumctlError with what, why and the next command.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from controller.adapters.embedded_model import ensure
+from controller.adapters.listener.listening_socket import listen
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.settings.endpoint_options import engine_options
+from controller.api.settings.settings import EMBEDDED_MODEL, ControlTable, EndpointTable, Settings
+from controller.api.state import plain_file
+from controller.core.dispatch.policies import POLICIES, find_policy
+from controller.core.load.snapshot import blocks_for
+from controller.main.machine.controller_ports import bound
+from controller.main.machine.memory import available_bytes
+
+GIB = 1 << 30
+# An instance without its weights and KV cache: interpreter, torch, vLLM (0.9 GB measured).
+INSTANCE_BYTES = GIB
+DEFAULT_CPU_INSTANCES = 2
+# KV cache of the embedded model: 16 full contexts of 8,192 tokens.
+EMBEDDED_KV_BYTES = 128 << 20
+# vLLM cuts the context to what the KV cache holds, where nobody asked for more.
+AUTO_FIT = -1
+# CPU attention wants multiples of 32; vLLM itself takes 128.
+CPU_BLOCK_SIZE = 32
+HUB_TIMEOUT_S = 10.0
+MAX_CONFIG_BYTES = 16 << 20
+# The default of `ray start`.
+RAY_PORT = 6379
+CPU_KV_SHARE = 0.3
+MAX_CPU_KV_BYTES = 4 * GIB
+
+
+def num_gpus() -> int:
+    """GPUs that this machine shows, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([d for d in visible.split(",") if d.strip() and d.strip() != "-1"])
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def gpus_per_instance(settings: Settings) -> int:
+    sizes = (settings.engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    return math.prod(int(size) for size in sizes)
+
+
+def default_instances(gpus: int, per_instance: int) -> int:
+    """What fits: one instance per group of GPUs, or a pair to try things on a CPU."""
+    if not gpus:
+        return DEFAULT_CPU_INSTANCES
+    if gpus < per_instance:
+        raise LlumctlError(
+            f"an instance needs {per_instance} GPUs, this machine has {gpus}",
+            "llumctl up --engine-arg tensor_parallel_size=1",
+        )
+    return gpus // per_instance
+
+
+def threads_per_instance(num_instances: int, num_frontends: int) -> int:
+    """A core is left to each frontend; a user's OMP_NUM_THREADS wins."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return max(1, ((os.cpu_count() or 1) - num_frontends) // num_instances)
+
+
+def check_port(host: str, port: int, what: str, flag: str) -> None:
+    with _port_errors(host, port, what, flag):
+        socket.create_server((host, port), family=_family(host)).close()
+
+
+def hold_endpoint(table: EndpointTable) -> socket.socket:
+    """Its port belongs to whoever has the socket, from now on."""
+    with _port_errors(table.host, table.port, "the endpoint", "--port"):
+        return listen(table.host, table.port, table.write_timeout_s)
+
+
+def hold_control(table: ControlTable) -> socket.socket:
+    """The same; it does not listen, as nobody would answer yet."""
+    with _port_errors(table.host, table.port, "the control API", "--control-port"):
+        return bound(table.host, table.port, again=True)
+
+
+@contextlib.contextmanager
+def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        raise LlumctlError(
+            f"{what} cannot listen on {host}:{port}: {_reason(error)}",
+            f"llumctl up {flag} {free_port(host)}" if in_use else "llumctl up --host 127.0.0.1",
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Without the address that the socket module adds. strerror knows no gaierror's number."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror or error)
+    return os.strerror(error.errno or 0).lower()
+
+
+def free_port(host: str) -> int:
+    """To be suggested, not to be relied on: whoever comes first gets it."""
+    with socket.create_server((host, 0), family=_family(host)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def check_ray_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    # Ray's own "auto" and "ray://" name other things than the address of a head.
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise UsageError(
+            f"cluster.ray_address: {address[:60]!r} is not of the form HOST:PORT",
+            f"llumctl up --ray-address 127.0.0.1:{RAY_PORT}",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:  # a name that IDNA cannot encode is a ValueError
+        raise LlumctlError(
+            f"no Ray answers at {address}: {error}",
+            "ray start --head      or leave --ray-address out: llumctl up starts its own Ray",
+        ) from error
+
+
+def check_policy(name: str) -> None:
+    try:
+        find_policy(name)
+    except ValueError as error:
+        raise UsageError(
+            f"scheduler.policy: {error}", f"set scheduler.policy to one of: {', '.join(POLICIES)}"
+        ) from error
+
+
+def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
+    """A folder or a Hugging Face id that vLLM will find, and the model's config.json. The
+    embedded model is made first."""
+    if model == EMBEDDED_MODEL:
+        folder = ensure(cache_dir)
+        return str(folder), folder / "config.json"
+    path = Path(os.path.expanduser(model))  # noqa: PTH111  (pathlib's raises for ~nobody)
+    if path.exists() or model.startswith((".", "/", "~")):
+        if not (path / "config.json").is_file():
+            why = "it has no config.json" if path.is_dir() else "there is no such folder"
+            raise UsageError(
+                f"{model} is not a model folder: {why}",
+                "llumctl up PATH      or      llumctl up Qwen/Qwen3-0.6B      or      llumctl up",
+            )
+        return str(path.resolve()), path.resolve() / "config.json"
+    return model, _config_from_hub(model)
+
+
+def _config_from_hub(model: str) -> Path:
+    """One question, no retries: vLLM would ask for minutes before it gives up."""
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import build_hf_headers
+
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set and it is not in the cache")
+        answer = httpx.head(
+            hf_hub_url(model, "config.json"),
+            headers=build_hf_headers(),
+            timeout=HUB_TIMEOUT_S,
+            follow_redirects=True,
+        )
+        if answer.is_error:
+            raise OSError(f"the hub answers {answer.status_code} {answer.reason_phrase}")
+        return Path(hf_hub_download(model, "config.json"))
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise LlumctlError(
+            f"model {model} cannot be had: {why}",
+            "check the name and HF_TOKEN; offline, give a local folder: llumctl up PATH",
+        ) from error
+
+
+def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -> dict[str, Any]:
+    """What vLLM gets: ours, then defaults for this machine, then the user's over them."""
+    args: dict[str, Any] = {}
+    if not gpus:
+        args |= {"block_size": CPU_BLOCK_SIZE}
+        if "kv_cache_memory_bytes" not in settings.engine:
+            share = int(available_bytes() * CPU_KV_SHARE / num_instances)
+            args["kv_cache_memory_bytes"] = min(MAX_CPU_KV_BYTES, share)
+            args["max_model_len"] = AUTO_FIT
+    if settings.cluster.model == EMBEDDED_MODEL:
+        args |= {
+            "dtype": "float32",
+            "max_model_len": 8192,
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": EMBEDDED_KV_BYTES,
+        }
+    args |= settings.engine | engine_options(settings.endpoint)
+    args |= {
+        "model": model,
+        "served_model_name": settings.served_model_name,
+        "scheduling_policy": "priority",
+    }
+    return args
+
+
+def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
+    """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
+    each = instance_bytes(args, folder)
+    available = available_bytes()
+    if each * num_instances > available:
+        fits = available // each
+        raise LlumctlError(
+            f"{num_instances} instances need about {each * num_instances / GIB:.1f} GiB"
+            f" ({each / GIB:.1f} GiB each), {available / GIB:.1f} GiB are available",
+            f"llumctl up -n {fits}"
+            if fits
+            else "llumctl up --engine-arg kv_cache_memory_bytes=...",
+        )
+
+
+def instance_bytes(args: dict[str, Any], folder: Path) -> int:
+    """About what one instance takes on a CPU."""
+    kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
+    return INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
+
+
+def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
+    """A KV cache that cannot hold one request of the full context is refused by vLLM, but only
+    after minutes; with the sizes in config.json it can be said at once."""
+    try:
+        config = json.loads(plain_file.read(config_file, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {config_file}: {error.strerror}", "llumctl up PATH"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{config_file} is not JSON: {error}", "llumctl up PATH") from error
+    try:
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        width = 4 if args.get("dtype", config.get("torch_dtype")) == "float32" else 2
+        per_token = 2 * config["num_hidden_layers"] * heads * head_dim * width
+        context = int(args.get("max_model_len") or config["max_position_embeddings"])
+        kv_bytes = int(args["kv_cache_memory_bytes"])
+        block_size = int(args.get("block_size") or CPU_BLOCK_SIZE)
+    except (KeyError, TypeError, ValueError):
+        return  # not sizes that we can read: vLLM will judge
+    # One block more than the request has: vLLM keeps one for itself, the null block.
+    needed = per_token * (blocks_for(context, block_size) + 1) * block_size
+    fits = max(0, kv_bytes // per_token // block_size - 1) * block_size
+    if context != AUTO_FIT and kv_bytes < needed:
+        raise UsageError(
+            f"engine.kv_cache_memory_bytes = {kv_bytes} holds {fits} tokens,"
+            f" less than one request of max_model_len = {context}",
+            f"llumctl up --engine-arg kv_cache_memory_bytes={needed * 2}"
+            f"      or      --engine-arg max_model_len={fits}",
+        )
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

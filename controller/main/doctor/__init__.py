@@ -1,0 +1,1 @@
+"""`llumctl doctor`: what would keep a cluster from starting on this machine."""

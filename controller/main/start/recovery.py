@@ -1,0 +1,49 @@
+"""The run state that a plan stands for: when it is made, and when it was lost."""
+
+from pathlib import Path
+
+from controller.api.hosts import url_host
+from controller.api.state import plain_file
+from controller.api.state.run_state import RunState
+from controller.main.machine.ray_environment import ray_authentication
+from controller.main.plan import FILE, ClusterPlan
+from controller.main.roles import endpoint_url
+
+MAX_PLAN_BYTES = 16 << 20
+
+
+def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
+    """Before anything runs: `down` finds by the nonce what a start that was cut short left."""
+    table = plan.settings
+    address = table.cluster.ray_address or ""
+    return RunState(
+        cluster=table.cluster.name,
+        nonce=plan.nonce,
+        control_url=f"http://{url_host(table.control.host)}:{table.control.port}",
+        control_token=plan.control_token,
+        endpoint_url=endpoint_url(plan),
+        ray_address=address,
+        owns_ray=not address,
+        ray_head_pid=None,
+        ray_head_started_s=None,
+        namespace=plan.namespace,
+        started_at_s=plan.started_at_s,
+        log_dir=plan.log_dir,
+        temp_dir=plan.temp_dir,
+        grace_s=table.scheduler.grace_s,
+        ray_environment=ray_environment,
+        endpoint_certificate=table.endpoint.ssl_certfile or "",
+    )
+
+
+def state_from_plan(folder: Path) -> RunState | None:
+    """Of the cluster whose state folder that is; None if its plan cannot be read. Without the head
+    process, which is found by the nonce like all others."""
+    try:
+        plan = ClusterPlan.model_validate_json(plain_file.read(folder / FILE, MAX_PLAN_BYTES))
+    except (OSError, ValueError):
+        return None
+    if plan.settings.cluster.name != folder.name:
+        return None
+    address = plan.settings.cluster.ray_address or ""
+    return state_of(plan, ray_authentication(plan.state_dir, address))

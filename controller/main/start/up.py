@@ -1,0 +1,360 @@
+"""Start a cluster: refuse what can be refused, start the head, watch it come up.
+
+Nothing of Ray is imported here: the head process starts Ray and the controller, and from
+then on this process is a client of the control API like any other.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from controller.adapters.files.spec_file import FILE as SPEC_FILE
+from controller.adapters.zmq.cluster_key import new_secret_key
+from controller.api.client import ControlClient, actor
+from controller.api.errors import LlumctlError, RefusedError, TimedOutError, UnreachableError
+from controller.api.settings.settings import Settings
+from controller.api.state import plain_file, run_state
+from controller.api.state.audit import AuditLog
+from controller.api.state.last_stop import DOWN, told
+from controller.api.state.run_state import RunState
+from controller.api.wire.models import ClusterState, ClusterStatus
+from controller.main.checks import preflight
+from controller.main.checks.endpoint import check_endpoint
+from controller.main.checks.engine_args import check_engine_args
+from controller.main.down import note, present_grace_s, tear_down
+from controller.main.machine import previous_logs, temp_folder
+from controller.main.machine.cache import cache_dir
+from controller.main.machine.memory import available_bytes
+from controller.main.machine.processes import processes_of, same_process
+from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
+from controller.main.plan import FILE as PLAN_FILE
+from controller.main.plan import ClusterPlan
+from controller.main.start import emulation
+from controller.main.start.arguments_taken import are_taken
+from controller.main.start.frontends import default_frontends, num_cores
+from controller.main.start.recovery import state_of
+from controller.main.start.start_errors import explain_failure, head_failure, refuse_given_up
+from controller.main.start.waiting import Patience, awaited
+
+Progress = Callable[[ClusterStatus | str], None]
+POLL_S = 0.25
+STAY_POLL_S = 1.0
+HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.head")
+MAX_KEY_FILE_BYTES = 1 << 20
+LOOPBACK = "127.0.0.1"
+
+
+def run(
+    settings: Settings,
+    *,
+    detach: bool,
+    wait: bool,
+    timeout_s: float | None,
+    progress: Progress,
+) -> ClusterStatus | None:
+    """Start, and stay unless `detach`; detached, return when vLLM has taken its arguments, or
+    with `wait` when everything serves. Interrupted or failed, it leaves nothing behind."""
+    deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
+    with _sigterm_interrupts():
+        with run_state.lock(settings.cluster.name):
+            _refuse_running(settings.cluster.name, progress)
+            plan = make_plan(settings)
+            address = settings.cluster.ray_address or ""
+            state = state_of(plan, ray_authentication(plan.state_dir, address))
+            try:
+                run_state.save(state)
+                if not address:
+                    make_token(state.ray_environment)
+                head, state = _start_head(plan, state)
+                until_ready = wait or not detach
+                status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
+            except BaseException as error:
+                with _no_interrupts():
+                    is_failure = not isinstance(error, KeyboardInterrupt)
+                    tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
+                raise
+        if detach:
+            return status
+        _stay(head, state, progress)
+        return None
+
+
+def make_plan(settings: Settings) -> ClusterPlan:
+    """All the checks that need nothing started, in the order of what they cost."""
+    cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
+    preflight.check_policy(settings.scheduler.policy)
+    check_engine_args(settings.engine)
+    check_endpoint(endpoint)
+    if cluster.ray_address:
+        preflight.check_ray_address(cluster.ray_address)
+    preflight.check_port(endpoint.host, endpoint.port, "the endpoint", "--port")
+    preflight.check_port(control.host, control.port, "the control API", "--control-port")
+    state_dir = run_state.state_dir(cluster.name)
+    engines = _emulated_engines if emulation.is_emulated(settings) else _vllm_engines
+    choices = engines(settings)
+    log_dir = state_dir / "logs"
+    log_dir.mkdir(mode=0o700, exist_ok=True)
+    previous_logs.put_aside(log_dir)
+    nonce = secrets.token_hex(8)
+    return ClusterPlan(
+        settings=settings,
+        **choices,
+        num_threads_per_instance=preflight.threads_per_instance(
+            choices["num_instances"], choices["num_frontends"]
+        ),
+        members_key=new_secret_key(),
+        control_token=secrets.token_urlsafe(32),
+        view_token=secrets.token_urlsafe(32),
+        api_keys=_api_keys(settings),
+        # Somebody else's Ray may run a cluster of the same name from another state folder.
+        namespace=f"llumctl-{cluster.name}-{nonce}",
+        nonce=nonce,
+        state_dir=str(state_dir),
+        log_dir=str(log_dir),
+        temp_dir=str(temp_folder.make(nonce)),
+    )
+
+
+def _vllm_engines(settings: Settings) -> dict[str, Any]:
+    """Fields of the plan that depend on the engine."""
+    gpus = preflight.num_gpus()
+    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
+    num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
+    model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
+    args = preflight.engine_args(settings, model, num_instances, gpus)
+    if not gpus:
+        preflight.check_kv_cache(args, config_file)
+        preflight.check_memory(args, config_file.parent, num_instances)
+    each = preflight.instance_bytes(args, config_file.parent)
+    return {
+        "engine_args": args,
+        "num_instances": num_instances,
+        "num_frontends": _num_frontends(settings, num_instances * each),
+        "num_gpus_per_instance": per_instance,
+    }
+
+
+def _emulated_engines(settings: Settings) -> dict[str, Any]:
+    """The same, and what they emulate."""
+    profile = emulation.profile_of(settings.emulated)
+    num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
+    num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
+    emulation.check_memory(num_instances, num_frontends)
+    model, _ = preflight.resolve_model(settings.cluster.model, cache_dir())
+    return {
+        "engine_args": emulation.engine_args(settings, profile, model),
+        "num_instances": num_instances,
+        "num_frontends": num_frontends,
+        "num_gpus_per_instance": 0,
+        "profile": profile,
+    }
+
+
+def _num_frontends(settings: Settings, instances_bytes: int) -> int:
+    spare_bytes = available_bytes() - instances_bytes
+    return settings.cluster.frontends or default_frontends(num_cores(), spare_bytes)
+
+
+def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
+    """The head in its own session, and the run state with its pid. The endpoint's port and the
+    control API's are held before anything else, and by the head from then on."""
+    settings = plan.settings
+    with (
+        preflight.hold_endpoint(settings.endpoint) as endpoint,
+        preflight.hold_control(settings.control) as control,
+    ):
+        return _start_head_with(plan, state, (endpoint.fileno(), control.fileno()))
+
+
+def _start_head_with(
+    plan: ClusterPlan, state: RunState, sockets: tuple[int, int]
+) -> tuple[subprocess.Popen[bytes], RunState]:
+    (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
+    plan_file = Path(plan.state_dir) / PLAN_FILE
+    with _private_file(plan_file) as file:
+        file.write(plan.model_dump_json().encode())
+    with _private_file(Path(plan.state_dir) / run_state.VIEW_TOKEN_FILE) as file:
+        file.write(plan.view_token.encode())
+    AuditLog(plan.state_dir).write(
+        actor=actor(),
+        action=f"up: {plan.num_instances} instances of {plan.model_name}",
+        target=f"cluster {plan.settings.cluster.name}",
+        outcome="begun",
+        cause_id=f"up-{plan.nonce}",
+    )
+    with _private_file(Path(plan.log_dir) / "head.log") as log:
+        head = subprocess.Popen(
+            [*HEAD_COMMAND, *map(str, sockets), str(plan_file)],
+            pass_fds=sockets,
+            cwd=plan.state_dir,
+            env=head_environment(plan.nonce, state.ray_environment, loopback=_on_loopback(plan)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o077,  # logs of Ray and of all members too
+        )
+    started_s = psutil.Process(head.pid).create_time()
+    state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
+    run_state.save(state)
+    return head, state
+
+
+def _on_loopback(plan: ClusterPlan) -> bool:
+    table = plan.settings.cluster
+    return not table.ray_address and table.host == LOOPBACK
+
+
+def _watch_start(
+    head: subprocess.Popen[bytes],
+    state: RunState,
+    plan: ClusterPlan,
+    deadline_s: float,
+    until_ready: bool,
+    progress: Progress,
+) -> ClusterStatus:
+    what = plan.model_name if plan.profile is None else f"the emulated {plan.profile.name}"
+    progress(f"starting {plan.num_instances} instances of {what}; logs: {plan.log_dir}")
+    log_dir, awaits = Path(plan.log_dir), "Ray"
+    patience = Patience(time.monotonic())
+    with ControlClient(state.control_url, state.control_token) as client:
+        while time.monotonic() < deadline_s:
+            if head.poll() is not None:
+                raise head_failure(log_dir, state.ray_address)
+            status = _status_or_none(client)
+            if status is not None:
+                progress(status)
+                if status.state == ClusterState.FAILED:
+                    raise explain_failure(status, plan)
+                if status.state == ClusterState.READY or (not until_ready and are_taken(status)):
+                    return status
+            else:
+                refuse_given_up(log_dir, plan.namespace)
+            awaits = awaited(status, log_dir, plan.namespace)
+            if word := patience.word(time.monotonic(), awaits):
+                progress(word)
+            time.sleep(POLL_S)
+    raise TimedOutError(
+        f"cluster {state.cluster} was not ready in time: it waited for {awaits}",
+        f"see the logs in {plan.log_dir}",
+    )
+
+
+def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
+    """Until Ctrl-C, SIGTERM, `llumctl down` elsewhere, or the head's death."""
+    try:
+        with ControlClient(state.control_url, state.control_token) as client:
+            while head.poll() is None or not state.owns_ray:
+                if run_state.load(state.cluster) != state:
+                    break
+                status = _status_or_none(client)
+                if status is not None:
+                    progress(status)
+                time.sleep(STAY_POLL_S)
+    except KeyboardInterrupt:
+        _stop_on_request(state, progress)
+        return
+    if _is_stopped_elsewhere(state):
+        progress(told(state.cluster))
+        return
+    tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=True)
+    raise LlumctlError(
+        f"Ray of cluster {state.cluster} died (its head process ended with {head.returncode})",
+        f"see {state.log_dir}/head.log, then: llumctl up",
+    )
+
+
+def _is_stopped_elsewhere(state: RunState) -> bool:
+    """Waits for a `down` that is at work: it ends Ray before it takes the run state away."""
+    while run_state.load(state.cluster) == state:
+        try:
+            with run_state.lock(state.cluster):
+                return run_state.load(state.cluster) != state
+        except RefusedError:
+            time.sleep(STAY_POLL_S)
+    return True
+
+
+def _stop_on_request(state: RunState, progress: Progress) -> None:
+    progress("stopping: live requests may finish; Ctrl-C again to stop at once")
+    action = f"{DOWN}: Ctrl-C or SIGTERM"
+    note(state, action, "begun", progress)
+    try:
+        grace_s = present_grace_s(state)
+        tear_down(state, drain=True, grace_s=grace_s, progress=progress, action=action)
+    except KeyboardInterrupt:
+        with _no_interrupts():
+            tear_down(state, drain=False, grace_s=0.0, action=action)
+    progress(f"cluster {state.cluster} has stopped")
+
+
+def _status_or_none(client: ControlClient) -> ClusterStatus | None:
+    try:
+        return client.status()
+    except UnreachableError:
+        return None
+
+
+def _refuse_running(cluster: str, progress: Progress) -> None:
+    state = run_state.load(cluster)
+    if state is None:
+        return
+    alive = same_process(state.ray_head_pid, state.ray_head_started_s) or not state.owns_ray
+    if alive:
+        raise RefusedError(
+            f"cluster {cluster} is already running ({state.endpoint_url})",
+            f"llumctl status --cluster {cluster}      or      llumctl down --cluster {cluster}",
+        )
+    if processes_of(state.nonce):
+        progress(f"clearing what a dead cluster {cluster} left behind")
+    tear_down(state, drain=False, grace_s=0.0)
+
+
+def _private_file(path: Path) -> BinaryIO:
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def _api_keys(settings: Settings) -> tuple[str, ...]:
+    file = settings.endpoint.api_key_file
+    if file is None:
+        return ()
+    try:
+        lines = plain_file.read(Path(file).expanduser(), MAX_KEY_FILE_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """An impatient third Ctrl-C must not leave half a cluster."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

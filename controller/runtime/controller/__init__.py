@@ -1,0 +1,2 @@
+"""The controller process: who belongs to the cluster, dispatch, rescheduling, and the journal of
+events."""

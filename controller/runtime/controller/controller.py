@@ -1,0 +1,434 @@
+"""The controller: the cluster's table, the global scheduler, and the messages between.
+
+What survives its death: the instances and frontends run on; requests in flight do not
+notice, new ones are dispatched by the frontends alone. A new controller learns what runs
+from the Hellos that members repeat every second and their loads from the next statuses.
+What operators want (instances, changed settings, drains) is on disk before it counts.
+What is lost: the counts of restarts, requests it held (their frontends ask again), and the record
+of moves that ended.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Event,
+    FrontendDied,
+    InstanceDied,
+    InstanceRemoved,
+    InstanceStarted,
+    Instruction,
+    Reject,
+    StatusReported,
+    Ticked,
+)
+from controller.core.migration.limits import MoveLimits
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.ports.event_store import EventStore
+from controller.ports.launcher import Launcher
+from controller.ports.mailbox import Mailbox
+from controller.runtime.controller.busy_watch import BusyWatch
+from controller.runtime.controller.directories import Directories
+from controller.runtime.controller.journal import Journal, best_candidates
+from controller.runtime.controller.operations.departures import Departures
+from controller.runtime.controller.operations.drains import Drains
+from controller.runtime.controller.operations.operator_moves import OperatorMoves
+from controller.runtime.controller.operations.scaling import Scaling
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.queries import MemberQueries
+from controller.runtime.controller.rescheduler import Rescheduler
+from controller.runtime.controller.roster import Member, Roster, RosterChange
+from controller.runtime.controller.stall_watch import StallWatch
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import (
+    DrainFrontend,
+    EventsReported,
+    Hello,
+    InstanceLost,
+    StatusPull,
+    StatusPushed,
+)
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
+from controller.runtime.messages.operations import (
+    FrontendLimitsSet,
+    RankChangeAnswered,
+    ReliefFruitless,
+    StatusIntervalSet,
+)
+from controller.runtime.messages.requests import (
+    DispatchAsked,
+    Dispatched,
+    DispatchWithdrawn,
+    Refused,
+    RequestsAnswered,
+)
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+# Beyond the grace time: what the frontends need to send their last bytes.
+STOP_MARGIN_S = 6.0
+
+
+class Controller:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        launcher: Launcher,
+        config: LiveConfig,
+        keeper: SpecKeeper,
+        events: EventStore | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._launcher = launcher
+        self.live = config
+        self.keeper = keeper
+        self.scheduler = GlobalScheduler(config.scheduler)
+        self.roster = Roster()
+        self.statuses: dict[str, StatusPushed] = {}
+        """The last one of each instance, be it of a dead incarnation."""
+        epoch = secrets.token_hex(4)
+        self.journal = Journal(epoch, config.max_events, store=events)
+        self.queries = MemberQueries(self._send_to, epoch)
+        self.operator_moves = OperatorMoves(
+            self.roster,
+            self.scheduler,
+            config.scheduler.levels,
+            self.queries,
+            lambda: self.now_s(),
+            epoch,
+            config.limits,
+            self.num_moves,
+        )
+        self.rescheduler = Rescheduler(
+            self.roster,
+            self.scheduler,
+            self.operator_moves.cooling,
+            config.scheduler.levels,
+            lambda instance_id, order: self._send_to(instance_id, order, droppable=True),
+            lambda: self.now_s(),
+            epoch,
+            config.rescheduling,
+        )
+        self.journal.on_event = self.operator_moves.logged
+        self.directories = Directories(
+            self.roster, self.scheduler, self._send_to_all, lambda: self.now_s()
+        )
+        self.stalls = StallWatch(
+            self.roster,
+            self.scheduler,
+            self.journal,
+            lambda member: self.send(member, StatusPull(), droppable=True),
+        )
+        self.busy = BusyWatch(self.roster, self.journal)
+        self.departures = Departures(self)
+        self.drains = Drains(self, self.departures)
+        self.scaling = Scaling(self, self.drains, launcher)
+        self.was_ready = False
+        self._stopping: asyncio.Task[None] | None = None
+        self._stop_by_s = float("inf")
+        self._cut = False
+
+    # -- life ----------------------------------------------------------------------------
+
+    def start(self, num_frontends: int) -> None:
+        """With the instances of the spec."""
+        self._mailbox.start(self._on_message, self._on_lost)
+        self.journal.controller_started()
+        self.drains.resume()
+        for index in range(num_frontends):
+            self.roster.expect("frontend", f"f-{index}")
+            self._launcher.launch_frontend(f"f-{index}")
+        self.launch(self.keeper.spec.instance_ids)
+
+    def launch(self, instance_ids: Sequence[str]) -> None:
+        """They are expected from now on."""
+        for instance_id in instance_ids:
+            self._launcher.launch_instance(instance_id)
+            self.roster.expect("instance", instance_id)
+
+    def terminate(self, instance_id: str) -> None:
+        """For good: its process ends, and everything about it is forgotten. Not a death: nothing
+        of it is restarted or counted as a failure."""
+        self._launcher.terminate(instance_id)
+        member = self.roster.forget(instance_id)
+        if member is None:
+            return
+        self.handle(InstanceRemoved(instance_id))
+        self.statuses.pop(instance_id, None)
+        self.journal.forget(instance_id)
+        self._instance_gone(instance_id, member.incarnation)
+
+    async def run(self) -> None:
+        rounds = asyncio.create_task(self.rescheduler.run())
+        try:
+            await self._tick_for_ever()
+        finally:
+            rounds.cancel()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.handle(Ticked())
+            self._note_readiness()
+            self.stalls.tick(self.now_s())
+            self.busy.tick(self.now_s(), self.statuses)
+            if not self.stopping:
+                self.drains.tick()
+                self.scaling.launch_missing()
+            self.directories.tick()
+            self.operator_moves.turns.look()
+
+    def would_stop(self, drain: bool) -> bool:
+        """Whether `stop` would change anything: the first call does, and one that cuts short
+        what drains."""
+        return self._stopping is None or not (drain or self._cut or self.stopped)
+
+    def stop(self, drain: bool, grace_s: float) -> None:
+        """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
+
+        Called again, only the first call counts, but a later `drain=False` cuts it short."""
+        if not self.would_stop(drain):
+            return
+        self._cut = not drain
+        grace_s = grace_s if drain else 0.0
+        self._stop_by_s = self.now_s() + grace_s + STOP_MARGIN_S
+        self._to_frontends(DrainFrontend(grace_s))
+        self._stopping = self._stopping or asyncio.create_task(self._stop())
+
+    def configure(self, config: LiveConfig) -> None:
+        """From now on; what goes on beyond smaller limits goes on. Raises ValueError for a dispatch
+        policy that there is not; nothing changed then."""
+        instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
+        before, self.live = self.live, config
+        self.operator_moves.levels = config.scheduler.levels
+        self.operator_moves.cooling.cooling_s = config.limits.cooling_s
+        self.operator_moves.turns.max_moves = config.limits.max_moves
+        self.rescheduler.levels = config.scheduler.levels
+        if config.rescheduling != before.rescheduling:
+            self.rescheduler.config = config.rescheduling
+        self.journal.log.resize(config.max_events)
+        for member in self.roster.members.values():
+            if member.serving:
+                self._send_config(member, before)
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.live.scheduler
+
+    @property
+    def limits(self) -> MoveLimits:
+        return self.live.limits
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping is not None
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping is not None and self._stopping.done()
+
+    @property
+    def num_live_reqs(self) -> int:
+        return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
+
+    def num_moves(self, instance_id: str) -> int:
+        """Under way to and from an instance, as it last said."""
+        member, status = self.roster.members.get(instance_id), self.statuses.get(instance_id)
+        if member is None or status is None or member.incarnation != status.snapshot.incarnation:
+            return 0
+        return len(status.moves) + status.num_moves_in
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _stop(self) -> None:
+        while self.now_s() < self._stop_by_s and any(f.serving for f in self.roster.frontends()):
+            await asyncio.sleep(0.02)
+        for member_id in self.roster.members:
+            self._launcher.terminate(member_id)
+
+    # -- messages ------------------------------------------------------------------------
+
+    def _on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
+        match decode(head):
+            case StatusPushed() as status:
+                self._on_status(status)
+            case EventsReported() as told:
+                self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
+            case RequestsAnswered() | RankChangeAnswered() | MoveRefusalsAnswered() as answer:
+                self.queries.answered(answer.query_id, answer)
+            case MoveAnswered() as answer:
+                self.operator_moves.answered(answer)
+                if answer.record is not None:
+                    self.drains.move_ended(answer.record)
+            case ReliefFruitless() as told:
+                self.rescheduler.fruitless(told)
+            case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
+                self.handle(
+                    DispatchRequested(
+                        ask.request_id,
+                        ask.frontend_id,
+                        ask.num_prompt_tokens,
+                        ask.rank,
+                        ask.arrival_time_s,
+                    )
+                )
+            case DispatchWithdrawn(request_id=request_id, frontend_id=frontend_id):
+                self.handle(DispatchCancelled(request_id, frontend_id))
+            case Hello() as hello:
+                self._on_hello(hello)
+            case other:
+                log.warning("unexpected message %s", type(other).__name__)
+
+    def _on_status(self, status: StatusPushed) -> None:
+        snapshot = status.snapshot
+        member = self.roster.members.get(snapshot.instance_id)
+        if member is None or not member.alive or member.incarnation != snapshot.incarnation:
+            return  # a late push of a dead incarnation
+        self.statuses[snapshot.instance_id] = status
+        self.handle(StatusReported(snapshot, status.last_dispatch_seq))
+
+    def _note_readiness(self) -> None:
+        """Once every member served and every instance had reported, absence is a fault."""
+        if not self.was_ready:
+            self.was_ready = all(
+                m.serving and (m.kind == "frontend" or m.member_id in self.statuses)
+                for m in self.roster.members.values()
+            )
+
+    def _on_hello(self, hello: Hello) -> None:
+        change = self.roster.hello(hello, self.now_s())
+        if change is None:
+            log.warning("hello of an unknown member %s", hello.member_id)
+            return
+        member = change.member
+        if change.failed:
+            self.journal.member(member, member.incarnation, "failed", member.detail)
+        if change.died is not None:
+            self._announce_death(member, change.died, "another process took its place")
+        if change.welcome is not None:
+            log.info("%s is incarnation %d", member.member_id, member.incarnation)
+            self.send(member, change.welcome)
+        if change.began_serving:
+            self._begin_serving(change)
+        elif change.welcome is not None and member.kind == "frontend":
+            self.send(member, self.directories.present())
+
+    def _begin_serving(self, change: RosterChange) -> None:
+        member = change.member
+        log.info("%s (incarnation %d) serves", member.member_id, member.incarnation)
+        self.journal.member(member, member.incarnation, "started")
+        if member.kind == "instance":
+            self.handle(InstanceStarted(member.member_id, member.incarnation))
+            self.directories.tell()
+            self._send_config(member)
+            self.drains.began_serving(member)
+            self.send(member, StatusPull())
+        else:
+            self._send_config(member)
+
+    def _on_lost(self, address: str) -> None:
+        member = self.roster.lost(address)
+        if member is not None:
+            log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
+            self._announce_death(member, member.incarnation, "its process is gone")
+
+    def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
+        self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
+        if member.kind == "instance":
+            self.handle(InstanceDied(member.member_id, incarnation))
+            self._instance_gone(member.member_id, incarnation)
+        else:
+            self.handle(FrontendDied(member.member_id))
+            self.queries.member_died(member.member_id)
+
+    def _instance_gone(self, instance_id: str, incarnation: int) -> None:
+        """It died, or was removed."""
+        self.stalls.forget(instance_id, incarnation)
+        self.busy.forget(instance_id, incarnation)
+        self.queries.member_died(instance_id)
+        self.rescheduler.instance_died(instance_id)
+        lost = InstanceLost(instance_id, incarnation)
+        # Those too that it moves something to or from.
+        others = (other for other in self.roster.instances() if other.member_id != instance_id)
+        self._send_to_all([*self.roster.frontends(), *others], lost)
+
+    # -- what goes out -------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Gives it to the scheduler, and does what that asks for."""
+        for instruction in self.scheduler.handle(event, self.now_s()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        frontend = self.roster.members[instruction.frontend_id]
+        match instruction:
+            case Dispatch():
+                answer: Message = Dispatched(
+                    instruction.request_id,
+                    instruction.instance_id,
+                    instruction.incarnation,
+                    instruction.seq,
+                    best_candidates(instruction),
+                    self.config.policy,
+                    len(instruction.scores),
+                )
+                self.journal.dispatched(instruction, self.config.policy)
+            case Reject():
+                self.journal.rejected(instruction)
+                answer = Refused(
+                    instruction.request_id, str(instruction.code), instruction.retry_after_s
+                )
+        self.send(frontend, answer)
+
+    def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
+        """What it does not know: all of it, if it knew nothing `before`."""
+        known = {} if before is None else {type(m): m for m in _config_for(member, before)}
+        for message in _config_for(member, self.live):
+            if known.get(type(message)) != message:
+                self.send(member, message)
+
+    def _to_frontends(self, message: Message) -> None:
+        self._send_to_all(self.roster.frontends(), message)
+
+    def _send_to_all(self, members: Iterable[Member], message: Message) -> None:
+        encoded = encode(message)
+        for member in members:
+            if member.alive:
+                self._mailbox.send(member.address, encoded)
+
+    def _send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
+        """Nothing if it is gone."""
+        member = self.roster.members.get(member_id)
+        if member is not None:
+            self.send(member, message, droppable=droppable)
+
+    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
+        if member.alive:
+            self._mailbox.send(member.address, encode(message), droppable=droppable)
+
+
+def _config_for(member: Member, config: LiveConfig) -> tuple[Message, ...]:
+    """What of it is that member's business; one message of a kind."""
+    if member.kind == "instance":
+        limits = config.limits
+        return (
+            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
+            StatusIntervalSet(config.status_interval_s),
+        )
+    frontends = config.frontends
+    return (
+        FrontendLimitsSet(
+            frontends.max_live_requests, frontends.request_timeout_s, frontends.write_timeout_s
+        ),
+    )

@@ -1,0 +1,78 @@
+"""What frontends are told about the instances: at once who serves where, their loads now and
+then."""
+
+from collections.abc import Callable, Sequence
+
+from controller.core.scheduler import GlobalScheduler
+from controller.runtime.controller.roster import Member, Roster
+from controller.runtime.messages.members import Directory, InstanceEntry
+
+# Frontends take a controller that is silent for 1 s for dead.
+DIRECTORY_EVERY_S = 0.4
+# A member that said nothing for this long gets no directories: they would pile up for it.
+SILENCE_S = 5.0
+
+
+class Directories:
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        send: Callable[[Sequence[Member], Directory], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._roster = roster
+        self._scheduler = scheduler
+        self._send = send
+        self._now_s = now_s
+        self._told: list[tuple[object, ...]] | None = None
+        self._told_s = float("-inf")
+
+    def present(self) -> Directory:
+        records = self._scheduler.instances
+        return Directory(
+            tuple(
+                InstanceEntry(
+                    member.member_id,
+                    member.incarnation,
+                    member.address,
+                    member.info,
+                    records[member.member_id].snapshot,
+                )
+                for member in self._roster.instances()
+                if member.serving and member.info and member.member_id in records
+            )
+        )
+
+    def tell(self) -> None:
+        """All frontends, at once."""
+        self._tell(self.present())
+
+    def tick(self) -> None:
+        """Tells them if it is due."""
+        present = self.present()
+        is_due = self._now_s() - self._told_s >= DIRECTORY_EVERY_S
+        if is_due or _without_loads(present) != self._told:
+            self._tell(present)
+
+    def _tell(self, directory: Directory) -> None:
+        now_s = self._now_s()
+        self._told, self._told_s = _without_loads(directory), now_s
+        listening = [
+            frontend
+            for frontend in self._roster.frontends()
+            if frontend.heard_s is not None and now_s - frontend.heard_s < SILENCE_S
+        ]
+        self._send(listening, directory)
+
+
+def _without_loads(directory: Directory) -> list[tuple[object, ...]]:
+    return [
+        (
+            entry.instance_id,
+            entry.incarnation,
+            entry.address,
+            entry.snapshot is not None and not entry.snapshot.draining,
+        )
+        for entry in directory.instances
+    ]

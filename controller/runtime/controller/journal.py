@@ -1,0 +1,176 @@
+"""The controller's event log, with who waits for news of it."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from controller.core.events import Dispatch, Reject
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
+from controller.ports.event_store import EventStore
+from controller.runtime.controller.roster import Member
+
+MAX_CANDIDATES = 8
+"""Of the instances considered for a request, this many are remembered with it."""
+
+_MEMBER_EVENTS = {
+    ("instance", "started"): EventKind.INSTANCE_STARTED,
+    ("instance", "died"): EventKind.INSTANCE_DIED,
+    ("instance", "failed"): EventKind.INSTANCE_FAILED,
+    ("frontend", "started"): EventKind.FRONTEND_STARTED,
+    ("frontend", "died"): EventKind.FRONTEND_DIED,
+    ("frontend", "failed"): EventKind.FRONTEND_FAILED,
+}
+_CAUSES = {"started": "start", "died": "lost", "failed": "start"}
+
+
+class Journal:
+    """`store`: None keeps events as long as this process lives."""
+
+    def __init__(
+        self,
+        epoch: str,
+        max_events: int = 10_000,
+        wall_clock: Callable[[], float] = time.time,
+        store: EventStore | None = None,
+    ) -> None:
+        self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
+        self._store = store
+        self.counts: Counter[EventKind] = Counter()
+        """All events of a kind since this controller started."""
+        self._num_told: dict[str, tuple[int, int]] = {}
+        """By member: its incarnation, and how many events it told of so far."""
+        self.on_event: Callable[[LoggedEvent], None] = lambda event: None
+        """Gets each event as it is logged."""
+        self._wall_clock = wall_clock
+        self._appended = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Until the next event."""
+        await self._appended.wait()
+
+    def append(self, event: LoggedEvent) -> None:
+        position = self.log.append(event)
+        if self._store is not None:
+            self._store.keep(position, event)
+        self.counts[event.kind] += 1
+        self.on_event(event)
+        self._appended.set()
+        self._appended = asyncio.Event()
+
+    def told(
+        self, member_id: str, incarnation: int, num_before: int, events: Sequence[LoggedEvent]
+    ) -> None:
+        """Takes what a member tells of, and says if something before it is missing. What was
+        told before this controller began is not."""
+        known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
+        num_lost = num_before - num_told if known_incarnation == incarnation else 0
+        self._num_told[member_id] = incarnation, num_before + len(events)
+        if num_lost > 0:
+            is_instance = member_id.startswith("i-")
+            self._append(
+                EventKind.EVENTS_LOST,
+                f"lost-events-{member_id}-{incarnation}",
+                "the controller lagged",
+                instance_id=member_id if is_instance else None,
+                frontend_id=None if is_instance else member_id,
+                incarnation=incarnation,
+                numbers={"num_lost": num_lost},
+            )
+        for event in events:
+            self.append(event)
+
+    def forget(self, member_id: str) -> None:
+        """It was ended for good."""
+        self._num_told.pop(member_id, None)
+
+    def controller_started(self) -> None:
+        self._append(EventKind.CONTROLLER_STARTED, "start-controller")
+
+    def dispatched(self, instruction: Dispatch, policy: str) -> None:
+        scores = instruction.scores
+        self._append(
+            EventKind.DISPATCHED,
+            f"arrive-{instruction.request_id}",
+            f"best of {len(scores)} by {policy}" if len(scores) > 1 else "the only one",
+            instance_id=instruction.instance_id,
+            incarnation=instruction.incarnation,
+            frontend_id=instruction.frontend_id,
+            request_id=instruction.request_id,
+            numbers={
+                "score": round(scores[instruction.instance_id], 1),
+                "num_candidates": len(scores),
+            },
+        )
+
+    def rejected(self, instruction: Reject) -> None:
+        self._append(
+            EventKind.REJECTED,
+            f"arrive-{instruction.request_id}",
+            str(instruction.code),
+            frontend_id=instruction.frontend_id,
+            request_id=instruction.request_id,
+            numbers={"retry_after_s": round(instruction.retry_after_s, 1)},
+        )
+
+    def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:
+        """`what`: started, died or failed."""
+        is_instance = member.kind == "instance"
+        self._append(
+            _MEMBER_EVENTS[member.kind, what],
+            f"{_CAUSES[what]}-{member.member_id}-{incarnation}",
+            reason,
+            instance_id=member.member_id if is_instance else None,
+            frontend_id=None if is_instance else member.member_id,
+            incarnation=incarnation,
+        )
+
+    def stalled(self, member: Member, stalled: bool, silence_s: float) -> None:
+        self._append(
+            EventKind.INSTANCE_STALLED if stalled else EventKind.INSTANCE_RECOVERED,
+            f"stall-{member.member_id}-{member.incarnation}",
+            "no progress reported" if stalled else "it reports again",
+            instance_id=member.member_id,
+            incarnation=member.incarnation,
+            numbers={"silence_s": round(silence_s, 1)},
+        )
+
+    def busy(self, member: Member, busy: bool, lasted_s: float, cpu_cores: float) -> None:
+        self._append(
+            EventKind.INSTANCE_BUSY if busy else EventKind.INSTANCE_QUIET,
+            f"busy-{member.member_id}-{member.incarnation}",
+            "it computes without a request" if busy else "no more computing without a request",
+            instance_id=member.member_id,
+            incarnation=member.incarnation,
+            numbers={"lasted_s": round(lasted_s, 1), "cpu_cores": round(cpu_cores, 2)},
+        )
+
+    def drain(
+        self,
+        kind: EventKind,
+        order: DrainOrder,
+        reason: str,
+        actor: str | None,
+        numbers: Mapping[str, Number],
+    ) -> None:
+        self._append(
+            kind,
+            order.drain_id,
+            reason,
+            instance_id=order.instance_id,
+            actor=actor,
+            numbers=numbers,
+        )
+
+    def operator(self, cause_id: str, actor: str, what: str) -> None:
+        self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
+
+    def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: object) -> None:
+        self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))  # type: ignore[arg-type]
+
+
+def best_candidates(instruction: Dispatch) -> tuple[tuple[str, float], ...]:
+    """Of those considered, best first."""
+    best = instruction.scores.best(MAX_CANDIDATES, instruction.instance_id)
+    return tuple((instance_id, round(score, 1)) for instance_id, score in best)

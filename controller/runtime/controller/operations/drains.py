@@ -1,0 +1,356 @@
+"""Drains as the controller runs them: begun, undone, watched until nothing is left.
+
+Which instance is to be empty, until when, and what then, stands in the spec, so a controller that
+starts again goes on with it; it forgets how many requests moved so far. The moves themselves are
+the rescheduler's: an instance that drains is the least free of all.
+
+What was dispatched before a drain may arrive after it began: it is served, and moved like the
+rest. An instance is drained when it says itself that it takes nothing, has nothing, and every
+frontend says that none of its requests is there.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.api.errors import LlumctlError
+from controller.core.events import DrainBegan, DrainEnded
+from controller.core.migration.record import MoveRecord
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.departure_plan import Departure
+from controller.core.operations.drain import DrainState, Remainder, is_overdue
+from controller.core.record.event_log import EventKind, Number
+from controller.runtime.controller.operations.departures import Departures
+from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+from controller.runtime.controller.request_query import find_requests
+from controller.runtime.controller.roster import Member
+from controller.runtime.messages.operations import DrainSet
+
+log = logging.getLogger(__name__)
+
+# Members say Hello every second: one that was never heard of for so long is not there.
+HEARD_WITHIN_S = 10.0
+# Between two questions to the frontends whether anything is left, and two tries to remove.
+CHECK_EVERY_S = 0.3
+# After something failed: a disk that is full, a process that cannot be ended.
+RETRY_S = 1.0
+_NAMED_IN_EVENT = 5
+
+
+class OperationRefusedError(Exception):
+    """Not done, and nothing changed."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """`order`: None if the instance is not being drained."""
+
+    instance_id: str
+    state: DrainState
+    order: DrainOrder | None
+    num_left: int
+    num_moving: int
+    num_moved: int
+
+    @property
+    def safe_to_delete(self) -> bool:
+        return self.state is DrainState.DRAINED
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What this process knows of one drain."""
+
+    num_moved: int = 0
+    drained: bool = False
+    told_drained: bool = False
+    told_overdue: bool = False
+    check_at_s: float = float("-inf")
+    retry_at_s: float = float("-inf")
+    task: asyncio.Task[None] | None = None
+
+
+class Drains:
+    def __init__(
+        self,
+        cluster: OperatedCluster,
+        departures: Departures,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._departures = departures
+        self._wall_clock = wall_clock
+        self._watched: dict[tuple[str, str], _Watched] = {}
+        """By (instance, drain)."""
+        self._began_s = 0.0
+
+    # -- what operators do ---------------------------------------------------------------
+
+    def check(self, instance_ids: Sequence[str]) -> None:
+        """Raises OperationRefusedError if no instance would serve beside these."""
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        drained = {*instance_ids, *cluster.keeper.spec.drains}
+        for record in cluster.scheduler.instances.values():
+            if record.instance_id not in drained and record.schedulable(now_s):
+                return
+        names = ", ".join(instance_ids)
+        raise OperationRefusedError(
+            "last_instance",
+            f"without {names} no instance would serve",
+            f"llumctl scale +1      or      llumctl drain {' '.join(instance_ids)} --force",
+        )
+
+    def begin(self, orders: Sequence[DrainOrder]) -> None:
+        """A drain that goes on keeps its id and what was counted of it; all else is as the new
+        order says, except that one which removes its instance goes on to remove it."""
+        self.carry_out(self._cluster.keeper.spec.with_drains(*self.following(orders)))
+
+    def end(self, instance_id: str, why: str, actor: str = "") -> None:
+        """Requests stay where they are, and the instance takes new ones. Nothing if it is not
+        being drained."""
+        spec = self._cluster.keeper.spec
+        if instance_id in spec.drains:
+            self.carry_out(spec.without_drain(instance_id), why, actor)
+
+    def following(self, orders: Sequence[DrainOrder]) -> list[DrainOrder]:
+        known = self._cluster.keeper.spec.drains
+        return [order.following(known.get(order.instance_id)) for order in orders]
+
+    def carry_out(self, spec: ClusterSpec, why: str = "", actor: str = "") -> None:
+        """Makes it the present one; what drains there begins, changes or ends by that. `why` and
+        `actor` are about those that end. Raises what the keeper raises: nothing changed then."""
+        before = self._cluster.keeper.spec.drains
+        self._cluster.keeper.change(spec)
+        for instance_id, order in spec.drains.items():
+            if order is not before.get(instance_id):
+                self._began(order, before.get(instance_id))
+        for instance_id, order in before.items():
+            if instance_id not in spec.drains:
+                self._ended(order, why, actor)
+        self._cluster.directories.tell()
+
+    def _began(self, order: DrainOrder, before: DrainOrder | None) -> None:
+        """`before`: the order that it follows."""
+        self._watch(order).told_overdue = False
+        if before is None:
+            self._cluster.handle(DrainBegan(order.instance_id))
+            self._tell_instance(order.instance_id)
+        left = self._num_left(order.instance_id)
+        numbers: dict[str, Number] = {"num_requests_left": left}
+        if order.deadline_s is not None:
+            numbers["deadline_in_s"] = round(order.deadline_s - self._wall_clock(), 1)
+        self._log(EventKind.DRAIN_STARTED, order, _why(order, before), order.actor, numbers)
+
+    def _ended(self, order: DrainOrder, why: str, actor: str) -> None:
+        watched = self._forget(order)
+        self._cluster.handle(DrainEnded(order.instance_id))
+        self._tell_instance(order.instance_id)
+        left = self._num_left(order.instance_id)
+        numbers = {"num_requests_left": left, "num_moved": watched.num_moved}
+        self._log(EventKind.DRAIN_ENDED, order, why, actor, numbers)
+
+    # -- how far they are ----------------------------------------------------------------
+
+    def progress(self, instance_id: str) -> DrainProgress:
+        order = self._cluster.keeper.spec.drains.get(instance_id)
+        left = self._remainder(instance_id) or Remainder()
+        if order is None:
+            state, watched = DrainState.ACTIVE, _Watched()
+        else:
+            watched = self._watch(order)
+            state = DrainState.DRAINED if watched.drained else DrainState.DRAINING
+        return DrainProgress(
+            instance_id, state, order, left.num_requests, left.num_moves_out, watched.num_moved
+        )
+
+    # -- what the controller says --------------------------------------------------------
+
+    def resume(self) -> None:
+        """Those of the spec, before any instance is heard."""
+        self._began_s = self._cluster.now_s()
+        for instance_id in self._cluster.keeper.spec.drains:
+            self._cluster.handle(DrainBegan(instance_id))
+
+    def began_serving(self, member: Member) -> None:
+        self._tell_instance(member.member_id)
+
+    def move_ended(self, record: MoveRecord) -> None:
+        order = self._cluster.keeper.spec.drains.get(record.source_id)
+        if order is not None and record.outcome == "migrated":
+            self._watch(order).num_moved += 1
+
+    def tick(self) -> None:
+        """Of one that fails the others hear nothing; it is tried again."""
+        now_s = self._cluster.now_s()
+        for order in list(self._cluster.keeper.spec.drains.values()):
+            watched = self._watch(order)
+            if now_s < watched.retry_at_s:
+                continue
+            try:
+                self._look_at(order)
+            except Exception as error:
+                watched.retry_at_s = now_s + RETRY_S
+                is_defect = not isinstance(error, LlumctlError)
+                log.error("drain of %s: %s", order.instance_id, error, exc_info=is_defect)
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _look_at(self, order: DrainOrder) -> None:
+        watched = self._watch(order)
+        left, now_s = self._remainder(order.instance_id), self._cluster.now_s()
+        if left is not None:
+            empty = left.nothing and self._takes_nothing(order.instance_id)
+            watched.drained = watched.drained and empty
+            may_ask = watched.task is None and now_s >= watched.check_at_s
+            if empty and may_ask and not watched.drained:
+                watched.check_at_s = now_s + CHECK_EVERY_S
+                self._run(watched, self._ask_frontends(order, watched))
+        if watched.drained:
+            if order.removes and now_s >= watched.check_at_s:
+                self._remove(order)
+        elif is_overdue(order, self._wall_clock()):
+            self._overdue(order, watched)
+
+    async def _ask_frontends(self, order: DrainOrder, watched: _Watched) -> None:
+        """Whether one still waits for a token of that instance, which may be on its way."""
+        frontends = self._cluster.roster.frontends()
+        now_s = self._cluster.now_s()
+        if any(f.heard_s is None and now_s < self._began_s + HEARD_WITHIN_S for f in frontends):
+            return
+        found = await find_requests(
+            self._cluster.queries,
+            [f.member_id for f in frontends if f.serving],
+            instance_id=order.instance_id,
+            max_requests=1,
+        )
+        left = self._remainder(order.instance_id)
+        is_empty = left is not None and left.nothing
+        if found.silent or found.num_matching or not is_empty or not self._goes_on(order):
+            return
+        watched.drained = True
+        if not watched.told_drained:
+            watched.told_drained = True
+            took_s = round(self._wall_clock() - order.began_s, 3)
+            numbers = {"num_moved": watched.num_moved, "took_s": took_s}
+            self._log(EventKind.DRAINED, order, "nothing is left there", None, numbers)
+
+    def _overdue(self, order: DrainOrder, watched: _Watched) -> None:
+        if order.on_deadline == "abort":
+            spec = self._cluster.keeper.spec.falling_back(order.instance_id)
+            self.carry_out(spec, "its deadline passed: what is left stays")
+        elif not watched.told_overdue and watched.task is None:
+            watched.told_overdue = True
+            self._run(watched, self._tell_overdue(order))
+
+    async def _tell_overdue(self, order: DrainOrder) -> None:
+        left = (await self._departures.of(order.instance_id)).departures
+        if not self._goes_on(order):
+            return
+        stays = [each for each in left if each.destination_id is None]
+        named = ", ".join(_named(each) for each in stays[:_NAMED_IN_EVENT])
+        why = "its deadline passed, and it goes on"
+        self._log(
+            EventKind.DRAIN_OVERDUE,
+            order,
+            f"{why}: {named}" if named else why,
+            None,
+            {"num_requests_left": len(left), "num_cannot_move": len(stays)},
+        )
+
+    def _remove(self, order: DrainOrder) -> None:
+        """The process first: if this one dies in between, its successor starts an empty instance
+        and removes that. The other way round one would run on that nobody knows."""
+        instance_id, keeper = order.instance_id, self._cluster.keeper
+        self._cluster.terminate(instance_id)
+        keeper.change(keeper.spec.without_instance(instance_id))
+        watched = self._forget(order)
+        numbers: dict[str, Number] = {"num_moved": watched.num_moved}
+        self._log(EventKind.DRAIN_ENDED, order, "the instance was removed", None, numbers)
+        self._cluster.directories.tell()
+
+    def _goes_on(self, order: DrainOrder) -> bool:
+        known = self._cluster.keeper.spec.drains.get(order.instance_id)
+        return known is not None and known.drain_id == order.drain_id
+
+    def _remainder(self, instance_id: str) -> Remainder | None:
+        """None: it has not said."""
+        cluster = self._cluster
+        member = cluster.roster.members.get(instance_id)
+        if member is None or not member.serving:
+            is_known = member is None or member.incarnation > 0
+            waited = cluster.now_s() >= self._began_s + HEARD_WITHIN_S
+            return Remainder() if is_known or waited else None
+        status = cluster.statuses.get(instance_id)
+        record = cluster.scheduler.instances.get(instance_id)
+        if status is None or record is None:
+            return None
+        snapshot = status.snapshot
+        if snapshot.incarnation != member.incarnation:
+            return None
+        return Remainder(
+            snapshot.num_running,
+            snapshot.num_queued,
+            record.unreported.num_requests,
+            status.num_moves_in,
+            len(status.moves),
+        )
+
+    def _takes_nothing(self, instance_id: str) -> bool:
+        """It said so itself, or it is no process that could take anything."""
+        member = self._cluster.roster.members.get(instance_id)
+        if member is None or not member.serving:
+            return True
+        return self._cluster.statuses[instance_id].snapshot.draining
+
+    def _num_left(self, instance_id: str) -> int:
+        return (self._remainder(instance_id) or Remainder()).num_requests
+
+    def _tell_instance(self, instance_id: str) -> None:
+        member = self._cluster.roster.members.get(instance_id)
+        if member is not None and member.serving:
+            draining = instance_id in self._cluster.keeper.spec.drains
+            self._cluster.send(member, DrainSet(draining))
+
+    def _watch(self, order: DrainOrder) -> _Watched:
+        return self._watched.setdefault((order.instance_id, order.drain_id), _Watched())
+
+    def _forget(self, order: DrainOrder) -> _Watched:
+        return self._watched.pop((order.instance_id, order.drain_id), None) or _Watched()
+
+    def _run(self, watched: _Watched, work: Coroutine[Any, Any, None]) -> None:
+        watched.task = task = asyncio.get_running_loop().create_task(work)
+
+        def over(done: asyncio.Task[None]) -> None:
+            watched.task = None
+            if not done.cancelled() and (error := done.exception()) is not None:
+                log.error("a drain could not be looked at", exc_info=error)
+
+        task.add_done_callback(over)
+
+    def _log(
+        self,
+        kind: EventKind,
+        order: DrainOrder,
+        reason: str,
+        actor: str | None,
+        numbers: dict[str, Number],
+    ) -> None:
+        self._cluster.journal.drain(kind, order, reason, actor or None, numbers)
+
+
+def _why(order: DrainOrder, before: DrainOrder | None) -> str:
+    what = "to be removed" if order.removes else ""
+    if before is not None and before.removes and not order.removes:
+        what = "not to be removed any more; it drains on"
+    return ": ".join(words for words in (what, order.reason) if words)
+
+
+def _named(departure: Departure) -> str:
+    return f"{departure.request.request_id} {departure.code}"

@@ -1,0 +1,44 @@
+"""What draining and scaling need of the controller."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from controller.core.events import Event
+from controller.core.migration.limits import MoveLimits
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.runtime.controller.directories import Directories
+from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.operations.operator_moves import OperatorMoves
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.controller.queries import MemberQueries
+from controller.runtime.controller.rescheduler import Rescheduler
+from controller.runtime.controller.roster import Member, Roster
+from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.message import Message
+
+
+class OperatedCluster(Protocol):
+    config: SchedulerConfig
+    limits: MoveLimits
+    keeper: SpecKeeper
+    scheduler: GlobalScheduler
+    roster: Roster
+    statuses: dict[str, StatusPushed]
+    journal: Journal
+    operator_moves: OperatorMoves
+    queries: MemberQueries
+    rescheduler: Rescheduler
+    directories: Directories
+
+    def now_s(self) -> float: ...
+
+    def handle(self, event: Event) -> None:
+        """Gives it to the scheduler, and does what that asks for."""
+
+    def send(self, member: Member, message: Message, *, droppable: bool = False) -> None: ...
+
+    def launch(self, instance_ids: Sequence[str]) -> None:
+        """They are expected from now on."""
+
+    def terminate(self, instance_id: str) -> None:
+        """For good: its process ends, and everything about it is forgotten."""

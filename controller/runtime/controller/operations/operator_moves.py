@@ -1,0 +1,289 @@
+"""Moves of requests, as the controller orders them: where to, another try, how it went.
+
+The moves themselves are between two instances. When this dies they go on; what it knew of those
+that ended is lost, but for what the requests' frontends keep.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import Level
+from controller.core.migration.limits import MoveLimits
+from controller.core.migration.move_log import MoveLog
+from controller.core.migration.queue import QueuedMove
+from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.stages import MAX_STAGES
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.rescheduling.choose_destination import choose_destination
+from controller.core.rescheduling.cooling import Cooling
+from controller.core.scheduler import GlobalScheduler
+from controller.runtime.controller.operations import move_queries
+from controller.runtime.controller.operations.move_turns import MoveTurns, NoTurnError
+from controller.runtime.controller.queries import MemberDiedError, MemberQueries
+from controller.runtime.controller.roster import Roster
+from controller.runtime.messages.moves import MoveAnswered
+
+MAX_TRIES = 3
+# Until a request that moved has its next token, and its frontend has said when: some steps. Where
+# the order has time left, the slowest that an instance may make without being called stalled.
+TIMED_PATIENCE_S = 2.0
+MAX_TIMED_PATIENCE_S = 10.0
+# Until it is asked again after an instance refused it though it seemed to have room.
+PAUSE_S = 0.2
+
+_REFUSED_THERE = frozenset(
+    {
+        MoveRefusal.FINGERPRINT,
+        MoveRefusal.NO_BLOCKS,
+        MoveRefusal.NO_SLOT,
+        MoveRefusal.NO_ADAPTER,
+        MoveRefusal.NOT_TAKEN,
+        MoveRefusal.TOO_MANY_MOVES,
+        MoveRefusal.DRAINING,
+    }
+)
+"""By a destination: another one may take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`num_blocks` are those of the request now, 0 if it is queued."""
+
+    request_id: str
+    source_id: str
+    num_blocks: int
+    reason: str
+    verify_kv: bool = False
+    max_stages: int = MAX_STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`outcome`: that of its record; `refused` if it was not begun; `unknown` if the source did
+    not say how it ended. `code`: why it is not `migrated`."""
+
+    migration_id: str
+    destination_id: str
+    outcome: str = "unknown"
+    code: str = ""
+    record: MoveRecord | None = None
+    downtime_s: float | None = None
+    step_time_s: float | None = None
+    excess_s: float | None = None
+    queued_s: float = 0.0
+    """How long it waited for its turn."""
+
+    @property
+    def another_may_take_it(self) -> bool:
+        """The request runs on at its source, and what failed was the destination."""
+        return self.outcome in ("kept", "resumed") and (
+            self.code in DESTINATION_FAILED or self.code in _REFUSED_THERE
+        )
+
+
+class OperatorMoves:
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        levels: Sequence[Level],
+        queries: MemberQueries,
+        now_s: Callable[[], float],
+        epoch: str,
+        limits: MoveLimits,
+        num_reported: Callable[[str], int],
+    ) -> None:
+        """`num_reported`: moves under way at an instance, as it last said."""
+        self._roster = roster
+        self._scheduler = scheduler
+        self.levels = levels
+        """May be set at any time."""
+        self._now_s = now_s
+        self._epoch = epoch
+        self._queries = queries
+        self.cooling = Cooling(limits.cooling_s)
+        self.turns = MoveTurns(num_reported, limits.max_moves)
+        self.log = MoveLog()
+        self._migration_ids = itertools.count(1)
+        self._timed: dict[str, asyncio.Future[LoggedEvent]] = {}
+
+    # -- what is heard -------------------------------------------------------------------
+
+    def answered(self, answer: MoveAnswered) -> None:
+        """An answer that nobody waits for any more counts too."""
+        record = answer.record
+        if record is not None:
+            self.log.ended(record, self._now_s())
+            if record.code == DESTINATION_DIED:
+                self.cooling.died(record.destination_id, self._now_s())
+            elif record.code in DESTINATION_FAILED:
+                self.cooling.failed(record.source_id, record.destination_id, self._now_s())
+        self._queries.answered(answer.query_id, answer)
+        self.turns.look()
+
+    def logged(self, event: LoggedEvent) -> None:
+        """Of those in the journal a MIGRATED one tells the downtime."""
+        if event.kind is not EventKind.MIGRATED:
+            return
+        downtime_s, excess_s = event.numbers.get("downtime_s"), event.numbers.get("excess_s")
+        if downtime_s is not None and excess_s is not None:
+            self.log.timed(event.cause_id, downtime_s, excess_s)
+        timed = self._timed.get(event.cause_id)
+        if timed is not None and not timed.done():
+            timed.set_result(event)
+
+    # -- where to ------------------------------------------------------------------------
+
+    def destination(self, instance_id: str) -> InstanceRef:
+        member = self._roster.members[instance_id]
+        return InstanceRef(member.member_id, member.incarnation, member.address)
+
+    def choose(self, order: Order, tried: Collection[str] = ()) -> str | None:
+        """The freest instance that may take it and does not cool, if possible one that may begin
+        another move; None if there is none."""
+        now_s = self._now_s()
+        snapshots = [
+            snapshot
+            for snapshot in self._scheduler.schedulable_snapshots(now_s)
+            if snapshot.instance_id != order.source_id
+            and snapshot.instance_id not in tried
+            and not self.cooling.remaining_s(snapshot.instance_id, now_s, order.source_id)
+        ]
+        at_once = [each for each in snapshots if not self.turns.is_full(each.instance_id)]
+        return choose_destination(at_once, self.levels, order.num_blocks) or choose_destination(
+            snapshots, self.levels, order.num_blocks
+        )
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def next_migration_id(self) -> str:
+        return f"m-{self._epoch}-{next(self._migration_ids)}"
+
+    async def move(
+        self, order: Order, destination_id: str | None, migration_id: str, patience_s: float
+    ) -> list[Attempt]:
+        """Every try, the last one last; none if there is no destination. `migration_id` is the
+        first one's. With a destination named there is one try. Each waits for its turn first."""
+        deadline_s = self._now_s() + patience_s
+        attempts: list[Attempt] = []
+        target = destination_id or self.choose(order)
+        while target is not None:
+            attempt = await self._attempt(order, target, migration_id, deadline_s)
+            if _is_too_early(attempt, destination_id) and self._now_s() + PAUSE_S < deadline_s:
+                await asyncio.sleep(PAUSE_S)
+                migration_id = self.next_migration_id()
+                continue
+            attempts.append(attempt)
+            if destination_id is not None or not attempt.another_may_take_it:
+                break
+            if len(attempts) == MAX_TRIES or self._now_s() >= deadline_s:
+                break
+            target = self.choose(order, [each.destination_id for each in attempts])
+            migration_id = self.next_migration_id()
+        return attempts
+
+    async def _attempt(
+        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
+    ) -> Attempt:
+        timed = asyncio.get_running_loop().create_future()
+        self._timed[migration_id] = timed
+        try:
+            attempt = await self._ask_in_turn(order, destination_id, migration_id, deadline_s)
+            may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
+            if not may_have_moved or attempt.outcome == "refused":
+                return attempt
+            left_s = deadline_s - self._now_s()
+            timed_patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
+            return await _with_downtime(attempt, timed, timed_patience_s)
+        finally:
+            del self._timed[migration_id]
+
+    async def _ask_in_turn(
+        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
+    ) -> Attempt:
+        """The turn ends with the source's answer: its instances may move others then."""
+        joined_s = self._now_s()
+        queued = QueuedMove(
+            migration_id,
+            order.request_id,
+            order.source_id,
+            destination_id,
+            order.reason,
+            order.num_blocks,
+            joined_s,
+        )
+        refused = Attempt(migration_id, destination_id, "refused")
+        try:
+            async with self.turns.turn(queued, max(0.0, deadline_s - joined_s)):
+                began_s = self._now_s()
+                queued_s = began_s - joined_s
+                if code := self._gone(order.source_id, destination_id):
+                    return replace(refused, code=code, queued_s=queued_s)
+                left_s = max(0.0, deadline_s - began_s)
+                attempt = await self._ask(order, destination_id, migration_id, left_s)
+                return replace(attempt, queued_s=queued_s)
+        except NoTurnError as error:
+            return replace(refused, code=error.code, queued_s=self._now_s() - joined_s)
+
+    def _gone(self, source_id: str, destination_id: str) -> str:
+        """What came to an end while the move waited."""
+        members = self._roster.members
+        if source_id not in members or not members[source_id].serving:
+            return "source_died"
+        gone = destination_id not in members or not members[destination_id].serving
+        return DESTINATION_DIED if gone else ""
+
+    async def _ask(
+        self, order: Order, destination_id: str, migration_id: str, patience_s: float
+    ) -> Attempt:
+        attempt = Attempt(migration_id, destination_id)
+        try:
+            answer = await move_queries.move(
+                self._queries,
+                order.source_id,
+                migration_id,
+                order.request_id,
+                self.destination(destination_id),
+                order.reason,
+                verify_kv=order.verify_kv,
+                max_stages=order.max_stages,
+                patience_s=patience_s,
+            )
+        except TimeoutError:
+            return replace(attempt, code="timed_out")
+        except MemberDiedError:
+            return replace(attempt, code="source_died")
+        record = answer.record
+        outcome = "refused" if record is None else record.outcome
+        return replace(attempt, outcome=outcome, code=answer.code, record=record)
+
+
+def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
+    """An instance says that others took what its last status showed as free: the rescheduler moves
+    too. Where no destination was named, another one is tried instead of a full one."""
+    by_source = attempt.outcome == "refused"
+    by_destination = attempt.outcome == "kept" and destination_id is not None
+    return attempt.code == MoveRefusal.TOO_MANY_MOVES and (by_source or by_destination)
+
+
+async def _with_downtime(
+    attempt: Attempt, timed: "asyncio.Future[LoggedEvent]", patience_s: float
+) -> Attempt:
+    """A request of whose move its frontend tells has moved, even if the source died since."""
+    try:
+        event = await asyncio.wait_for(timed, patience_s)
+    except TimeoutError:
+        return attempt
+    numbers = event.numbers
+    return replace(
+        attempt,
+        outcome="migrated",
+        code="",
+        downtime_s=numbers.get("downtime_s"),
+        step_time_s=numbers.get("step_time_s"),
+        excess_s=numbers.get("excess_s"),
+    )

@@ -1,0 +1,140 @@
+"""More instances, or fewer. Growing first takes back instances that were to go, then starts new
+ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
+
+A second order while one goes on starts from what is planned then: instances that start count,
+those that are to be removed do not. What is wanted is saved in one piece, and then made so: what
+could not be started is tried again.
+"""
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from controller.api.settings.bounds import MAX_INSTANCES
+from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.scaling import (
+    OtherPlanError,
+    ScalePlan,
+    plan_scale,
+    planned_instances,
+)
+from controller.ports.launcher import Launcher
+from controller.runtime.controller.operations.drains import Drains, OperationRefusedError
+from controller.runtime.controller.operations.operated_cluster import OperatedCluster
+
+log = logging.getLogger(__name__)
+
+# After an instance could not be started.
+RETRY_S = 1.0
+
+
+class Scaling:
+    def __init__(self, cluster: OperatedCluster, drains: Drains, launcher: Launcher) -> None:
+        self._cluster = cluster
+        self._drains = drains
+        self._launcher = launcher
+        self._retry_at_s: dict[str, float] = {}
+        """Of instances that could not be started."""
+
+    @property
+    def num_planned(self) -> int:
+        return len(planned_instances(self._cluster.keeper.spec))
+
+    def plan(self, target: int, *, force: bool, agreed: Collection[str] | None = None) -> ScalePlan:
+        """Raises OperationRefusedError. `force`: though no instance may serve for a while, or there
+        seems to be no room for new ones. `agreed`: just these go."""
+        if target < 1:
+            raise OperationRefusedError(
+                "min_instances",
+                f"{target} instances are wanted; a cluster has at least one",
+                "llumctl scale 1      or      llumctl down",
+            )
+        if target > MAX_INSTANCES:
+            raise OperationRefusedError(
+                "max_instances",
+                f"{target} instances are wanted; {MAX_INSTANCES} are the most",
+                f"llumctl scale {MAX_INSTANCES}",
+            )
+        try:
+            plan = plan_scale(
+                self._cluster.keeper.spec, target, self._num_running(), agreed, self._missing()
+            )
+        except OtherPlanError as error:
+            raise _other_plan() from error
+        if plan.drained and not force:
+            self._drains.check(plan.drained)
+        if plan.num_added and not force:
+            self._check_room(plan.num_added)
+        return plan
+
+    def _check_room(self, num_added: int) -> None:
+        if why := self._launcher.no_room(num_added):
+            raise OperationRefusedError(
+                "no_room",
+                f"{num_added} more would not start: {why}",
+                f"llumctl status -o wide      or      llumctl scale +{num_added} --force",
+            )
+
+    def check_still(self, plan: ScalePlan, *, force: bool) -> None:
+        """Whether a plan from before something was awaited can be carried out as it is. Raises
+        OperationRefusedError."""
+        spec = self._cluster.keeper.spec
+        staying = set(planned_instances(spec))
+        if set(plan.undrained) - (set(spec.instance_ids) - staying) or set(plan.drained) - staying:
+            raise _other_plan()
+        if plan.drained and not force:
+            self._drains.check(plan.drained)
+
+    def carry_out(self, plan: ScalePlan, order: DrainOrder) -> tuple[str, ...]:
+        """`order`: that of the drains, for no instance yet. The ids of the new instances."""
+        added = self.added(plan)
+        orders = self._drains.following([_of(order, each) for each in plan.drained])
+        spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, orders)
+        self._drains.carry_out(spec, "it is wanted again", order.actor)
+        self.launch_missing()
+        return added
+
+    def launch_missing(self) -> None:
+        """Of those that are wanted. One that goes and has ended already is on its way out."""
+        cluster, now_s = self._cluster, self._cluster.now_s()
+        wanted = planned_instances(cluster.keeper.spec)
+        self._retry_at_s = {key: at for key, at in self._retry_at_s.items() if key in wanted}
+        for instance_id in wanted:
+            is_there = instance_id in cluster.roster.members
+            if is_there or now_s < self._retry_at_s.get(instance_id, now_s):
+                continue
+            try:
+                cluster.launch([instance_id])
+            except Exception:
+                self._retry_at_s[instance_id] = now_s + RETRY_S
+                log.exception("%s could not be started", instance_id)
+
+    def _missing(self) -> set[str]:
+        """Their processes were ended, or not started yet."""
+        return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
+
+    def added(self, plan: ScalePlan) -> tuple[str, ...]:
+        """The ids that new instances get."""
+        after = self._cluster.keeper.spec.with_instances_added(plan.num_added)
+        return after.instance_ids[len(after.instance_ids) - plan.num_added :]
+
+    def _num_running(self) -> dict[str, int]:
+        """Of those that serve."""
+        now_s = self._cluster.now_s()
+        return {
+            record.instance_id: record.snapshot.num_running
+            for record in self._cluster.scheduler.instances.values()
+            if record.snapshot is not None and record.reports(now_s)
+        }
+
+
+def _other_plan() -> OperationRefusedError:
+    return OperationRefusedError(
+        "plan_changed",
+        "what was looked at cannot be done any more: other instances come or go by now",
+        "llumctl status      then      the same command again",
+    )
+
+
+def _of(order: DrainOrder, instance_id: str) -> DrainOrder:
+    return replace(order, instance_id=instance_id, removes=True)

@@ -1,0 +1,151 @@
+"""The round of continuous rescheduling: which instance is to relieve itself towards which other.
+
+It looks at one status per instance and never at a request; sources pick those (`moves.relief`).
+It remembers who has an order, and for a second which pairs came to nothing; so a controller that
+starts again goes on with its first round. Until then orders end by themselves.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import Level
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.cooling import Cooling
+from controller.core.rescheduling.fruitless import FruitlessPairs
+from controller.core.rescheduling.pairing import InstanceLoad, Pair, pair
+from controller.core.scheduler import GlobalScheduler
+from controller.runtime.controller.roster import Roster
+from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
+
+log = logging.getLogger(__name__)
+
+MAX_CANDIDATES = 8
+"""Instances that an order names for an explanation."""
+
+
+class Rescheduler:
+    """`send` gets an instance's id. While it is not enabled only draining instances are relieved:
+    that is somebody's order."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        scheduler: GlobalScheduler,
+        cooling: Cooling,
+        levels: Sequence[Level],
+        send: Callable[[str, ReliefOrdered], None],
+        now_s: Callable[[], float],
+        epoch: str,
+        config: ReschedulingConfig,
+    ) -> None:
+        self._roster = roster
+        self._scheduler = scheduler
+        self._cooling = cooling
+        self.levels = tuple(levels)
+        self._send = send
+        self._now_s = now_s
+        self._epoch = epoch
+        self._config = config
+        self._changed = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._ordered: set[str] = set()
+        """Sources that have an order."""
+        self._fruitless = FruitlessPairs()
+
+    @property
+    def config(self) -> ReschedulingConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: ReschedulingConfig) -> None:
+        """From the next round on, which begins now."""
+        self._config = config
+        self._fruitless.forget()
+        self._changed.set()
+
+    async def run(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                self.round()
+            except Exception:  # the next one may do better, and dispatch must not end with it
+                log.exception("a round of rescheduling failed")
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._config.interval_s)
+            except TimeoutError:
+                continue
+
+    def round(self) -> tuple[Pair, ...]:
+        now_s, round_id = self._now_s(), f"round-{self._epoch}-{next(self._numbers)}"
+        loads = self._loads(now_s)
+        left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
+        pairs = pair(loads, self._config, left_out)
+        if pairs:
+            freest = heapq.nsmallest(  # ties as in pairing
+                MAX_CANDIDATES,
+                ((-load.freeness, load.instance_id) for load in loads if load.is_open),
+            )
+            candidates = tuple((instance_id, -steps) for steps, instance_id in freest)
+            for each in pairs:
+                relief = self._relief(each, candidates, now_s)
+                self._send(each.source_id, ReliefOrdered(round_id, relief))
+        sources = {each.source_id for each in pairs}
+        for instance_id in sorted(self._ordered - sources):
+            self._send(instance_id, ReliefOrdered(round_id))
+        self._ordered = sources
+        return pairs
+
+    def fruitless(self, told: ReliefFruitless) -> None:
+        """Of incarnations that are gone it says nothing."""
+        members = self._roster.members
+        for instance_id, incarnation in (
+            (told.source_id, told.source_incarnation),
+            (told.destination_id, told.destination_incarnation),
+        ):
+            if instance_id not in members or members[instance_id].incarnation != incarnation:
+                return
+        self._fruitless.note(told.source_id, told.destination_id, self._now_s(), self._config)
+
+    def instance_died(self, instance_id: str) -> None:
+        self._ordered.discard(instance_id)
+
+    def _loads(self, now_s: float) -> list[InstanceLoad]:
+        return [
+            InstanceLoad.of(
+                record.snapshot,
+                self.levels,
+                may_send=self._config.enabled or record.snapshot.draining,
+                may_receive=not self._cooling.remaining_s(record.instance_id, now_s),
+            )
+            for record in self._scheduler.instances.values()
+            if record.snapshot is not None and self._acts(record, now_s)
+        ]
+
+    def _acts(self, record: InstanceRecord, now_s: float) -> bool:
+        """It serves and reports. One that stalls would neither send nor take in anything."""
+        member = self._roster.members.get(record.instance_id)
+        if member is None or not member.serving or member.incarnation != record.incarnation:
+            return False
+        return record.reports(now_s)
+
+    def _relief(
+        self, pair: Pair, candidates: tuple[tuple[str, float], ...], now_s: float
+    ) -> Relief:
+        destination = self._roster.members[pair.destination_id]
+        record = self._scheduler.instances[pair.destination_id]
+        assert record.snapshot is not None
+        return Relief(
+            InstanceRef(destination.member_id, destination.incarnation, destination.address),
+            record.snapshot,
+            now_s - record.last_report_s,
+            pair.source_freeness,
+            pair.destination_freeness,
+            candidates,
+            self.levels,
+            self._config,
+        )

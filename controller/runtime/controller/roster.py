@@ -1,0 +1,114 @@
+"""Who belongs to the cluster: the controller's table of members and their incarnations.
+
+Pure: Hellos and losses in, what changed out. Rules:
+- a new process (its nonce is new) is a new incarnation, one higher than the last;
+- a process that comes back after its connection was lost, or after another process took its
+  place, is fenced: its old incarnation stays dead, it gets a new one and drops what it ran;
+- a controller that starts afresh adopts the incarnations that its members name.
+"""
+
+from dataclasses import dataclass, field
+
+from controller.api.text.starts import LAUNCHING
+from controller.runtime.messages.members import EngineInfo, Hello, MemberKind, Phase, Welcome
+
+
+@dataclass(slots=True)
+class Member:
+    kind: MemberKind
+    member_id: str
+    incarnation: int = 0
+    nonce: str = ""
+    alive: bool = False
+    address: str = ""
+    node: str = ""
+    pid: int | None = None
+    phase: Phase = "starting"
+    detail: str = LAUNCHING
+    info: EngineInfo | None = None
+    num_live_reqs: int = 0
+    ttft_p99_s: float | None = None
+    num_restarts: int = 0
+    up_s: float = 0.0
+    """How long its process had run at its last Hello."""
+    heard_s: float | None = None
+
+    @property
+    def serving(self) -> bool:
+        return self.alive and self.phase == "active"
+
+
+@dataclass(frozen=True, slots=True)
+class RosterChange:
+    """What one Hello meant. `died`: the incarnation it replaced, if that was still alive."""
+
+    member: Member
+    welcome: Welcome | None = None
+    died: int | None = None
+    began_serving: bool = False
+    failed: bool = False
+    """It says for the first time that it cannot start."""
+
+
+@dataclass(slots=True)
+class Roster:
+    members: dict[str, Member] = field(default_factory=dict)
+
+    def expect(self, kind: MemberKind, member_id: str) -> None:
+        """A process of this id is being launched."""
+        self.members.setdefault(member_id, Member(kind, member_id))
+
+    def forget(self, member_id: str) -> Member | None:
+        """It was ended for good: nothing is expected of it, and what it still says is a
+        stranger's."""
+        return self.members.pop(member_id, None)
+
+    def instances(self) -> list[Member]:
+        return [m for m in self.members.values() if m.kind == "instance"]
+
+    def frontends(self) -> list[Member]:
+        return [m for m in self.members.values() if m.kind == "frontend"]
+
+    def hello(self, hello: Hello, now_s: float) -> RosterChange | None:
+        """None for a process that was not launched here."""
+        member = self.members.get(hello.member_id)
+        if member is None or member.kind != hello.kind:
+            return None
+        was_serving = (member.incarnation, member.serving)
+        had_failed = member.phase == "failed" and member.nonce == hello.nonce
+        died, welcome = None, None
+        if member.nonce != hello.nonce:
+            died = member.incarnation if member.alive else None
+            member.num_restarts += member.nonce != ""
+            member.incarnation = self._next_incarnation(member, hello)
+            fenced = hello.incarnation not in (0, member.incarnation)
+            welcome = Welcome(hello.nonce, member.incarnation, fenced)
+        elif not member.alive:
+            member.incarnation += 1
+            welcome = Welcome(hello.nonce, member.incarnation, fenced=True)
+        elif member.incarnation != hello.incarnation:  # our Welcome is still under way
+            welcome = Welcome(hello.nonce, member.incarnation)
+        member.nonce, member.alive, member.heard_s = hello.nonce, True, now_s
+        member.address, member.node, member.pid = hello.address, hello.node, hello.pid
+        member.phase, member.detail = hello.phase, hello.detail
+        member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
+        member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
+        began = member.serving and was_serving != (member.incarnation, True)
+        failed = member.phase == "failed" and not had_failed
+        return RosterChange(member, welcome, died, began, failed)
+
+    def lost(self, address: str) -> Member | None:
+        """The process behind `address` is gone; None if no live member was there."""
+        for member in self.members.values():
+            if member.alive and member.address == address:
+                member.alive = False
+                member.num_live_reqs = 0
+                member.detail = "its process is gone"
+                return member
+        return None
+
+    @staticmethod
+    def _next_incarnation(member: Member, hello: Hello) -> int:
+        if member.incarnation == 0 and hello.incarnation > 0:
+            return hello.incarnation  # it was here before this controller
+        return member.incarnation + 1

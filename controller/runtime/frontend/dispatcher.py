@@ -1,0 +1,187 @@
+"""Where a new request is to run: a frontend asks the controller, again and again.
+
+When that one does not answer in time the frontend decides by itself on the last known status
+(scheduler-bypass, paper section 5), so that a dead controller fails no request.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from controller.core.dispatch.bypass import choose_without_controller
+from controller.ports.mailbox import Mailbox
+from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.member import Membership
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.requests import (
+    DispatchAsked,
+    Dispatched,
+    DispatchUnused,
+    DispatchWithdrawn,
+    Refused,
+)
+
+# A live controller answers in well under 10 ms, or holds the request on purpose and keeps
+# sending directories; so both must be silent for this long before it is bypassed.
+CONTROLLER_SILENCE_S = 1.0
+
+
+class NotDispatchedError(Exception):
+    """The cluster does not take this request; `code` is `overloaded` or `unavailable`."""
+
+    def __init__(self, code: str, retry_after_s: float) -> None:
+        super().__init__(code)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One sequence to serve. `parent_id` is set where `n` > 1 made several of one request."""
+
+    request_id: str
+    client_request_id: str
+    num_prompt_tokens: int
+    rank: int
+    arrival_time_s: float
+    """Seconds since the epoch."""
+    parent_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Asked:
+    ask: DispatchAsked
+    answer: asyncio.Future[Dispatched]
+
+
+class Dispatcher:
+    """`load`: how many requests of this frontend each instance has, by id."""
+
+    def __init__(
+        self,
+        member: Membership,
+        mailbox: Mailbox,
+        known: KnownInstances,
+        load: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._member = member
+        self._mailbox = mailbox
+        self._known = known
+        self._load = load
+        self._asked: dict[str, _Asked] = {}
+        self._unused: list[Dispatched] = []
+        """Of instances that are not listed: the next directory tells whether they live."""
+        self._heard_controller_s = float("-inf")
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of those that nothing is decided for yet."""
+        return list(self._asked)
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def heard_controller(self) -> None:
+        """After what its directory says is known."""
+        self._heard_controller_s = asyncio.get_running_loop().time()
+        unused, self._unused = self._unused, []
+        for dispatched in unused:
+            self._tell_unused(dispatched)
+
+    async def find(self, arrival: Arrival) -> Dispatched | None:
+        """None: aborted meanwhile. Raises NotDispatchedError."""
+        request_id = arrival.request_id
+        ask = DispatchAsked(
+            request_id,
+            self._member.member_id,
+            arrival.num_prompt_tokens,
+            arrival.rank,
+            arrival.arrival_time_s,
+        )
+        asked = _Asked(ask, asyncio.get_running_loop().create_future())
+        self._asked[request_id] = asked
+        try:
+            answer = await self._ask(asked)
+        except asyncio.CancelledError:
+            if request_id in self._asked:  # the client left, not `abort`
+                self._withdraw(asked)
+                raise
+            return None
+        finally:
+            aborted = self._asked.pop(request_id, None) is None
+        return None if aborted else answer  # or just after the answer came
+
+    def abort(self, request_id: str) -> None:
+        """Nothing if it is not one of these."""
+        if asked := self._asked.pop(request_id, None):
+            self._withdraw(asked)
+            asked.answer.cancel()
+
+    def asks_for(self, request_id: str) -> bool:
+        return request_id in self._asked
+
+    def change_rank(self, request_id: str, rank: int) -> None:
+        """A controller that holds it puts it in its new place. Nothing if it is not one of
+        these."""
+        if asked := self._asked.get(request_id):
+            asked.ask = msgspec.structs.replace(asked.ask, rank=rank)
+            self._send(asked.ask)
+
+    def dispatched(self, dispatched: Dispatched) -> None:
+        asked = self._asked.get(dispatched.request_id)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(dispatched)
+        else:
+            self.decline(dispatched)
+
+    def refused(self, refused: Refused) -> None:
+        asked = self._asked.get(refused.request_id)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_exception(NotDispatchedError(refused.code, refused.retry_after_s))
+
+    async def _ask(self, asked: _Asked) -> Dispatched:
+        """Asks again and again: a question, or a controller that held it, may get lost."""
+        while True:
+            self._send(asked.ask)
+            done, _ = await asyncio.wait({asked.answer}, timeout=CONTROLLER_SILENCE_S)
+            if done:
+                return asked.answer.result()
+            if self._controller_is_silent():
+                return self._decide_alone(asked.ask.request_id)
+
+    def _controller_is_silent(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return now_s - self._heard_controller_s > CONTROLLER_SILENCE_S
+
+    def _decide_alone(self, request_id: str) -> Dispatched:
+        chosen = choose_without_controller(self._known.snapshots(), self._load())
+        if chosen is None:
+            raise NotDispatchedError("unavailable", retry_after_s=1.0)
+        return Dispatched(request_id, chosen.instance_id, chosen.incarnation, seq=0)
+
+    def _withdraw(self, asked: _Asked) -> None:
+        answer = asked.answer
+        if answer.done():
+            if not answer.cancelled() and answer.exception() is None:
+                self.decline(answer.result())
+            return
+        self._send(DispatchWithdrawn(asked.ask.request_id, self._member.member_id))
+
+    def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
+        """To the controller."""
+        self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
+
+    def decline(self, dispatched: Dispatched) -> None:
+        """Or the controller would count the request as on its way for ever."""
+        if not self._tell_unused(dispatched):
+            self._unused.append(dispatched)
+
+    def _tell_unused(self, dispatched: Dispatched) -> bool:
+        """False: that incarnation is not listed."""
+        entry = self._known.find(dispatched.instance_id, dispatched.incarnation)
+        if entry is not None:
+            unused = DispatchUnused(dispatched.incarnation, dispatched.seq)
+            self._mailbox.send(entry.address, encode(unused))
+        return entry is not None

@@ -1,0 +1,339 @@
+"""What a frontend knows of its requests: the live ones, and the last that ended.
+
+A request's history is kept here, at the one process that stays with it wherever it runs.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from controller.core.load.latency_window import LatencyWindow
+from controller.core.record.event_log import EventKind, LoggedEvent, Number
+from controller.core.record.request_record import (
+    ENDED,
+    Match,
+    RequestRecord,
+    RequestState,
+    found_order,
+    match_names,
+)
+from controller.runtime.messages.moves import MoveTimed
+from controller.runtime.messages.requests import RequestsAsked
+
+MAX_HISTORY = 64
+"""Events kept per request: the first ones say where it came from, the last where it is, so
+what falls out is in the middle."""
+
+ALONE = "by the frontend alone: the controller is silent"
+NO_LABELS: Mapping[str, str] = {}
+FINISHED = RequestState.FINISHED
+_OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
+"""By vLLM's finish reason; all others are ends as the client wanted them."""
+_ENDS = {
+    RequestState.FINISHED: EventKind.FINISHED,
+    RequestState.ABORTED: EventKind.ABORTED,
+    RequestState.FAILED: EventKind.FAILED,
+}
+
+
+@dataclass(slots=True)
+class _Entry:
+    request_id: str
+    client_request_id: str
+    parent_id: str | None
+    level: str
+    arrival_time_s: float
+    num_prompt_tokens: int
+    state: RequestState = RequestState.DISPATCHING
+    instance_id: str | None = None
+    incarnation: int | None = None
+    num_output_tokens: int = 0
+    num_evictions: int = 0
+    num_moves: int = 0
+    first_token_time_s: float | None = None
+    end_time_s: float | None = None
+    finish_reason: str | None = None
+    beginning: list[LoggedEvent] = field(default_factory=list)
+    recent: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY // 2))
+    num_forgotten: int = 0
+
+    def remember(self, event: LoggedEvent) -> None:
+        if len(self.beginning) < MAX_HISTORY // 2:
+            self.beginning.append(event)
+        else:
+            self.num_forgotten += len(self.recent) == self.recent.maxlen
+            self.recent.append(event)
+
+
+class RequestObserver(Protocol):
+    """Latencies count from the request's arrival."""
+
+    def dispatched(self, level: str, queue_time_s: float) -> None: ...
+
+    def first_token(self, level: str, ttft_s: float) -> None: ...
+
+    def ended(self, record: RequestRecord) -> None: ...
+
+
+class RequestBook:
+    """`on_event` gets what the cluster should hear of; `observer` is told of every request."""
+
+    def __init__(
+        self,
+        frontend_id: str,
+        level_names: Mapping[int, str],
+        on_event: Callable[[LoggedEvent], None] = lambda event: None,
+        observer: RequestObserver | None = None,
+        max_ended: int = 1000,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._level_names = level_names
+        self._on_event = on_event
+        self._observer = observer
+        self._max_ended = max_ended
+        self._wall_clock, self._clock = wall_clock, clock
+        self._live: dict[str, _Entry] = {}
+        self._ended: OrderedDict[str, _Entry] = OrderedDict()
+        self._ttft = LatencyWindow()
+
+    def ttft_p99_s(self) -> float | None:
+        """Over the last minute."""
+        return self._ttft.percentile(0.99, self._clock())
+
+    def arrived(
+        self,
+        request_id: str,
+        client_request_id: str,
+        parent_id: str | None,
+        rank: int,
+        num_prompt_tokens: int,
+        arrival_time_s: float,
+    ) -> None:
+        self._live[request_id] = _Entry(
+            request_id,
+            client_request_id,
+            parent_id,
+            self.level_name(rank),
+            arrival_time_s,
+            num_prompt_tokens,
+        )
+
+    def dispatched(
+        self,
+        request_id: str,
+        instance_id: str,
+        incarnation: int,
+        candidates: Sequence[tuple[str, float]],
+        *,
+        alone: bool = False,
+        policy: str = "",
+        num_considered: int = 0,
+    ) -> None:
+        """`alone`: this frontend chose by itself, and the cluster does not know of it. Else the
+        best `candidates` of those that were considered."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        if self._observer and entry.state is RequestState.DISPATCHING:
+            self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
+        entry.state = RequestState.WAITING
+        entry.instance_id, entry.incarnation = instance_id, incarnation
+        numbers: dict[str, Number] = {f"score_of_{each}": score for each, score in candidates}
+        labels = {"by": "frontend" if alone else "controller"}
+        if policy:
+            numbers["num_candidates"] = num_considered
+            labels["policy"] = policy
+        reason = ALONE if alone else "by the controller"
+        event = self._event(entry, EventKind.DISPATCHED, reason, numbers, labels=labels)
+        entry.remember(event)
+        if alone:
+            self._on_event(event)
+
+    def happened(self, event: LoggedEvent) -> None:
+        """An instance says what it did to one of these requests: it admitted or evicted it, or
+        did not move it."""
+        entry = self._live.get(event.request_id or "")
+        if entry is None or (event.instance_id, event.incarnation) != (
+            entry.instance_id,
+            entry.incarnation,
+        ):
+            return
+        if event.kind is EventKind.EVICTED:
+            entry.state = RequestState.EVICTED
+            entry.num_evictions += 1
+        elif event.kind is EventKind.ADMITTED:
+            entry.state = RequestState.RUNNING
+        entry.remember(event)
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """Without its history; None if it is not known, or no more."""
+        entry = self._live.get(request_id) or self._ended.get(request_id)
+        return None if entry is None else self._record(entry, history=False)
+
+    def level_name(self, rank: int) -> str:
+        return self._level_names.get(rank, str(rank))
+
+    def level_changed(
+        self, request_id: str, rank: int, cause_id: str, actor: str, reason: str
+    ) -> None:
+        """By an operator, of a live request."""
+        entry = self._live[request_id]
+        previous, entry.level = entry.level, self.level_name(rank)
+        why = f"from {previous} to {entry.level}" + (f": {reason}" if reason else "")
+        labels = {"previous": previous, "level": entry.level}
+        if reason:
+            labels["reason"] = reason
+        event = self._event(
+            entry, EventKind.PRIORITY_CHANGED, why, {"rank": rank}, cause_id, actor, labels
+        )
+        entry.remember(event)
+        self._on_event(event)
+
+    def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
+        """It runs there now."""
+        if entry := self._live.get(request_id):
+            entry.instance_id, entry.incarnation = instance_id, incarnation
+
+    def move_timed(self, timed: MoveTimed, downtime_s: float | None) -> None:
+        """The first token came from there; the client waited so long for it since the one before,
+        if there was one."""
+        record = timed.record
+        entry = self._live.get(record.request_id)
+        if entry is None:
+            return
+        excess_s = None if downtime_s is None else max(0.0, downtime_s - timed.step_time_s)
+        numbers: dict[str, Number] = {
+            "downtime_s": downtime_s,
+            "excess_s": excess_s,
+            "step_time_s": timed.step_time_s,
+            **record.numbers(),
+        }
+        event = self._event(
+            entry,
+            EventKind.MIGRATED,
+            f"from {record.source_id} to {record.destination_id}: {record.reason}",
+            numbers,
+            record.migration_id,
+            labels=record.labels(),
+        )
+        entry.remember(event)
+        entry.num_moves += 1
+        self._on_event(event)
+
+    def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
+        """The client's stream got so many tokens more."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        if num_tokens and entry.first_token_time_s is None:
+            entry.first_token_time_s = now_s = self._wall_clock()
+            ttft_s = now_s - entry.arrival_time_s
+            self._ttft.add(self._clock(), ttft_s)
+            if self._observer:
+                self._observer.first_token(entry.level, ttft_s)
+        entry.num_output_tokens += num_tokens
+        if finish_reason is not None:
+            self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)
+
+    def ended(
+        self, request_id: str, state: RequestState, reason: str, cause_id: str | None = None
+    ) -> None:
+        """The one terminal outcome of a request; a second one is not taken."""
+        entry = self._live.pop(request_id, None)
+        if entry is None:
+            return
+        entry.state, entry.finish_reason = state, reason
+        entry.end_time_s = self._wall_clock()
+        event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id)
+        entry.remember(event)
+        self._ended[request_id] = entry
+        while len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)
+        self._on_event(event)
+        if self._observer:
+            self._observer.ended(self._record(entry, history=False))
+
+    def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
+        """Those that match, in listing order, and how many in all."""
+        found = [
+            self._record(entry, asked.history)
+            for entry in (*self._live.values(), *self._ended.values())
+            if _matches(entry, asked)
+        ]
+        found.sort(key=partial(found_order, asked.matching))
+        return tuple(found[: asked.max_requests]), len(found)
+
+    def _event(
+        self,
+        entry: _Entry,
+        kind: EventKind,
+        reason: str,
+        numbers: Mapping[str, Number],
+        cause_id: str | None = None,
+        actor: str | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
+    ) -> LoggedEvent:
+        return LoggedEvent(
+            kind,
+            self._wall_clock(),
+            cause_id or f"arrive-{entry.request_id}",
+            reason,
+            instance_id=entry.instance_id,
+            incarnation=entry.incarnation,
+            frontend_id=self._frontend_id,
+            request_id=entry.request_id,
+            level=entry.level,
+            actor=actor,
+            numbers=numbers,
+            labels=labels,
+        )
+
+    def _record(self, entry: _Entry, history: bool) -> RequestRecord:
+        return RequestRecord(
+            request_id=entry.request_id,
+            client_request_id=entry.client_request_id,
+            parent_id=entry.parent_id,
+            frontend_id=self._frontend_id,
+            level=entry.level,
+            state=entry.state,
+            instance_id=entry.instance_id,
+            incarnation=entry.incarnation,
+            arrival_time_s=entry.arrival_time_s,
+            num_prompt_tokens=entry.num_prompt_tokens,
+            num_output_tokens=entry.num_output_tokens,
+            num_evictions=entry.num_evictions,
+            first_token_time_s=entry.first_token_time_s,
+            end_time_s=entry.end_time_s,
+            finish_reason=entry.finish_reason,
+            num_moves=entry.num_moves,
+            history=(*entry.beginning, *entry.recent) if history else (),
+            num_forgotten=entry.num_forgotten,
+        )
+
+
+def _outcome(entry: _Entry) -> dict[str, Number]:
+    assert entry.end_time_s is not None
+    first_s = entry.first_token_time_s
+    return {
+        "num_prompt_tokens": entry.num_prompt_tokens,
+        "num_output_tokens": entry.num_output_tokens,
+        "num_evictions": entry.num_evictions,
+        "ttft_s": None if first_s is None else round(first_s - entry.arrival_time_s, 4),
+        "e2e_latency_s": round(entry.end_time_s - entry.arrival_time_s, 4),
+    }
+
+
+def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
+    names = (entry.request_id, entry.client_request_id, entry.parent_id)
+    return (
+        (asked.instance_id is None or entry.instance_id == asked.instance_id)
+        and (not asked.states or entry.state in asked.states)
+        and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
+        # An instance's requests are those it has now.
+        and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
+    )

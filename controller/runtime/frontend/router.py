@@ -1,0 +1,247 @@
+"""A frontend's side of the cluster: its requests go out, and their tokens come back in order.
+
+Where a request is to run: dispatcher.py. Where it runs by now: routes.py.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.record.request_record import RequestState
+from controller.core.token_order import Delivery, Epoch
+from controller.ports.mailbox import Mailbox
+from controller.runtime.frontend.dispatcher import Arrival, Dispatcher, NotDispatchedError
+from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.frontend.routes import Route, Routes
+from controller.runtime.member import Membership
+from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.members import (
+    Directory,
+    DrainFrontend,
+    InstanceEntry,
+    InstanceLost,
+    Welcome,
+)
+from controller.runtime.messages.operations import FrontendLimitsSet, RankChangeAsked, RankConfirmed
+from controller.runtime.messages.requests import (
+    RECEIVED_EVERY,
+    AbortRequests,
+    AddRequest,
+    Dispatched,
+    OutputsEmitted,
+    OutputsReceived,
+    Refused,
+    RequestEvents,
+    RequestRefused,
+    RequestsAnswered,
+    RequestsAsked,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterEvents:
+    """What the router tells the OpenAI app."""
+
+    on_outputs: Callable[[OutputsEmitted, Sequence[memoryview]], None]
+    on_failed: Callable[[str, str], None]
+    """A live request (id, why) that no instance runs any more; it may be sent again."""
+    on_refused: Callable[[str, str], None]
+    """A request (id, why) that no instance would take."""
+    on_directory: Callable[[Sequence[InstanceEntry]], None]
+    on_drain: Callable[[float], None]
+    on_limits: Callable[[FrontendLimitsSet], None]
+
+
+class Router:
+    def __init__(
+        self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
+    ) -> None:
+        self._member = member
+        self._book = book
+        self._mailbox = mailbox
+        self._events = events
+        self._known = KnownInstances()
+        self.routes = Routes(mailbox, self._known, book, events.on_failed)
+        self.dispatcher = Dispatcher(member, mailbox, self._known, self.routes.num_by_owner)
+        self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def num_live_reqs(self) -> int:
+        return len(self.routes) + len(self.dispatcher)
+
+    @property
+    def live_request_ids(self) -> list[str]:
+        return [*self.routes, *self.dispatcher.request_ids]
+
+    def start(self) -> None:
+        self._mailbox.start(self._on_message, self.routes.address_lost)
+        self._tasks = [
+            asyncio.create_task(self._member.keep_saying_hello()),
+            asyncio.create_task(self.routes.ask_for_what_is_missing()),
+            asyncio.create_task(self.rank_changes.keep_telling()),
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._mailbox.close()
+
+    async def submit(self, arrival: Arrival, payload: Sequence[Any]) -> None:
+        """Dispatch and send. Raises NotDispatchedError; a request aborted meanwhile is not sent."""
+        self._book.arrived(
+            arrival.request_id,
+            arrival.client_request_id,
+            arrival.parent_id,
+            arrival.rank,
+            arrival.num_prompt_tokens,
+            arrival.arrival_time_s,
+        )
+        try:
+            await self._dispatch(arrival, payload)
+        except NotDispatchedError as refusal:
+            self._book.ended(arrival.request_id, RequestState.FAILED, refusal.code)
+            raise
+
+    async def _dispatch(self, arrival: Arrival, payload: Sequence[Any]) -> None:
+        request_id = arrival.request_id
+        answer = await self.dispatcher.find(arrival)
+        if answer is None:
+            return
+        entry = self._known.find(answer.instance_id, answer.incarnation)
+        if entry is None:  # died in between, or so it seems from here
+            self.dispatcher.decline(answer)
+            raise NotDispatchedError("unavailable", retry_after_s=1.0)
+        self.routes.add(request_id, entry)
+        self._note_dispatch(answer)
+        add = AddRequest(
+            request_id,
+            self._member.member_id,
+            self._mailbox.address,
+            entry.incarnation,
+            answer.seq,
+            arrival.arrival_time_s,
+        )
+        self._mailbox.send(entry.address, encode(add), payload)
+        self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
+
+    def _note_dispatch(self, answer: Dispatched) -> None:
+        self._book.dispatched(
+            answer.request_id,
+            answer.instance_id,
+            answer.incarnation,
+            answer.candidates,
+            alone=answer.seq == 0,  # the controller counts from 1
+            policy=answer.policy,
+            num_considered=answer.num_considered,
+        )
+
+    def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
+        """Forget these requests and have their instances free their blocks; `outcome` is how
+        they ended for their clients."""
+        by_address: dict[str, list[str]] = {}
+        for request_id in request_ids:
+            self._book.ended(request_id, outcome, reason)
+            if route := self.routes.pop(request_id):
+                for holder in route.ownership.holders:
+                    by_address.setdefault(holder.address, []).append(request_id)
+            else:
+                self.dispatcher.abort(request_id)
+        for address, ids in by_address.items():
+            self.routes.send(address, AbortRequests(tuple(ids)))
+
+    def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
+        """Of `outputs` (each with a `request_id`), those due now, in order."""
+        by_id = {output.request_id: output for output in outputs}
+        address = ""
+        now_s = asyncio.get_running_loop().time()
+        due: list[Delivery[Any]] = []
+        received: list[tuple[str, int]] = []
+        for item in emitted.items:
+            request_id = item.request_id
+            route = self.routes.get(request_id)
+            output = by_id.get(request_id)
+            if route is None or output is None:
+                continue
+            ownership = route.ownership
+            sender = self.routes.sender(emitted, ownership)
+            address = sender.address or address
+            before = ownership.next_index
+            epoch = Epoch(item.attempt, item.hop)
+            offered = ownership.offer(
+                sender, epoch, item.first_index, item.num_tokens, (item, output)
+            )
+            for (delivered, its_output), num_skip in offered:
+                due.append(Delivery(its_output, num_skip))
+                self._time(route, Epoch(delivered.attempt, delivered.hop), now_s)
+                num_new = delivered.num_tokens - num_skip
+                self._book.emitted(request_id, num_new, delivered.finish_reason)
+                if delivered.finish_reason is not None:
+                    self.routes.pop(request_id)
+            if ownership.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
+                received.append((request_id, ownership.next_index))
+            if ownership.gap is not None:
+                self.routes.find_unclear(request_id, route)
+        if received and address:
+            confirmed = OutputsReceived(tuple(received))
+            self._mailbox.send(address, encode(confirmed), droppable=True)
+        return due
+
+    def _time(self, route: Route, epoch: Epoch, now_s: float) -> None:
+        """A token came. The first of a new owner tells how long the client waited for it."""
+        if epoch > route.epoch:
+            route.epoch = epoch
+            timed, route.timed = route.timed, None
+            if timed is not None:
+                downtime_s = None if route.token_s is None else now_s - route.token_s
+                self._book.move_timed(timed, downtime_s)
+        route.token_s = now_s
+
+    def _on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
+        match decode(head):
+            case OutputsEmitted() as emitted:
+                self._events.on_outputs(emitted, payload)
+            case Dispatched() as dispatched:
+                self.dispatcher.dispatched(dispatched)
+            case Refused() as refused:
+                self.dispatcher.refused(refused)
+            case RequestRefused(request_id=request_id, message=message, retryable=retryable):
+                if self.routes.pop(request_id):
+                    self._book.ended(request_id, RequestState.FAILED, message)
+                    tell = self._events.on_failed if retryable else self._events.on_refused
+                    tell(request_id, message)
+            case InstanceLost() as lost:
+                self.routes.instance_lost(lost)
+            case RequestEvents(events=events):
+                for event in events:
+                    self._book.happened(event)
+            case RequestsAsked() as ask:
+                requests, num_matching = self._book.answer(ask)
+                answer = RequestsAnswered(
+                    ask.query_id, self._member.member_id, requests, num_matching
+                )
+                self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
+            case Directory(instances=instances):
+                self._known.learn(instances)
+                self.dispatcher.heard_controller()
+                self.routes.lose_replaced()
+                self._events.on_directory(instances)
+            case RankChangeAsked() as ask:
+                self.routes.send(self._member.controller_address, self.rank_changes.asked(ask))
+            case RankConfirmed() as confirmed:
+                self.rank_changes.confirmed(confirmed)
+            case Welcome() as welcome:
+                self._member.welcomed(welcome)
+            case DrainFrontend(grace_s=grace_s):
+                self._events.on_drain(grace_s)
+            case FrontendLimitsSet() as limits:
+                self._events.on_limits(limits)
+            case other:
+                if not self.routes.on_move_message(other):
+                    log.warning("unexpected message %s", type(other).__name__)

@@ -1,0 +1,248 @@
+"""Which instance runs each request of a frontend: what instances say of moves, and of deaths.
+
+Who is right is decided in core/migration/ownership.py; here it is carried out. What is missing,
+tokens or an owner that is known to live, is asked for until it comes or is given up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Loss, Ownership
+from controller.core.record.request_record import RequestState
+from controller.core.token_order import FIRST_EPOCH, Epoch
+from controller.ports.mailbox import Mailbox
+from controller.runtime.frontend.known_instances import KnownInstances, ref
+from controller.runtime.frontend.request_book import RequestBook
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import InstanceEntry, InstanceLost
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import (
+    FenceAnswered,
+    FenceAsked,
+    MoveAnnounced,
+    MoveTimed,
+    OwnerAsked,
+    RequestLost,
+    RequestMoved,
+    RequestNotMoved,
+)
+from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsMissing
+
+log = logging.getLogger(__name__)
+
+# Tokens that are missing for so long are asked for, and so is an owner; again and again.
+MISSING_S = 0.05
+# And given up after so long: the client gets an error rather than no end.
+UNCLEAR_S = 5.0
+
+
+@dataclass(slots=True)
+class Route:
+    """Who runs a request, and when its tokens came, by the loop's clock."""
+
+    ownership: Ownership[Any]
+    epoch: Epoch = FIRST_EPOCH
+    """Of the last token."""
+    token_s: float | None = None
+    timed: MoveTimed | None = None
+    """A move whose first token has not come."""
+    unclear_s: float = 0.0
+    asked_s: float = 0.0
+    """Since when tokens are missing or an owner is, and when it was last asked for."""
+
+
+class Routes:
+    """`on_failed` hears of a live request (id, why) that no instance runs any more."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        known: KnownInstances,
+        book: RequestBook,
+        on_failed: Callable[[str, str], None],
+    ) -> None:
+        self._mailbox = mailbox
+        self._known = known
+        self._book = book
+        self._on_failed = on_failed
+        self._routes: dict[str, Route] = {}
+        self._unclear: set[str] = set()
+        """Requests that lack tokens, or an owner that is known to live."""
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._routes))
+
+    def get(self, request_id: str) -> Route | None:
+        return self._routes.get(request_id)
+
+    def add(self, request_id: str, entry: InstanceEntry) -> Route:
+        route = self._routes[request_id] = Route(Ownership(ref(entry)))
+        return route
+
+    def pop(self, request_id: str) -> Route | None:
+        """None: there is none."""
+        return self._routes.pop(request_id, None)
+
+    def num_by_owner(self) -> dict[str, int]:
+        load: dict[str, int] = {}
+        for route in self._routes.values():
+            owner_id = route.ownership.owner.instance_id
+            load[owner_id] = load.get(owner_id, 0) + 1
+        return load
+
+    def sender(self, emitted: OutputsEmitted, ownership: Ownership[Any]) -> InstanceRef:
+        """A controller that was just restarted may not list it yet, so what is known of the
+        request comes first."""
+        key = (emitted.instance_id, emitted.incarnation)
+        for holder in ownership.holders:
+            if holder.key == key:
+                return holder
+        entry = self._known.find(*key)
+        return InstanceRef(*key, address="") if entry is None else ref(entry)
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def on_move_message(self, message: Message) -> bool:
+        """False for what has nothing to do with moves."""
+        match message:
+            case MoveAnnounced(request_id=request_id, destination=destination, hop=hop):
+                if route := self._routes.get(request_id):
+                    route.ownership.announce(destination, hop)
+                    known = self._known.incarnation(destination.instance_id)
+                    if known is not None and known > destination.incarnation:
+                        self._lose_holder(request_id, route, destination)
+            case RequestMoved() as moved:
+                self._moved(moved)
+            case RequestNotMoved(request_id=request_id, hop=hop):
+                route = self._routes.get(request_id)
+                if route is not None and route.ownership.disowned(hop):
+                    self._fail(request_id, route)
+            case RequestLost(request_id=request_id, owner=owner, hop=hop):
+                route = self._routes.get(request_id)
+                if route is not None and route.ownership.lost_in(hop):
+                    self._fail(request_id, route, owner)
+            case FenceAsked(request_id=request_id, owner=owner, hop=hop):
+                route = self._routes.get(request_id)
+                # A request that is over here is nobody's: its source may have it back and will
+                # hear that nobody wants it.
+                fenced = route is None or route.ownership.fence(owner, hop)
+                self.send(owner.address, FenceAnswered(request_id, hop, fenced))
+                if route is None:
+                    self.send(owner.address, AbortRequests((request_id,)))
+            case MoveTimed(record=record) as timed:
+                route = self._routes.get(record.request_id)
+                if route is not None and route.ownership.owner.instance_id == record.destination_id:
+                    route.timed = timed
+            case _:
+                return False
+        return True
+
+    def _moved(self, moved: RequestMoved) -> None:
+        route = self._routes.get(moved.request_id)
+        if route is None:  # its client left meanwhile
+            self.send(moved.owner.address, AbortRequests((moved.request_id,)))
+        elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
+            self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
+
+    # -- deaths --------------------------------------------------------------------------
+
+    def address_lost(self, address: str) -> None:
+        """An instance's socket closed: the controller says the same, but may be gone too."""
+        for entry in self._known:
+            if entry.address == address:
+                self._known.forget(entry)
+        self._lose_where(lambda holder: holder.address == address)
+
+    def instance_lost(self, lost: InstanceLost) -> None:
+        dead = (lost.instance_id, lost.incarnation)
+        entry = self._known.find(*dead)
+        if entry is not None:
+            self._known.forget(entry)
+            self._mailbox.forget(entry.address)
+        self._lose_where(lambda holder: holder.key == dead)
+
+    def lose_replaced(self) -> None:
+        """A directory with another incarnation says so too, where InstanceLost was missed."""
+        known = {entry.instance_id: ref(entry).key for entry in self._known}
+        self._lose_where(lambda holder: known.get(holder.instance_id, holder.key) != holder.key)
+
+    def _lose_where(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        for request_id, route in list(self._routes.items()):
+            for holder in route.ownership.holders:
+                if is_lost(holder):
+                    self._lose_holder(request_id, route, holder)
+
+    def _lose_holder(self, request_id: str, route: Route, holder: InstanceRef) -> None:
+        match route.ownership.lost(holder.instance_id, holder.incarnation):
+            case Loss.REQUEST:
+                self._fail(request_id, route)
+            case Loss.ASK:
+                self.find_unclear(request_id, route)
+                self._ask_about(request_id, route, asyncio.get_running_loop().time())
+
+    def _fail(self, request_id: str, route: Route, owner: InstanceRef | None = None) -> None:
+        owner = owner or route.ownership.owner
+        why = f"instance {owner.instance_id} died while it ran this request; send it again"
+        self._end_failed(request_id, why, f"lost-{owner.instance_id}-{owner.incarnation}")
+
+    def _end_failed(self, request_id: str, why: str, cause_id: str | None = None) -> None:
+        if self._routes.pop(request_id, None) is not None:
+            self._book.ended(request_id, RequestState.FAILED, why, cause_id)
+            self._on_failed(request_id, why)
+
+    # -- what is missing -----------------------------------------------------------------
+
+    def find_unclear(self, request_id: str, route: Route) -> None:
+        if request_id not in self._unclear:
+            self._unclear.add(request_id)
+            route.unclear_s = route.asked_s = asyncio.get_running_loop().time()
+
+    async def ask_for_what_is_missing(self) -> None:
+        while True:
+            await asyncio.sleep(MISSING_S)
+            now_s = asyncio.get_running_loop().time()
+            for request_id in list(self._unclear):
+                try:
+                    self._look_for_what_is_missing(request_id, now_s)
+                except Exception:  # the others are looked after all the same
+                    log.exception("request %s cannot be given up", request_id)
+
+    def _look_for_what_is_missing(self, request_id: str, now_s: float) -> None:
+        route = self._routes.get(request_id)
+        if route is None or not (route.ownership.to_ask or route.ownership.gap):
+            self._unclear.discard(request_id)
+        elif now_s - route.unclear_s >= UNCLEAR_S:
+            self._unclear.discard(request_id)
+            self._give_up(request_id, route)
+        elif now_s - route.asked_s >= MISSING_S:
+            self._ask_about(request_id, route, now_s)
+
+    def _give_up(self, request_id: str, route: Route) -> None:
+        """Whoever still has something of it would go on with it to its end."""
+        for holder in route.ownership.holders:
+            self.send(holder.address, AbortRequests((request_id,)))
+        if route.ownership.to_ask is not None:
+            self._fail(request_id, route)
+        else:
+            self._end_failed(request_id, "tokens of it were lost on their way; send it again")
+
+    def _ask_about(self, request_id: str, route: Route, now_s: float) -> None:
+        ownership = route.ownership
+        route.asked_s = now_s
+        if ownership.to_ask is not None:
+            destination, hop = ownership.to_ask
+            self.send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
+        elif ownership.gap is not None:
+            missing = OutputsMissing(request_id, *ownership.gap)
+            self.send(ownership.owner.address, missing)
+
+    def send(self, address: str, message: Message) -> None:
+        if address:  # none is known of an instance that is in no list and was not announced
+            self._mailbox.send(address, encode(message))

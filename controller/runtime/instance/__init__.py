@@ -1,0 +1,1 @@
+"""An instance process, without its engine: the llumlet and what it serves."""

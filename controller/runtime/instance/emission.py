@@ -1,0 +1,115 @@
+"""What an instance sends to frontends: outputs as they come, and once more those that got lost."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from controller.core.load.latency_window import LatencyWindow
+from controller.ports.engine import Engine, StepOutputs
+from controller.ports.frames import Frames
+from controller.ports.mailbox import Mailbox
+from controller.runtime.instance.moves.live_request import Kept, LiveRequest
+from controller.runtime.member import Membership
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.moves import MoveTimed
+from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
+
+# Requests that arrived by a move and finished: so many are kept, because a source that died may
+# have taken outputs of theirs along that it had sent.
+MAX_FINISHED_KEPT = 64
+# A percentile is computed at most this often; statuses are pushed every few milliseconds.
+PERCENTILE_EVERY_S = 1.0
+
+
+class Emission:
+    """Of the event loop's thread. `requests` are the llumlet's; one that finishes leaves them, and
+    `on_finished` is called before its last output is sent."""
+
+    def __init__(
+        self,
+        member: Membership,
+        mailbox: Mailbox,
+        engine: Engine,
+        requests: dict[str, LiveRequest],
+        frontends: Sequence[str],
+        on_finished: Callable[[str], None],
+    ) -> None:
+        self._member = member
+        self._mailbox = mailbox
+        self._engine = engine
+        self._requests = requests
+        self._frontends = frontends
+        self._on_finished = on_finished
+        self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
+        self._ttft = LatencyWindow()
+        self._ttft_p99_s: float | None = None
+        self._percentile_at_s = 0.0
+
+    def emit(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
+        for step in outputs:
+            items: list[OutputItem] = []
+            timed: list[MoveTimed] = []
+            for emitted in step.emitted:
+                live = self._requests.get(emitted.request_id)
+                if live is None:  # aborted since
+                    continue
+                items.append(
+                    OutputItem(
+                        emitted.request_id,
+                        live.attempt,
+                        live.hop,
+                        live.next_index,
+                        emitted.num_tokens,
+                        emitted.finish_reason,
+                    )
+                )
+                if live.next_index == 0 and emitted.num_tokens:
+                    ttft_s = time.time() - live.arrival_time_s
+                    self._ttft.add(time.monotonic(), ttft_s)
+                if live.arrived_by is not None:
+                    timed.append(MoveTimed(live.arrived_by, step_time_s))
+                    live.arrived_by = None
+                live.keep(emitted.num_tokens, step.body)
+                live.next_index += emitted.num_tokens
+                if emitted.finished:
+                    self._forget_finished(emitted.request_id)
+                    self._on_finished(emitted.request_id)
+            if items:
+                frontend = self._frontends[step.frontend_index]
+                for move in timed:
+                    self._mailbox.send(frontend, encode(move))
+                self._send(frontend, items, self._engine.encode(step.body))
+
+    def send_again(self, missing: OutputsMissing) -> None:
+        """In the epoch that the request has here, whoever produced them."""
+        live = self._requests.get(missing.request_id) or self._finished.get(missing.request_id)
+        if live is None:
+            return
+        for kept in live.kept:
+            if kept.first_index < missing.end_index:
+                item = OutputItem(
+                    missing.request_id, live.attempt, live.hop, kept.first_index, kept.num_tokens
+                )
+                self._send(live.frontend, [item], self.encode_kept(kept, missing.request_id))
+
+    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
+        return kept.body if kept.encoded else self._engine.encode_one(kept.body, request_id)
+
+    def ttft_p99_s(self) -> float | None:
+        now_s = time.monotonic()
+        if now_s >= self._percentile_at_s:
+            self._percentile_at_s = now_s + PERCENTILE_EVERY_S
+            self._ttft_p99_s = self._ttft.percentile(0.99, now_s)
+        return self._ttft_p99_s
+
+    def _forget_finished(self, request_id: str) -> None:
+        live = self._requests.pop(request_id)
+        if any(kept.encoded for kept in live.kept):
+            self._finished[request_id] = live
+            if len(self._finished) > MAX_FINISHED_KEPT:
+                self._finished.popitem(last=False)
+
+    def _send(self, frontend: str, items: Sequence[OutputItem], payload: Sequence[Any]) -> None:
+        header = OutputsEmitted(self._member.member_id, self._member.incarnation, tuple(items))
+        self._mailbox.send(frontend, encode(header), payload)

@@ -1,0 +1,166 @@
+"""The thread of one engine: steps, and between two of them what others want of the engine.
+
+Only this thread touches the engine; commands queue and run between two steps, in their order.
+What comes of steps and commands is called on the event loop, in the order in which it happened.
+"""
+
+import asyncio
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
+from controller.runtime.instance.process_cpu import ProcessCpu
+from controller.runtime.member import Membership
+from controller.runtime.messages.members import StatusPushed
+from controller.runtime.messages.requests import AddRequest
+
+log = logging.getLogger(__name__)
+
+# An idle engine thread wakes this often, so that a hang shows as missing progress.
+HEARTBEAT_S = 1.0
+
+Command = Callable[[Engine], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineListener:
+    """Called on the event loop's thread."""
+
+    on_loading: Callable[[str], None]
+    on_built: Callable[[Engine], None]
+    on_failed: Callable[[str], None]
+    """It could not start, and is not tried again: the same start would fail again."""
+    on_events: Callable[[Sequence[EngineEvent], int], None]
+    """With the number of the step. Before the step's outputs: a request is admitted before its
+    first token."""
+    on_outputs: Callable[[Sequence[StepOutputs], float], None]
+    """With the time that the step took."""
+    on_status: Callable[[StatusPushed], None]
+    on_refused: Callable[[AddRequest, str], None]
+    on_died: Callable[[BaseException], None]
+
+
+class EngineThread:
+    def __init__(
+        self,
+        member: Membership,
+        build_engine: EngineFactory,
+        status_interval_s: float,
+        listener: EngineListener,
+    ) -> None:
+        self._member = member
+        self._build_engine = build_engine
+        self.status_interval_s = status_interval_s
+        """May be set at any time, by any thread."""
+        self._listener = listener
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._last_dispatch_seq = 0
+        self._cpu = ProcessCpu()
+        self._loop: asyncio.AbstractEventLoop
+
+    # -- for any thread ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """On the event loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
+        """`then` gets what `work` returned, on the event loop's thread."""
+        self.command(lambda engine: self._call(then, work(engine)))
+
+    def command(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def add(self, add: AddRequest, prepared: Any) -> None:
+        self.command(functools.partial(self._add, add, prepared))
+
+    def account(self, dispatch_seq: int) -> None:
+        """From the next status on, this dispatch is part of what is reported."""
+        self.command(lambda engine: self._account(dispatch_seq))
+
+    def push_status(self) -> None:
+        """Without work a status follows every command; else the next is due soon enough."""
+        self.command(lambda engine: None)
+
+    # -- engine thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        listener = self._listener
+        try:
+            engine = self._build_engine(lambda detail: self._call(listener.on_loading, detail))
+        except BaseException as error:
+            log.exception("the engine could not start")
+            self._call(listener.on_failed, f"{type(error).__name__}: {error}")
+            return
+        try:
+            self._call(listener.on_built, engine)
+            self._step_for_ever(engine)
+        except BaseException as error:
+            log.exception("the engine thread died")
+            self._call(listener.on_died, error)
+
+    def _step_for_ever(self, engine: Engine) -> None:
+        listener = self._listener
+        num_steps = 0
+        pushed_s = step_time_s = 0.0
+        while True:
+            self._run_commands(engine)
+            if engine.has_work():
+                started_s = time.perf_counter()
+                outputs = engine.step()
+                ended_s = time.perf_counter()
+                step_time_s = ended_s - started_s
+                num_steps += 1
+                if events := engine.take_events():
+                    self._call(listener.on_events, events, num_steps)
+                if outputs:
+                    self._call(listener.on_outputs, outputs, step_time_s)
+            now_s = time.monotonic()
+            if now_s - pushed_s >= self.status_interval_s or not engine.has_work():
+                pushed_s = now_s
+                self._call(listener.on_status, self._status(engine, num_steps, step_time_s))
+
+    def _run_commands(self, engine: Engine) -> None:
+        """Between two steps; with nothing to do, wait for a command or the heartbeat."""
+        try:
+            command = self._commands.get(block=not engine.has_work(), timeout=HEARTBEAT_S)
+            while True:
+                command(engine)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _add(self, add: AddRequest, prepared: Any, engine: Engine) -> None:
+        self._account(add.dispatch_seq)
+        try:
+            engine.add(prepared)
+        except ValueError as error:
+            self._call(self._listener.on_refused, add, str(error))
+
+    def _account(self, dispatch_seq: int) -> None:
+        self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)
+
+    def _status(self, engine: Engine, num_steps: int, step_time_s: float) -> StatusPushed:
+        snapshot: InstanceSnapshot = engine.snapshot(
+            self._member.member_id, self._member.incarnation
+        )
+        return StatusPushed(
+            snapshot,
+            self._last_dispatch_seq,
+            num_steps,
+            step_time_s,
+            engine.emulation,
+            cpu_cores=self._cpu.cores(),
+        )
+
+    def _call(self, function: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(functools.partial(function, *args))

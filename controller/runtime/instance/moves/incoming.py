@@ -1,0 +1,277 @@
+"""A move of which this instance is the destination: what its machine asks for, done."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination
+from controller.core.migration.destination_terms import Instruction
+from controller.core.migration.protocol import MoveMessage
+from controller.core.migration.refusals import MoveRefusal
+from controller.ports.engine import Engine
+from controller.ports.kv_transfer import StageCopy
+from controller.ports.moves import ReservedBlocks
+from controller.runtime.instance.moves import output_tokens
+from controller.runtime.instance.moves.host import MoveHost
+from controller.runtime.instance.moves.kv_digest import KvDigest
+from controller.runtime.instance.moves.live_request import Kept, LiveRequest
+from controller.runtime.instance.moves.past_instances import PastInstances
+from controller.runtime.messages.moves import (
+    ArrivingRequest,
+    CommittedRequest,
+    MoveEnvelope,
+    RequestMoved,
+    RequestNotMoved,
+)
+
+log = logging.getLogger(__name__)
+
+
+class IncomingMove:
+    def __init__(self, host: MoveHost, first: MoveEnvelope, payload: Sequence[Any]) -> None:
+        """Raises ValueError for a first message without its request."""
+        if first.arriving is None or len(payload) < 2:
+            raise ValueError("a move began without its request")
+        self._host = host
+        self._arriving: ArrivingRequest = first.arriving
+        self._frames = [bytes(frame) for frame in payload[:-1]]
+        self._outputs = output_tokens.decode(payload[-1])
+        self._first = first
+        self.migration_id, self.request_id = first.migration_id, first.request_id
+        self.source: InstanceRef = first.source
+        self.machine = destination.DestinationMove(host.now_s())
+        self._reserved: ReservedBlocks | None = None
+        self._holds_something = False
+        """On the engine's thread: there is a reservation of this move to cancel."""
+        self._num_received = 0
+        self._digest = KvDigest(host.blocks) if self._arriving.verify_kv else None
+        self._receiving = ""
+        self._committed: CommittedRequest | None = None
+        self._state: list[bytes] = []
+        self._kept: list[Kept] = []
+
+    @property
+    def frontend(self) -> str:
+        return self._arriving.frontend
+
+    @property
+    def hop(self) -> int:
+        """In which the request is to run here."""
+        return self._arriving.hop + 1
+
+    def begin(self, refusal: MoveRefusal | None) -> None:
+        """`refusal`: this llumlet's own reason not to take it."""
+        start = self.machine.start(self._first.message)
+        if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
+            refusal = MoveRefusal.FINGERPRINT
+        if refusal is not None:
+            self.handle(destination.NotReserved(refusal))
+        else:
+            self._carry_out(start)
+
+    def handle(self, event: object) -> None:
+        self._carry_out(self.machine.handle(event, self._host.now_s()))
+
+    def tick(self) -> None:
+        self._carry_out(self.machine.tick(self._host.now_s()))
+
+    def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
+        """By the source."""
+        if envelope.committed is not None and self._committed is None:
+            self._take_committed(envelope.committed, payload)
+        self.handle(envelope.message)
+
+    def _take_committed(self, committed: CommittedRequest, payload: Sequence[Any]) -> None:
+        self._committed = committed
+        frames = [bytes(frame) for frame in payload]
+        self._state = frames[: committed.num_state_frames]
+        at = committed.num_state_frames
+        for kept in committed.kept:
+            body = frames[at : at + kept.num_frames]
+            self._kept.append(Kept(kept.first_index, kept.num_tokens, body, encoded=True))
+            at += kept.num_frames
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        host, request_id = self._host, self.request_id
+        match instruction:
+            case destination.Reserve(stage=stage, num_blocks=num_blocks):
+                self._reserve(stage, num_blocks)
+            case destination.Receive(stage=stage):
+                self._receive(stage)
+            case destination.CancelReceive():
+                host.transfer.cancel(self._receiving)
+            case destination.Free():
+                host.between_steps(self._free, _nothing)
+            case destination.Apply(rank=rank):
+                self._apply(rank)
+            case destination.Drop(hop=hop):
+                live = host.requests.get(request_id)
+                if live is not None and live.hop == hop:  # it may have come back in a later one
+                    del host.requests[request_id]
+                    host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
+            case destination.EndRequest():
+                host.end(request_id, self.machine.hop)
+            case destination.SetRank(rank=rank):
+                self._set_rank(rank)
+            case destination.Answer(message=message):
+                self._answer(message)
+            case destination.TellFrontend(moved=moved, hop=hop):
+                self._tell_frontend(moved, hop)
+
+    # -- blocks --------------------------------------------------------------------------
+
+    def _reserve(self, stage: int, num_blocks: int) -> None:
+        if stage > 0:
+            self._host.between_steps(partial(self._extend, num_blocks), self._on_reserved)
+            return
+        try:
+            prepared = self._host.prepare(self._frames, self._arriving.frontend)
+        except ValueError as error:
+            # Not its text, which may quote the request.
+            log.warning("request %s cannot run here: %s", self.request_id, type(error).__name__)
+            self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
+            return
+        self._host.between_steps(
+            partial(self._reserve_first, prepared, num_blocks), self._on_reserved
+        )
+
+    def _reserve_first(
+        self, prepared: Any, num_blocks: int, engine: Engine
+    ) -> ReservedBlocks | MoveRefusal:
+        """On the engine's thread."""
+        found = engine.moves.reserve(prepared, self._outputs, num_blocks)
+        self._holds_something = isinstance(found, ReservedBlocks)
+        return found
+
+    def _extend(self, num_blocks: int, engine: Engine) -> ReservedBlocks | MoveRefusal:
+        """On the engine's thread."""
+        return engine.moves.extend(self.request_id, num_blocks) or MoveRefusal.NO_BLOCKS
+
+    def _on_reserved(self, found: ReservedBlocks | MoveRefusal) -> None:
+        if isinstance(found, MoveRefusal):
+            self.handle(destination.NotReserved(found))
+            return
+        if self._reserved is None:
+            self._num_received = found.num_cached
+        self._reserved = found
+        self.handle(destination.Reserved(found.num_cached))
+
+    def _free(self, engine: Engine) -> None:
+        """On the engine's thread. Another move of the same request may hold something."""
+        if self._holds_something:
+            self._holds_something = False
+            engine.moves.cancel(self.request_id)
+
+    def _receive(self, stage: int) -> None:
+        assert self._reserved is not None
+        self._receiving = f"{self.migration_id}/{stage}"
+        places = self._reserved.block_ids[self._num_received :]
+        copy = self._host.transfer.receive(self.source, self._receiving, places)
+        copy.add_done_callback(partial(self._on_received, stage))
+
+    def _on_received(self, stage: int, copy: "asyncio.Future[StageCopy]") -> None:
+        if copy.cancelled() or (error := copy.exception()) is not None:
+            log.info("stage %s did not come: %s", self._receiving, error)
+            self.handle(destination.StageLost(stage, "transfer"))
+            return
+        assert self._reserved is not None
+        first, self._num_received = (
+            self._num_received,
+            self._num_received + copy.result().num_blocks,
+        )
+        if self._digest is not None:
+            self._digest.add(self._reserved.block_ids[first : self._num_received])
+        self.handle(destination.StageReceived(stage))
+
+    # -- COMMIT --------------------------------------------------------------------------
+
+    def _apply(self, rank: int | None) -> None:
+        if self._digest is None:
+            self._commit(rank)
+        else:
+            self._digest.add(()).add_done_callback(partial(self._on_digested, rank))
+
+    def _on_digested(self, rank: int | None, digest: "asyncio.Future[bytes]") -> None:
+        assert self._committed is not None
+        taken = not digest.cancelled() and digest.exception() is None
+        if taken and digest.result() == self._committed.digest:
+            self._commit(rank)
+        else:
+            log.error("the KV blocks of %s differ from its source's", self.request_id)
+            self.handle(destination.CommitNotApplied("kv_mismatch"))
+
+    def _commit(self, rank: int | None) -> None:
+        self._host.between_steps(partial(self._commit_between_steps, rank), self._on_committed)
+
+    def _commit_between_steps(self, rank: int | None, engine: Engine) -> str | None:
+        """On the engine's thread. Why not, if not."""
+        try:
+            engine.moves.commit(self.request_id, self._state)
+        except ValueError as error:
+            return str(error)
+        self._holds_something = False
+        if rank is not None:
+            engine.moves.set_rank(self.request_id, rank)
+        return None
+
+    def _on_committed(self, why_not: str | None) -> None:
+        if why_not is not None:
+            log.error("request %s did not fit in: %s", self.request_id, why_not)
+            self.handle(destination.CommitNotApplied("not_applied"))
+            return
+        committed, arriving = self._committed, self._arriving
+        assert committed is not None
+        live = LiveRequest(
+            arriving.frontend,
+            arriving.attempt,
+            self.machine.hop,
+            arriving.arrival_time_s,
+            self._frames,
+            committed.num_output_tokens,
+            rank_change=committed.rank_change,
+            arrived_by=committed.record,
+            past_instances=PastInstances.after(
+                arriving.past_instances, self.source.instance_id, self._host.now_s()
+            ),
+        )
+        live.kept.extend(self._kept)
+        self._host.requests[self.request_id] = live
+        self.handle(destination.CommitApplied())
+
+    def _set_rank(self, rank: int) -> None:
+        """By the source, which heard of a change after COMMIT. What the frontend itself has said
+        here since is newer."""
+        assert self._committed is not None
+        live = self._host.requests.get(self.request_id)
+        is_here = live is not None and live.hop == self.machine.hop
+        if is_here and live.rank_change == self._committed.rank_change:
+            self._host.set_rank(self.request_id, rank)
+
+    # -- words ---------------------------------------------------------------------------
+
+    def _answer(self, message: MoveMessage) -> None:
+        envelope = MoveEnvelope(
+            self.migration_id, self.request_id, self.source, self._host.me, message
+        )
+        self._host.send(self.source.address, envelope)
+
+    def _tell_frontend(self, moved: bool, hop: int) -> None:
+        if not moved:
+            not_moved = RequestNotMoved(self.request_id, hop or self.hop)
+            self._host.send(self._arriving.frontend, not_moved)
+            return
+        assert self._committed is not None
+        began = self._committed.num_output_tokens
+        moved_here = RequestMoved(self.request_id, self._host.me, hop, began)
+        self._host.send(self._arriving.frontend, moved_here)
+
+
+def _nothing(_result: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,50 @@
+"""A request that lives on this instance: where its tokens go, and what a move takes along."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.core.migration.record import MoveRecord
+from controller.runtime.instance.moves.past_instances import PastInstances
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one step produced for the request: the engine's own object, or what it was encoded
+    to by a source before."""
+
+    first_index: int
+    num_tokens: int
+    body: Any
+    encoded: bool = False
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """`frames`: the request as its frontend encoded it."""
+
+    frontend: str
+    attempt: int
+    hop: int
+    arrival_time_s: float
+    frames: Sequence[bytes]
+    next_index: int = 0
+    kept: deque[Kept] = field(default_factory=deque)
+    rank_change: int = 0
+    """The last change of its rank that counts here, by its frontend's numbers; 0: none."""
+    arrived_by: MoveRecord | None = None
+    """The move, until the first token that follows."""
+    past_instances: PastInstances = field(default_factory=PastInstances)
+    told: set[str] = field(default_factory=set)
+    """Codes for which it was told that this request was not moved."""
+
+    def keep(self, num_tokens: int, body: Any) -> None:
+        """Call before `next_index` counts them."""
+        if num_tokens:
+            self.kept.append(Kept(self.next_index, num_tokens, body))
+
+    def received(self, next_index: int) -> None:
+        """The frontend has all tokens below."""
+        while self.kept and self.kept[0].first_index + self.kept[0].num_tokens <= next_index:
+            self.kept.popleft()

@@ -1,0 +1,94 @@
+"""What the controller asks of a source: to move a request, what that would take, who cannot."""
+
+from functools import partial
+
+from controller.core.migration.record import MovePlan, MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.source import SourceState
+from controller.ports.engine import Engine
+from controller.runtime.instance.moves.host import MoveHost
+from controller.runtime.instance.moves.instance_moves import InstanceMoves
+from controller.runtime.instance.moves.links import Links
+from controller.runtime.instance.moves.outgoing import MoveOrder
+from controller.runtime.messages.moves import (
+    MoveAnswered,
+    MoveAsked,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+)
+
+
+class OrderedMoves:
+    """Estimates come from the last moves of this source."""
+
+    def __init__(
+        self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
+    ) -> None:
+        self._host = host
+        self._moves = instance_moves
+        self._links = links
+        self._controller_address = controller_address
+
+    def asked(self, asked: MoveAsked) -> None:
+        refusal = self._moves.refusal(asked.request_id)
+        waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES  # for its turn
+        if refusal is not None and not waits:
+            self._answer(MoveAnswered(asked.query_id, refusal))
+        elif asked.dry_run:
+            self._host.between_steps(
+                partial(self._plan, asked.request_id), partial(self._on_planned, asked)
+            )
+        else:
+            order = MoveOrder(
+                asked.migration_id,
+                asked.request_id,
+                asked.destination,
+                asked.reason,
+                asked.verify_kv,
+                asked.max_stages,
+                partial(self._on_closed, asked.query_id),
+            )
+            self._moves.begin(order)
+
+    def refusals_asked(self, asked: MoveRefusalAsked) -> None:
+        def refusals(engine: Engine) -> tuple[tuple[str, str], ...]:
+            found = ((id_, engine.moves.refusal(id_)) for id_ in asked.request_ids)
+            return tuple((id_, str(refusal)) for id_, refusal in found if refusal is not None)
+
+        def answer(found: tuple[tuple[str, str], ...]) -> None:
+            answered = MoveRefusalsAnswered(asked.query_id, found)
+            self._host.send(self._controller_address, answered)
+
+        self._host.between_steps(refusals, answer)
+
+    def _plan(self, request_id: str, engine: Engine) -> MoveRefusal | tuple[int, int]:
+        """On the engine's thread: (tokens, blocks)."""
+        moves = engine.moves
+        if (refusal := moves.refusal(request_id)) is not None:
+            return refusal
+        if moves.is_queued(request_id):
+            return (0, 0)
+        pinned = moves.pin(request_id, 0)
+        moves.unpin(request_id)
+        if pinned is None:
+            return MoveRefusal.UNKNOWN
+        return (pinned.num_tokens, -(-pinned.num_tokens // engine.block_size))
+
+    def _on_planned(self, asked: MoveAsked, found: MoveRefusal | tuple[int, int]) -> None:
+        if isinstance(found, MoveRefusal):
+            self._answer(MoveAnswered(asked.query_id, found))
+            return
+        num_tokens, num_blocks = found
+        num_bytes = num_blocks * self._host.blocks.block_bytes
+        bytes_per_s = self._links.bytes_per_s(asked.destination.instance_id)
+        copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None
+        plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
+        self._answer(MoveAnswered(asked.query_id, "", plan))
+
+    def _on_closed(self, query_id: str, record: MoveRecord) -> None:
+        if record.outcome == SourceState.MIGRATED:
+            self._links.measured(record)
+        self._answer(MoveAnswered(query_id, record.code, record=record))
+
+    def _answer(self, answered: MoveAnswered) -> None:
+        self._host.send(self._controller_address, answered)

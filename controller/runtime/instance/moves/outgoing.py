@@ -1,0 +1,386 @@
+"""A move of which this instance is the source: what the source's machine asks for, done."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import blocks_for
+from controller.core.migration import source
+from controller.core.migration.protocol import MoveMessage, Verb
+from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.sentences import why
+from controller.core.migration.source_terms import Instruction
+from controller.core.migration.stages import blocks_to_reserve, is_last
+from controller.core.record.event_log import EventKind, LoggedEvent, Number
+from controller.ports.engine import Engine
+from controller.ports.moves import PinnedBlocks, SuspendedRequest
+from controller.runtime.instance.moves import output_tokens
+from controller.runtime.instance.moves.host import MoveHost
+from controller.runtime.instance.moves.kv_digest import KvDigest
+from controller.runtime.instance.moves.live_request import LiveRequest
+from controller.runtime.messages.moves import (
+    ArrivingRequest,
+    CommittedRequest,
+    FenceAsked,
+    KeptOutput,
+    MoveAnnounced,
+    MoveEnvelope,
+    RequestLost,
+)
+
+log = logging.getLogger(__name__)
+
+STATE = source.SourceState
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """What is wanted, and who hears how it went."""
+
+    migration_id: str
+    request_id: str
+    destination: InstanceRef
+    reason: str
+    verify_kv: bool
+    max_stages: int
+    on_closed: Callable[[MoveRecord], None]
+    decision: Mapping[str, Number] = field(default_factory=dict)
+    """What it was chosen by, for its event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Found between two steps. `outputs` with the first stage only."""
+
+    pinned: PinnedBlocks | None
+    outputs: Sequence[int]
+
+
+class OutgoingMove:
+    def __init__(self, host: MoveHost, order: MoveOrder, block_size: int) -> None:
+        self.order = order
+        self._host = host
+        self._block_size = block_size
+        self._live: LiveRequest = host.requests[order.request_id]
+        self.machine = source.SourceMove(self._live.hop, host.now_s())
+        self._began_s = host.now_s()
+        self._queued = False
+        self._outputs: Sequence[int] = ()
+        self._pinned: list[int] = []
+        """Full blocks in order, from the request's first on."""
+        self._num_cached = 0
+        self._num_copied = 0
+        """The first so many blocks are at the destination, cached or copied."""
+        self._num_reserved = 0
+        self._suspended: SuspendedRequest | None = None
+        self._taken_out = False
+        """On the engine's thread: there is something to resume."""
+        self.reserved_s: float | None = None
+        """When the destination began to hold blocks for it, as far as is known here."""
+        self._num_tokens = 0
+        self._digest = KvDigest(host.blocks) if order.verify_kv else None
+        self._digested: bytes | None = None
+        """All that was copied."""
+        self._encoded: dict[int, Sequence[bytes]] = {}
+        self._stages: list[StageRecord] = []
+        self._copying = ""
+
+    def begin(self) -> None:
+        self._carry_out(self.machine.start())
+
+    def handle(self, event: object) -> None:
+        self._carry_out(self.machine.handle(event, self._host.now_s()))
+
+    def tick(self) -> None:
+        stalled_s = self._host.transfer.stalled_s(self.order.destination)
+        self._carry_out(self.machine.tick(self._host.now_s(), stalled_s))
+
+    def receive(self, message: MoveMessage) -> None:
+        """By the destination."""
+        if message.verb is Verb.PRE_ALLOCATED and message.stage == 0 and self._num_copied == 0:
+            self._num_cached = self._num_copied = message.num_blocks
+            self.reserved_s = self._host.now_s()
+        self.handle(message)
+
+    def in_flight(self) -> MoveInFlight:
+        return MoveInFlight(
+            self.order.migration_id,
+            self.order.request_id,
+            self.order.destination.instance_id,
+            self.machine.state,
+            self.machine.stage,
+            self._num_copied,
+            max(self._num_copied, self._num_blocks),
+            self.order.reason,
+            self._host.now_s() - self._began_s,
+        )
+
+    @property
+    def _num_blocks(self) -> int:
+        """Of the request, as last looked at: none while it is queued."""
+        return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        host, order = self._host, self.order
+        match instruction:
+            case source.PlanStage(stage=stage):
+                host.between_steps(partial(self._plan, stage), self._on_planned)
+            case source.Send(message=message):
+                self._send(message)
+            case source.AnnounceMove(hop=hop):
+                announced = MoveAnnounced(order.request_id, order.destination, hop)
+                host.send(self._live.frontend, announced)
+                self._encode_kept()  # now, while the request still decodes
+            case source.CopyStage(stage=stage):
+                self._copy(stage)
+            case source.CancelCopy():
+                host.transfer.cancel(self._copying)
+            case source.Suspend():
+                host.between_steps(self._suspend, self._on_suspended)
+            case source.Resume(hop=hop):
+                self._live.hop = hop
+                host.between_steps(self._resume, _nothing)
+            case source.Release():
+                host.requests.pop(order.request_id, None)
+                host.between_steps(lambda engine: engine.moves.release(order.request_id), _nothing)
+            case source.Unpin():
+                self.unpin()
+            case source.AskFence(hop=hop):
+                host.send(self._live.frontend, FenceAsked(order.request_id, host.me, hop))
+            case source.TellLost(hop=hop):
+                lost = RequestLost(order.request_id, order.destination, hop)
+                host.send(self._live.frontend, lost)
+            case source.SetRank(rank=rank):
+                host.between_steps(
+                    lambda engine: engine.moves.set_rank(order.request_id, rank), _nothing
+                )
+            case source.Close(outcome=outcome, code=code):
+                self._close(outcome, code)
+
+    def unpin(self) -> None:
+        request_id = self.order.request_id
+        self._host.between_steps(lambda engine: engine.moves.unpin(request_id), _nothing)
+
+    # -- stages --------------------------------------------------------------------------
+
+    def _plan(self, stage: int, engine: Engine) -> _Planned | MoveRefusal | str:
+        """On the engine's thread."""
+        moves, request_id = engine.moves, self.order.request_id
+        outputs: Sequence[int] = ()
+        if stage == 0:
+            if (refusal := moves.refusal(request_id)) is not None:
+                return refusal
+            outputs = tuple(moves.outputs(request_id))
+            if moves.is_queued(request_id):
+                return _Planned(None, outputs)
+        pinned = moves.pin(request_id, len(self._pinned))
+        return "evicted" if pinned is None else _Planned(pinned, outputs)
+
+    def _on_planned(self, found: "_Planned | MoveRefusal | str") -> None:
+        if isinstance(found, str):
+            self.handle(source.CannotMove(str(found)))
+            return
+        if self.machine.stage == 0:
+            self._outputs = found.outputs
+        if found.pinned is None:
+            self._queued = True
+            self.handle(source.StagePlanned(0, last=True))
+            return
+        self._pinned.extend(found.pinned.block_ids)
+        num_left = len(self._pinned) - self._num_copied
+        last = is_last(num_left, self.machine.stage, self.order.max_stages)
+        self._num_tokens = found.pinned.num_tokens
+        self._num_reserved = blocks_to_reserve(self._num_tokens, self._block_size, last=last)
+        if last:
+            num_left = self._num_blocks - self._num_copied
+        self.handle(source.StagePlanned(self._num_reserved, last, self._least_time_s(num_left)))
+
+    def _least_time_s(self, num_blocks: int) -> float:
+        """What the bandwidth limit makes their copy take."""
+        limit = self._host.transfer.max_bytes_per_s
+        return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
+
+    def _copy(self, stage: int) -> None:
+        """What is full and not there yet; once suspended, whatever holds computed tokens."""
+        held = self._pinned if self._suspended is None else self._suspended.block_ids
+        block_ids = tuple(held[self._num_copied : self._num_reserved])
+        self._copying = f"{self.order.migration_id}/{stage}"
+        copy = self._host.transfer.send(self.order.destination, self._copying, block_ids)
+        copy.add_done_callback(partial(self._on_copied, stage, block_ids))
+
+    def _on_copied(
+        self, stage: int, block_ids: Sequence[int], copy: "asyncio.Future[StageRecord]"
+    ) -> None:
+        if copy.cancelled() or (error := copy.exception()) is not None:
+            log.info("stage %s was not sent: %s", self._copying, error)
+            self.handle(source.StageNotSent(stage, "transfer"))
+            return
+        done = copy.result()
+        self._num_copied += done.num_blocks
+        if done.num_blocks:
+            self._stages.append(done)
+        if self._digest is None or self.machine.over:
+            self.handle(source.StageSent(stage))
+        else:
+            self._digest.add(block_ids).add_done_callback(partial(self._on_digested, stage))
+
+    def _on_digested(self, stage: int, digest: "asyncio.Future[bytes]") -> None:
+        if digest.cancelled() or (error := digest.exception()) is not None:
+            log.error("no digest of stage %s: %s", self._copying, error)
+            self.handle(source.StageNotSent(stage, "transfer"))
+            return
+        self._digested = digest.result()
+        self.handle(source.StageSent(stage))
+
+    # -- out of the batch and back -------------------------------------------------------
+
+    def _suspend(self, engine: Engine) -> object:
+        """On the engine's thread. An event, or what was suspended, or None: not yet."""
+        moves, request_id = engine.moves, self.order.request_id
+        try:
+            if moves.is_queued(request_id) != self._queued:
+                return source.CannotMove("admitted") if self._queued else source.RequestEvicted()
+            if not self._queued and not self._taken_out:
+                pinned = moves.pin(request_id, len(self._pinned))
+                if pinned is None:
+                    return source.RequestEvicted()
+                if blocks_for(pinned.num_tokens, self._block_size) > self._num_reserved:
+                    return pinned
+            self._taken_out = True
+            return moves.suspend(request_id)
+        except KeyError:
+            self._taken_out = False
+            return source.RequestEnded("finished")
+
+    def _on_suspended(self, found: object) -> None:
+        match found:
+            case SuspendedRequest():
+                self._suspended = found
+                self._num_tokens = found.num_tokens
+                self.handle(source.RequestSuspended())
+            case PinnedBlocks(block_ids=block_ids):
+                self._pinned.extend(block_ids)
+                self.handle(source.RequestOutgrew())
+            case None:
+                if self.machine.state is STATE.SUSPENDING:
+                    self._host.between_steps(self._suspend, self._on_suspended)
+            case event:
+                self.handle(event)
+
+    def _resume(self, engine: Engine) -> None:
+        """On the engine's thread."""
+        if self._taken_out:
+            self._taken_out = False
+            engine.moves.resume(self.order.request_id)
+
+    # -- words ---------------------------------------------------------------------------
+
+    def _send(self, message: MoveMessage) -> None:
+        arriving = committed = None
+        payload: list[bytes | memoryview] = []
+        if message.verb is Verb.PRE_ALLOC and message.stage == 0:
+            arriving = self._arriving()
+            payload = [*self._live.frames, output_tokens.encode(self._outputs)]
+        if message.verb is Verb.COMMIT:
+            committed, payload = self._committed()
+        order = self.order
+        envelope = MoveEnvelope(
+            order.migration_id,
+            order.request_id,
+            self._host.me,
+            order.destination,
+            message,
+            arriving,
+            committed,
+        )
+        self._host.send(order.destination.address, envelope, payload)
+
+    def _arriving(self) -> ArrivingRequest:
+        live = self._live
+        return ArrivingRequest(
+            live.frontend,
+            live.attempt,
+            live.hop,
+            live.arrival_time_s,
+            self._host.fingerprint,
+            self.order.verify_kv,
+            live.past_instances.ages(self._host.now_s()),
+        )
+
+    def _committed(self) -> tuple[CommittedRequest, list[bytes | memoryview]]:
+        assert self._suspended is not None
+        live, payload = self._live, list(self._suspended.state)
+        kept: list[KeptOutput] = []
+        self._encode_kept()
+        for each in live.kept:
+            frames = self._encoded[each.first_index]
+            kept.append(KeptOutput(each.first_index, each.num_tokens, len(frames)))
+            payload.extend(frames)
+        committed = CommittedRequest(
+            live.next_index,
+            len(self._suspended.state),
+            tuple(kept),
+            self._digested,
+            self._record(STATE.MIGRATED, ""),
+            live.rank_change,
+        )
+        return committed, payload
+
+    def _encode_kept(self) -> None:
+        for each in self._live.kept:
+            if each.first_index not in self._encoded:
+                self._encoded[each.first_index] = self._host.encode_kept(
+                    each, self.order.request_id
+                )
+
+    # -- the end -------------------------------------------------------------------------
+
+    def _record(self, outcome: source.SourceState, code: str) -> MoveRecord:
+        order = self.order
+        return MoveRecord(
+            order.migration_id,
+            order.request_id,
+            self._host.me.instance_id,
+            order.destination.instance_id,
+            order.reason,
+            outcome,
+            code,
+            self._num_tokens,
+            self._num_cached,
+            self._host.now_s() - self._began_s,
+            tuple(self._stages),
+            order.decision,
+        )
+
+    def _close(self, outcome: source.SourceState, code: str) -> None:
+        record = self._record(outcome, code)
+        if outcome is not STATE.MIGRATED:  # else its frontend says so, which knows the downtime
+            self._host.tell(_failed(record, self._host.me), self._live.frontend)
+        self.order.on_closed(record)
+
+
+def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
+    return LoggedEvent(
+        EventKind.MIGRATION_FAILED,
+        time.time(),
+        record.migration_id,
+        f"{why(record.code) or record.outcome}; {record.reason}",
+        instance_id=me.instance_id,
+        incarnation=me.incarnation,
+        request_id=record.request_id,
+        numbers=record.numbers(),
+        labels=record.labels(),
+    )
+
+
+def _nothing(_result: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,325 @@
+"""How an instance relieves itself: on the controller's order, by requests of its own choice.
+
+While it has an order it looks at its requests between two steps and begins moves for as long as
+`next_move` says so and the limits allow; again with each new order and whenever a move has ended
+well. Nothing is asked of the engine without an order. When there is nobody to send, it says so: the
+controller, which knows of no request, pairs it with another destination then.
+"""
+
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.load.freeness import finite
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.record import MoveRecord
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.sentences import why
+from controller.core.migration.source import MoveCancelled, SourceState
+from controller.core.migration.stages import MAX_STAGES
+from controller.core.record.event_log import EventKind, LoggedEvent, Number
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
+from controller.core.rescheduling.relief import (
+    Decision,
+    MoveReason,
+    NotMoved,
+    ReliefView,
+    next_move,
+)
+from controller.ports.engine import Engine
+from controller.runtime.instance.moves.host import MoveHost
+from controller.runtime.instance.moves.instance_moves import InstanceMoves
+from controller.runtime.instance.moves.links import Links
+from controller.runtime.instance.moves.outgoing import MoveOrder, OutgoingMove
+from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
+
+# An order ends after so many intervals without another one: the controller is gone.
+ORDER_INTERVALS = 2
+# A request whose move failed is not tried again for so long, unless it failed because of what the
+# request itself did. Destinations that fail are the controller's to avoid.
+FAILED_AGAIN_S = 1.0
+DRAIN_CANCELLED = "drain_cancelled"
+_TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED})
+# From a destination's count to the controller's note of when it came in: one way on the network and
+# the two loops' turns. Counted too early, what was just sent there would count for nothing.
+STATUS_LAG_S = 0.02
+# So many tell in a second why they were not moved: 64 instances then write 128 events.
+MAX_TOLD_PER_S = 2
+NUM_STEPS_MEASURED = 15
+
+
+@dataclass(slots=True)
+class _Sent:
+    candidate: Candidate
+    destination: InstanceRef
+    move: OutgoingMove | None
+    """None once it is over: it holds the request's prompt."""
+    reserved_s: float | None = None
+    closed_s: float | None = None
+
+    def counted_s(self) -> float | None:
+        """When its destination began to count it: with its blocks, or with its place in the
+        queue."""
+        if self.candidate.queued:
+            return self.closed_s
+        return self.reserved_s if self.move is None else self.move.reserved_s
+
+    def close(self, now_s: float) -> None:
+        if self.move is not None:
+            self.reserved_s, self.move, self.closed_s = self.move.reserved_s, None, now_s
+
+
+class ReliefMoves:
+    """Of the event loop's thread."""
+
+    def __init__(
+        self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
+    ) -> None:
+        self._host = host
+        self._moves = instance_moves
+        self._links = links
+        self._controller_address = controller_address
+        self._order: Relief | None = None
+        self._round_id = ""
+        self._nothing_came_of_it = False
+        """Of this order, so far, and it was not told."""
+        self._expires_s = 0.0
+        self._looking = False
+        self._epoch = secrets.token_hex(3)
+        """Destinations remember moves for longer than a process needs to be started again, and a
+        new controller may give it the incarnation of the one before."""
+        self._numbers = itertools.count(1)
+        self._sent: dict[str, _Sent] = {}
+        """By migration id: on their way, or there and perhaps not in the destination's count."""
+        self._failed: dict[str, tuple[str, float]] = {}
+        """By request id: why its last move failed, and when."""
+        self._step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
+        self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
+
+    # -- what happens --------------------------------------------------------------------
+
+    def ordered(self, ordered: ReliefOrdered) -> None:
+        self._order, self._round_id = ordered.relief, ordered.round_id
+        self._nothing_came_of_it = self._order is not None
+        if self._order is None:
+            # Whatever comes next, an interval from now, counts those that are over.
+            self._sent = {id_: sent for id_, sent in self._sent.items() if sent.move is not None}
+            return
+        now_s = self._host.now_s()
+        self._expires_s = now_s + ORDER_INTERVALS * self._order.config.interval_s
+        self._forget_counted(self._order, now_s)
+        self._look()
+
+    def stepped(self, step_time_s: float) -> None:
+        self._step_times_s.append(step_time_s)
+
+    def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        if self._order is not None and is_lost(self._order.destination):
+            self._order = None
+
+    def drain_ended(self) -> None:
+        """Whoever was about to leave because of it stays; who is handed over already leaves."""
+        for sent in list(self._sent.values()):
+            if sent.move is not None and sent.move.order.reason == MoveReason.DRAIN:
+                sent.move.handle(MoveCancelled(DRAIN_CANCELLED))
+
+    def fenced(self) -> None:
+        """Moves in doubt are forgotten without an end."""
+        self._order = None
+        self._sent.clear()
+
+    # -- decisions -----------------------------------------------------------------------
+
+    def _may_begin(self) -> bool:
+        if self._order is None or self._host.now_s() >= self._expires_s:
+            return False
+        return self._moves.num_moves < self._moves.max_moves
+
+    def _look(self) -> None:
+        if self._looking or not self._may_begin():
+            return
+        self._looking = True
+        me = self._host.me
+
+        def look(engine: Engine) -> tuple[InstanceSnapshot, Sequence[Candidate]]:
+            snapshot = engine.snapshot(me.instance_id, me.incarnation)
+            return snapshot, engine.moves.candidates()
+
+        self._host.between_steps(look, self._decide)
+
+    def _decide(self, found: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
+        """Several moves may begin out of one look: what has begun counts as leaving."""
+        self._looking = False
+        snapshot, seen = found
+        snapshot = replace(snapshot, draining=self._moves.draining)
+        candidates = self._known(seen)
+        while self._may_begin():
+            assert self._order is not None
+            decision = next_move(self._view(self._order, snapshot, candidates))
+            for refused in decision.refused:
+                self._tell(refused, self._order)
+            chosen = decision.chosen
+            if chosen is None:
+                self._tell_fruitless(decision, self._order, snapshot)
+                return
+            refusal = self._moves.refusal(chosen.request_id)
+            if refusal is None:
+                self._begin(chosen, decision, self._order)
+            now = replace(chosen, outgoing=refusal is None, refusal=refusal)
+            candidates = [now if each is chosen else each for each in candidates]
+
+    def _view(
+        self, order: Relief, snapshot: InstanceSnapshot, candidates: Sequence[Candidate]
+    ) -> ReliefView:
+        to = order.destination
+        return ReliefView(
+            source=snapshot,
+            candidates=candidates,
+            destination=order.snapshot,
+            sent=[sent.candidate for sent in self._sent.values() if sent.destination.key == to.key],
+            levels=order.levels,
+            config=order.config,
+            block_bytes=self._host.blocks.block_bytes,
+            bytes_per_s=self._links.bytes_per_s(to.instance_id),
+            step_time_s=median(self._step_times_s) if self._step_times_s else None,
+        )
+
+    def _known(self, seen: Sequence[Candidate]) -> list[Candidate]:
+        """With what only the llumlet knows of them. Most came from a frontend, and are as they
+        were seen."""
+        now_s, requests = self._host.now_s(), self._host.requests
+        self._failed = {
+            request_id: (code, at_s)
+            for request_id, (code, at_s) in self._failed.items()
+            if at_s > now_s - FAILED_AGAIN_S
+        }
+        leaving = {move.request_id for move in self._moves.in_flight()}
+        known = []
+        for candidate in seen:
+            live = requests.get(candidate.request_id)
+            if live is None or candidate.request_id in leaving:
+                # One that has ended since is still in the snapshot's counts, like one that leaves.
+                known.append(replace(candidate, outgoing=True))
+                continue
+            moves, failed = live.past_instances.ages(now_s), self._failed.get(candidate.request_id)
+            if moves or failed is not None:
+                candidate = replace(
+                    candidate,
+                    refusal=candidate.refusal or (failed and failed[0]),
+                    moves=moves,
+                )
+            known.append(candidate)
+        return known
+
+    # -- moves ---------------------------------------------------------------------------
+
+    def _begin(self, chosen: Candidate, decision: Decision, order: Relief) -> None:
+        instance_id = self._host.me.instance_id
+        migration_id = f"m-{instance_id}-{self._epoch}-{next(self._numbers)}"
+        move = self._moves.begin(
+            MoveOrder(
+                migration_id,
+                chosen.request_id,
+                order.destination,
+                decision.reason,
+                verify_kv=False,
+                max_stages=MAX_STAGES,
+                on_closed=self._on_closed,
+                decision={**decision.numbers, **_considered(order)},
+            )
+        )
+        self._nothing_came_of_it = False
+        self._sent[migration_id] = _Sent(chosen, order.destination, move)
+
+    def _on_closed(self, record: MoveRecord) -> None:
+        now_s = self._host.now_s()
+        self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
+        if record.outcome == SourceState.MIGRATED:
+            self._links.measured(record)
+            if sent := self._sent.get(record.migration_id):
+                sent.close(now_s)
+            self._look()
+            return
+        self._sent.pop(record.migration_id, None)
+        if record.code not in _TRY_AT_ONCE:
+            self._failed[record.request_id] = (record.code, now_s)
+
+    def _forget_counted(self, order: Relief, now_s: float) -> None:
+        """What an order's count of its destination holds; and what went elsewhere long ago."""
+        taken_s = now_s - order.snapshot_age_s - STATUS_LAG_S
+        to = order.destination.key
+        for migration_id, sent in list(self._sent.items()):
+            counted_s, closed_s = sent.counted_s(), sent.closed_s
+            here = sent.destination.key == to
+            counted = here and counted_s is not None and counted_s <= taken_s
+            old = closed_s is not None and closed_s <= now_s - FAILED_AGAIN_S
+            if counted or old:
+                del self._sent[migration_id]
+
+    # -- words ---------------------------------------------------------------------------
+
+    def _tell_fruitless(
+        self, decision: Decision, order: Relief, snapshot: InstanceSnapshot
+    ) -> None:
+        """Once of an order. Who is a source still but for what leaves it for other places, refusing
+        nobody, waits for that. An evicted request that waits makes a source at any freeness."""
+        leaving_for = {move.destination_id for move in self._moves.in_flight()}
+        is_source = decision.reason or snapshot.num_evicted_queued
+        fruitless = decision.refused or (is_source and not leaving_for)
+        to, me = order.destination, self._host.me
+        if not self._nothing_came_of_it or not fruitless or to.instance_id in leaving_for:
+            return
+        self._nothing_came_of_it = False
+        said = ReliefFruitless(
+            self._round_id, me.instance_id, me.incarnation, to.instance_id, to.incarnation
+        )
+        self._host.send(self._controller_address, said)
+
+    def _tell(self, refused: NotMoved, order: Relief) -> None:
+        """Once of a request and code. A prefill is over soon, and nothing to tell of."""
+        live, now_s = self._host.requests.get(refused.request_id), self._host.now_s()
+        if live is None or refused.code in live.told or refused.code == MoveRefusal.IN_PREFILL:
+            return
+        if len(self._told_s) == MAX_TOLD_PER_S and self._told_s[0] > now_s - 1.0:
+            return
+        self._told_s.append(now_s)
+        live.told.add(refused.code)
+        me, to = self._host.me, order.destination.instance_id
+        event = LoggedEvent(
+            EventKind.NOT_MOVED,
+            time.time(),
+            self._round_id,
+            f"to {to}: {_sentence(refused.code)} ({refused.code})",
+            instance_id=me.instance_id,
+            incarnation=me.incarnation,
+            request_id=refused.request_id,
+            numbers={
+                "source_freeness_steps": finite(order.source_freeness),
+                "destination_freeness_steps": order.destination_freeness,
+                **refused.numbers,
+                **_considered(order),
+            },
+            labels={
+                "from": me.instance_id,
+                "to": to,
+                "code": refused.code,
+                "why": _sentence(refused.code),
+            },
+        )
+        self._host.tell(event, live.frontend)
+
+
+def _considered(order: Relief) -> dict[str, Number]:
+    """At the beginning of the round."""
+    return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}
+
+
+def _sentence(code: str) -> str:
+    return SENTENCES[ReliefRefusal(code)] if code in SENTENCES else why(code)

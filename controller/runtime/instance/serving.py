@@ -1,0 +1,317 @@
+"""What an instance does while its engine serves: requests in, outputs out, and moves.
+
+All of it on the event loop's thread; the engine has its own (`engine_thread`). Encoding, sockets
+and bookkeeping of token positions (`emission`) stay on this one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.ports.engine import Engine, EngineEvent, StepOutputs
+from controller.ports.frames import Frames
+from controller.ports.kv_transfer import KvTransfer
+from controller.ports.mailbox import Mailbox
+from controller.runtime.instance.emission import Emission
+from controller.runtime.instance.engine_thread import EngineThread
+from controller.runtime.instance.moves.instance_moves import InstanceMoves
+from controller.runtime.instance.moves.links import Links
+from controller.runtime.instance.moves.live_request import Kept, LiveRequest
+from controller.runtime.instance.moves.ordered_moves import OrderedMoves
+from controller.runtime.instance.moves.relief_moves import ReliefMoves
+from controller.runtime.member import Membership
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import InstanceLost, StatusPushed
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import (
+    FenceAnswered,
+    MoveAsked,
+    MoveEnvelope,
+    MoveLimitsSet,
+    MoveRefusalAsked,
+    OwnerAsked,
+    TransferMessage,
+)
+from controller.runtime.messages.operations import DrainSet, RankConfirmed, RankSet, ReliefOrdered
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    AddRequest,
+    OutputsMissing,
+    OutputsReceived,
+    RequestEvents,
+    RequestRefused,
+)
+
+log = logging.getLogger(__name__)
+
+# Moves repeat and give up by the clock; the shortest of their times is 0.2 s.
+MOVES_TICK_S = 0.05
+
+T = TypeVar("T")
+
+
+class Serving:
+    """`transfer` starts with it; whoever made that closes it."""
+
+    def __init__(
+        self,
+        member: Membership,
+        mailbox: Mailbox,
+        engine: Engine,
+        thread: EngineThread,
+        transfer: KvTransfer,
+    ) -> None:
+        self._member = member
+        self._mailbox = mailbox
+        self._engine = engine
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._frontends: list[str] = []  # an engine's frontend_index is a position here
+        self.requests: dict[str, LiveRequest] = {}
+        self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
+        self.transfer = transfer
+        transfer.start(self.blocks, self._tell_transfer)
+        self.instance_moves = InstanceMoves(self, engine.block_size)
+        links, controller = Links(), member.controller_address
+        self._orders = OrderedMoves(self, self.instance_moves, links, controller)
+        self.relief_moves = ReliefMoves(self, self.instance_moves, links, controller)
+        self.emission = Emission(
+            member,
+            mailbox,
+            engine,
+            self.requests,
+            self._frontends,
+            self.instance_moves.request_finished,
+        )
+        self._ticking = asyncio.create_task(self._tick_moves())
+
+    def close(self) -> None:
+        self._ticking.cancel()
+
+    def on_message(self, message: Message, payload: Sequence[memoryview]) -> bool:
+        """False for what has nothing to do with requests."""
+        match message:
+            case AddRequest() as add:
+                self._take_in(add, payload)
+            case AbortRequests(request_ids=ids):
+                self.abort(ids)
+            case OutputsReceived(items=items):
+                for request_id, next_index in items:
+                    if live := self.requests.get(request_id):
+                        live.received(next_index)
+            case OutputsMissing() as missing:
+                self.emission.send_again(missing)
+            case RankSet() as wanted:
+                self._take_rank(wanted)
+            case InstanceLost(instance_id=instance_id, incarnation=incarnation):
+                self._peer_lost(lambda peer: peer.key == (instance_id, incarnation))
+            case _:
+                return self._on_move_message(message, payload)
+        return True
+
+    def _on_move_message(self, message: Message, payload: Sequence[memoryview]) -> bool:
+        """False for what has nothing to do with moves."""
+        match message:
+            case TransferMessage(sender=sender):
+                self.transfer.told(sender, payload)
+            case MoveEnvelope() as envelope:
+                if self._is_mine(envelope):
+                    self.instance_moves.receive(envelope, payload)
+            case MoveAsked() as asked:
+                self._orders.asked(asked)
+            case MoveRefusalAsked() as asked:
+                self._orders.refusals_asked(asked)
+            case MoveLimitsSet(max_moves=max_moves, max_bytes_per_s=max_bytes_per_s):
+                self.instance_moves.max_moves = max_moves
+                self.transfer.max_bytes_per_s = max_bytes_per_s
+            case ReliefOrdered() as ordered:
+                self.relief_moves.ordered(ordered)
+            case DrainSet(draining=draining):
+                self.instance_moves.draining = draining
+                if not draining:
+                    self.relief_moves.drain_ended()
+                self._thread.push_status()
+            case FenceAnswered() as answer:
+                self.instance_moves.fence_answered(answer)
+            case OwnerAsked() as asked:
+                self.instance_moves.owner_asked(asked)
+            case _:
+                return False
+        return True
+
+    def _is_mine(self, envelope: MoveEnvelope) -> bool:
+        """Nothing arrives for an incarnation before this one; what is said of moves that it had
+        counts, as they are still remembered here."""
+        return envelope.arriving is None or envelope.destination.key == self.me.key
+
+    def _take_rank(self, wanted: RankSet) -> None:
+        """Of a request that is not here its frontend asks the next owner."""
+        live = self.requests.get(wanted.request_id)
+        if live is None:
+            return
+        if wanted.change > live.rank_change:
+            live.rank_change = wanted.change
+            self.set_rank(wanted.request_id, wanted.rank)
+        confirmed = RankConfirmed(
+            wanted.request_id,
+            live.rank_change,
+            self._member.member_id,
+            self._member.incarnation,
+            live.hop,
+        )
+        self.send(live.frontend, confirmed)
+
+    def _take_in(self, add: AddRequest, payload: Sequence[memoryview]) -> None:
+        if add.incarnation != self._member.incarnation:
+            self.refuse(add, "its instance has restarted; send it again", retryable=True)
+            return
+        try:
+            prepared = self.prepare(payload, add.reply_to)
+        except ValueError as error:
+            self.refuse(add, str(error))
+            self._thread.account(add.dispatch_seq)
+            return
+        self.requests[add.request_id] = LiveRequest(
+            add.reply_to,
+            add.attempt,
+            add.hop,
+            add.arrival_time_s,
+            [bytes(frame) for frame in payload],
+        )
+        self._thread.add(add, prepared)
+
+    def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
+        self.requests.pop(add.request_id, None)
+        self.send(add.reply_to, RequestRefused(add.request_id, message, retryable))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        hops = {r: live.hop for r in request_ids if (live := self.requests.pop(r, None))}
+        self._thread.command(lambda engine: engine.abort(request_ids))
+        for request_id in request_ids:
+            self.instance_moves.client_left(request_id, hops.get(request_id, 0))
+
+    def fenced(self) -> None:
+        """Another incarnation begins: nothing of this one goes on."""
+        log.warning("fenced: dropping %d requests", len(self.requests))
+        self.relief_moves.fenced()
+        self.instance_moves.fenced()
+        self.abort(tuple(self.requests))
+
+    def address_lost(self, address: str) -> None:
+        """A frontend that is gone reads nothing more: its requests' blocks are freed."""
+        self._peer_lost(lambda peer: peer.address == address)
+        self.instance_moves.frontend_lost(address)
+        orphans = [r for r, live in self.requests.items() if live.frontend == address]
+        if orphans:
+            log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
+            self.abort(orphans)
+
+    def _peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
+        self.relief_moves.peer_lost(is_lost)
+        self.instance_moves.peer_lost(is_lost)
+
+    # -- from the engine's thread --------------------------------------------------------
+
+    def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
+        self.relief_moves.stepped(step_time_s)
+        self.emission.emit(outputs, step_time_s)
+
+    def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
+        """The controller, for its log, and each request's frontend, for its history."""
+        cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
+        by_frontend: dict[str, list[LoggedEvent]] = {}
+        for event in (self._logged(event, cause_id) for event in events):
+            self._member.tell(event)
+            if live := self.requests.get(event.request_id or ""):
+                by_frontend.setdefault(live.frontend, []).append(event)
+        for frontend, its_events in by_frontend.items():
+            self._mailbox.send(frontend, encode(RequestEvents(tuple(its_events))))
+        for event in events:
+            if event.kind == "evicted":
+                self.instance_moves.request_evicted(event.request_id)
+
+    def _logged(self, event: EngineEvent, cause_id: str) -> LoggedEvent:
+        numbers = {"num_tokens": event.num_tokens}
+        if event.kind == "admitted":
+            kind, reason = EventKind.ADMITTED, "into the batch"
+            numbers["num_cached_tokens"] = event.num_cached_tokens
+        else:
+            kind, reason = EventKind.EVICTED, "memory pressure"
+        return LoggedEvent(
+            kind,
+            event.time_s,
+            cause_id,
+            reason,
+            instance_id=self._member.member_id,
+            incarnation=self._member.incarnation,
+            request_id=event.request_id,
+            numbers=numbers,
+        )
+
+    def completed(self, status: StatusPushed) -> StatusPushed:
+        """With what the engine does not know."""
+        return msgspec.structs.replace(
+            status,
+            snapshot=replace(status.snapshot, draining=self.instance_moves.draining),
+            ttft_p99_s=self.emission.ttft_p99_s(),
+            moves=self.instance_moves.in_flight(),
+            num_moves_in=self.instance_moves.num_moves_in,
+        )
+
+    async def _tick_moves(self) -> None:
+        """Sleeps while there is no move: an idle instance takes no time for them."""
+        while True:
+            await self.instance_moves.busy.wait()
+            await asyncio.sleep(MOVES_TICK_S)
+            try:
+                self.instance_moves.tick()
+            except Exception:  # without ticks no move would ever end
+                log.exception("moves: a tick failed")
+
+    # -- what moves need (runtime/instance/moves/host.py) -----------------------------------------
+
+    @property
+    def me(self) -> InstanceRef:
+        return InstanceRef(self._member.member_id, self._member.incarnation, self._mailbox.address)
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
+        self._thread.between_steps(work, then)
+
+    def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None:
+        self._mailbox.send(address, encode(message), payload)
+
+    def tell(self, event: LoggedEvent, frontend: str) -> None:
+        self._member.tell(event)
+        self.send(frontend, RequestEvents((event,)))
+
+    def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
+        return self._engine.prepare(frames, self._frontend_index(frontend))
+
+    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
+        return self.emission.encode_kept(kept, request_id)
+
+    def set_rank(self, request_id: str, rank: int) -> None:
+        self.instance_moves.set_rank(request_id, rank)
+
+    def end(self, request_id: str, hop: int) -> None:
+        if request_id in self.requests:
+            self.abort((request_id,))
+        else:
+            self.instance_moves.client_left(request_id, hop)
+
+    def _frontend_index(self, address: str) -> int:
+        if address not in self._frontends:
+            self._frontends.append(address)
+        return self._frontends.index(address)
+
+    def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
+        self.send(peer.address, TransferMessage(self.me), frames)

@@ -1,0 +1,124 @@
+"""How the messages of a cluster travel: msgpack, one tagged union, no pickle.
+
+A message is one frame that holds one of the structs of this package, followed by opaque payload
+frames where the struct says so. Unknown tags and malformed bodies are refused by the decoder.
+"""
+
+import msgspec
+
+from controller.runtime.messages.members import (
+    Directory,
+    DrainFrontend,
+    EventsReported,
+    Hello,
+    InstanceLost,
+    StatusPull,
+    StatusPushed,
+    Welcome,
+)
+from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import (
+    FenceAnswered,
+    FenceAsked,
+    MoveAnnounced,
+    MoveAnswered,
+    MoveAsked,
+    MoveEnvelope,
+    MoveLimitsSet,
+    MoveRefusalAsked,
+    MoveRefusalsAnswered,
+    MoveTimed,
+    OwnerAsked,
+    RequestLost,
+    RequestMoved,
+    RequestNotMoved,
+    TransferMessage,
+)
+from controller.runtime.messages.operations import (
+    DrainSet,
+    FrontendLimitsSet,
+    RankChangeAnswered,
+    RankChangeAsked,
+    RankConfirmed,
+    RankSet,
+    ReliefFruitless,
+    ReliefOrdered,
+    StatusIntervalSet,
+)
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    AddRequest,
+    DispatchAsked,
+    Dispatched,
+    DispatchUnused,
+    DispatchWithdrawn,
+    OutputsEmitted,
+    OutputsMissing,
+    OutputsReceived,
+    Refused,
+    RequestEvents,
+    RequestRefused,
+    RequestsAnswered,
+    RequestsAsked,
+)
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Directory
+    | StatusPushed
+    | EventsReported
+    | RequestEvents
+    | RequestsAsked
+    | RequestsAnswered
+    | StatusPull
+    | DispatchAsked
+    | DispatchWithdrawn
+    | Dispatched
+    | Refused
+    | InstanceLost
+    | DrainFrontend
+    | AddRequest
+    | DispatchUnused
+    | AbortRequests
+    | OutputsEmitted
+    | OutputsReceived
+    | OutputsMissing
+    | RequestRefused
+    | MoveAsked
+    | MoveAnswered
+    | MoveRefusalAsked
+    | MoveRefusalsAnswered
+    | MoveLimitsSet
+    | MoveEnvelope
+    | MoveAnnounced
+    | RequestMoved
+    | RequestNotMoved
+    | RequestLost
+    | OwnerAsked
+    | FenceAsked
+    | FenceAnswered
+    | MoveTimed
+    | TransferMessage
+    | RankChangeAsked
+    | RankChangeAnswered
+    | RankSet
+    | RankConfirmed
+    | DrainSet
+    | StatusIntervalSet
+    | FrontendLimitsSet
+    | ReliefOrdered
+    | ReliefFruitless
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(frame: bytes | memoryview) -> AnyMessage:
+    """Raises msgspec.DecodeError for anything that is not one of ours."""
+    return _decoder.decode(frame)

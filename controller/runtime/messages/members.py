@@ -1,0 +1,113 @@
+"""Who belongs to the cluster and how each member is: between the controller and its members."""
+
+from typing import Literal
+
+import msgspec
+
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.record import MoveInFlight
+from controller.core.record.event_log import LoggedEvent
+from controller.ports.engine import Emulation
+from controller.runtime.messages.message import Message
+
+MemberKind = Literal["instance", "frontend"]
+Phase = Literal["starting", "active", "failed", "stopped"]
+
+
+class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a frontend must know of the engines to stand in for them."""
+
+    max_model_len: int
+    num_gpu_blocks: int
+    """As vLLM counts them: with its null block, which holds no tokens."""
+    block_size: int
+    supported_tasks: tuple[str, ...]
+
+
+class Hello(Message, frozen=True):
+    """Member to controller, about once a second: who I am, where, and how far I have got.
+
+    `incarnation` is 0 until the controller has given one. Repeating it lets a restarted
+    controller rebuild its table from what its members say.
+    """
+
+    kind: MemberKind
+    member_id: str
+    nonce: str
+    incarnation: int
+    address: str
+    node: str
+    pid: int
+    phase: Phase
+    detail: str = ""
+    info: EngineInfo | None = None
+    num_live_reqs: int = 0
+    up_s: float = 0.0
+    ttft_p99_s: float | None = None
+    """Of a frontend, over the last minute."""
+
+
+class Welcome(Message, frozen=True):
+    """Controller to member: your incarnation. `fenced`: drop all that you were running."""
+
+    nonce: str
+    incarnation: int
+    fenced: bool = False
+
+
+class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
+    instance_id: str
+    incarnation: int
+    address: str
+    info: EngineInfo
+    snapshot: InstanceSnapshot | None
+
+
+class Directory(Message, frozen=True):
+    """Controller to frontends: the instances that serve, with their last known status."""
+
+    instances: tuple[InstanceEntry, ...]
+
+
+class StatusPushed(Message, frozen=True):
+    """Instance to controller. `last_dispatch_seq`: the highest dispatch it has taken in."""
+
+    snapshot: InstanceSnapshot
+    last_dispatch_seq: int
+    num_steps: int
+    step_time_s: float
+    emulation: Emulation | None = None
+    ttft_p99_s: float | None = None
+    moves: tuple[MoveInFlight, ...] = ()
+    """Those of which it is the source."""
+    num_moves_in: int = 0
+    cpu_cores: float | None = None
+    """That its process kept busy over the last second or so; None before the first one is over."""
+
+
+class StatusPull(Message, frozen=True):
+    """Controller to instance: push a status now."""
+
+
+class EventsReported(Message, frozen=True):
+    """Member to controller. `num_before`: how many events this incarnation told of before, so
+    that what a controller that lagged did not get can be counted."""
+
+    member_id: str
+    incarnation: int
+    num_before: int
+    events: tuple[LoggedEvent, ...]
+
+
+class InstanceLost(Message, frozen=True):
+    """Controller to frontends: this incarnation is gone and so are its requests. And to the other
+    instances: what it moves to or from them comes to nothing."""
+
+    instance_id: str
+    incarnation: int
+
+
+class DrainFrontend(Message, frozen=True):
+    """Controller to frontend: answer 503 from now on, cut what still runs after `grace_s`."""
+
+    grace_s: float

@@ -1,0 +1,170 @@
+"""What is said about moves: between the two instances, to the frontend that owns the request, and
+between the controller and a source. See `messages` for how they travel.
+"""
+
+import msgspec
+
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.protocol import MoveMessage
+from controller.core.migration.record import MovePlan, MoveRecord
+from controller.core.migration.stages import MAX_STAGES
+from controller.core.rescheduling.candidate import PastMoves
+from controller.runtime.messages.message import Message
+
+
+class MoveAsked(Message, frozen=True):
+    """Controller to the source: move this request, or say what it would take."""
+
+    query_id: str
+    migration_id: str
+    request_id: str
+    destination: InstanceRef
+    reason: str
+    dry_run: bool
+    verify_kv: bool
+    max_stages: int = MAX_STAGES
+
+
+class MoveAnswered(Message, frozen=True):
+    """Source to controller: a plan, the record of a move that is over, or neither: `code` says
+    why it was not begun."""
+
+    query_id: str
+    code: str
+    plan: MovePlan | None = None
+    record: MoveRecord | None = None
+
+
+class MoveRefusalAsked(Message, frozen=True):
+    """Controller to an instance: which of these requests could not move now, and why?"""
+
+    query_id: str
+    request_ids: tuple[str, ...]
+
+
+class MoveRefusalsAnswered(Message, frozen=True):
+    query_id: str
+    refusals: tuple[tuple[str, str], ...]
+    """(request id, code), of those that cannot."""
+
+
+class MoveLimitsSet(Message, frozen=True):
+    """Controller to instances: what each may do at once. None: no limit."""
+
+    max_moves: int
+    max_bytes_per_s: float | None
+
+
+class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
+    """With the first PRE_ALLOC. Payload frames: the frontend's own encoding of the request, then
+    its output tokens so far as 32-bit integers. `verify_kv`: COMMIT will bring a digest."""
+
+    frontend: str
+    attempt: int
+    hop: int
+    arrival_time_s: float
+    fingerprint: str
+    verify_kv: bool = False
+    past_instances: PastMoves = ()
+    """Where it came from before."""
+
+
+class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that were sent and that the frontend has not confirmed; `num_frames` of payload."""
+
+    first_index: int
+    num_tokens: int
+    num_frames: int
+
+
+class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """With COMMIT. Payload frames: `num_state_frames` for the destination's engine, then those
+    of `kept`. `digest`: of the copied KV blocks, if it is to be compared."""
+
+    num_output_tokens: int
+    num_state_frames: int
+    kept: tuple[KeptOutput, ...]
+    digest: bytes | None
+    record: MoveRecord
+    rank_change: int = 0
+    """The last change of its rank that the source knows, by its frontend's numbers."""
+
+
+class MoveEnvelope(Message, frozen=True):
+    """Source to destination, and back: a message of the protocol in its envelope."""
+
+    migration_id: str
+    request_id: str
+    source: InstanceRef
+    destination: InstanceRef
+    message: MoveMessage
+    arriving: ArrivingRequest | None = None
+    committed: CommittedRequest | None = None
+
+
+class MoveAnnounced(Message, frozen=True):
+    """Source to frontend: this instance may own the request soon, in `hop`."""
+
+    request_id: str
+    destination: InstanceRef
+    hop: int
+
+
+class RequestMoved(Message, frozen=True):
+    """Destination to frontend: the request is mine from token `began_index` on."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+    began_index: int
+
+
+class RequestNotMoved(Message, frozen=True):
+    """Destination to the frontend that asked: I do not have it, and never will in `hop`."""
+
+    request_id: str
+    hop: int
+
+
+class RequestLost(Message, frozen=True):
+    """Source to frontend: I gave it to this instance in `hop`, and that one died."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+
+
+class OwnerAsked(Message, frozen=True):
+    """Frontend to the announced destination: the source died; do you have the request?"""
+
+    request_id: str
+    frontend: str
+    hop: int
+
+
+class FenceAsked(Message, frozen=True):
+    """Source to frontend: read nothing below `hop` for this request, unless it has moved."""
+
+    request_id: str
+    owner: InstanceRef
+    hop: int
+
+
+class FenceAnswered(Message, frozen=True):
+    request_id: str
+    hop: int
+    fenced: bool
+
+
+class MoveTimed(Message, frozen=True):
+    """Destination to frontend, ahead of the first token that it sends, which may be the last: the
+    step of that token took `step_time_s`. The frontend knows the downtime by its own clock."""
+
+    record: MoveRecord
+    step_time_s: float
+
+
+class TransferMessage(Message, frozen=True):
+    """Between the KV transfers of two instances; the payload is theirs."""
+
+    sender: InstanceRef

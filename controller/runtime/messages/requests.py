@@ -1,0 +1,135 @@
+"""Requests and their tokens: dispatch, hand-over to an instance, outputs, and questions about
+requests."""
+
+import msgspec
+
+from controller.core.record.event_log import LoggedEvent
+from controller.core.record.request_record import RequestRecord, RequestState
+from controller.runtime.messages.message import Message
+
+RECEIVED_EVERY = 32
+"""A frontend confirms what it received about every so many tokens; so a source keeps about that
+many outputs of each request. At 113 bytes a token with two logprobs that is next to nothing."""
+
+
+class RequestEvents(Message, frozen=True):
+    """Instance to the frontend whose requests these events are about."""
+
+    events: tuple[LoggedEvent, ...]
+
+
+class RequestsAsked(Message, frozen=True):
+    """Controller to frontends: which requests have you? `matching` is an id, the client's own id,
+    the beginning of an id, or an id as tables shorten it; with `history`, what happened to each
+    comes along."""
+
+    query_id: str
+    instance_id: str | None
+    states: tuple[RequestState, ...]
+    matching: str | None
+    history: bool
+    max_requests: int
+
+
+class RequestsAnswered(Message, frozen=True):
+    query_id: str
+    frontend_id: str
+    requests: tuple[RequestRecord, ...]
+    num_matching: int
+
+
+class DispatchAsked(Message, frozen=True):
+    request_id: str
+    frontend_id: str
+    num_prompt_tokens: int
+    rank: int
+    arrival_time_s: float
+
+
+class DispatchWithdrawn(Message, frozen=True):
+    request_id: str
+    frontend_id: str
+
+
+class Dispatched(Message, frozen=True):
+    request_id: str
+    instance_id: str
+    incarnation: int
+    seq: int
+    candidates: tuple[tuple[str, float], ...] = ()
+    """The best of the instances considered and their scores, best first."""
+    policy: str = ""
+    """That the controller chose by; empty where the frontend chose."""
+    num_considered: int = 0
+
+
+class Refused(Message, frozen=True):
+    request_id: str
+    code: str
+    retry_after_s: float
+
+
+class AddRequest(Message, frozen=True):
+    """Frontend to instance; payload frames: the engine's own request encoding."""
+
+    request_id: str
+    frontend_id: str
+    reply_to: str
+    incarnation: int
+    dispatch_seq: int
+    arrival_time_s: float = 0.0
+    attempt: int = 0
+    hop: int = 0
+
+
+class DispatchUnused(Message, frozen=True):
+    """Frontend to instance: no request will come for this dispatch; count it as reported."""
+
+    incarnation: int
+    dispatch_seq: int
+
+
+class AbortRequests(Message, frozen=True):
+    request_ids: tuple[str, ...]
+
+
+class OutputItem(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request in a payload: `num_tokens` from `first_index` in (attempt, hop)."""
+
+    request_id: str
+    attempt: int
+    hop: int
+    first_index: int
+    num_tokens: int
+    finish_reason: str | None = None
+
+
+class OutputsEmitted(Message, frozen=True):
+    """Instance to frontend; payload frames: the engine's own output encoding, item by item."""
+
+    instance_id: str
+    incarnation: int
+    items: tuple[OutputItem, ...]
+
+
+class OutputsReceived(Message, frozen=True):
+    """Frontend to instance, now and then: (request id, index of the next token it lacks)."""
+
+    items: tuple[tuple[str, int], ...]
+
+
+class OutputsMissing(Message, frozen=True):
+    """Frontend to the request's instance: these tokens were sent by whoever had it before, and
+    did not come."""
+
+    request_id: str
+    first_index: int
+    end_index: int
+
+
+class RequestRefused(Message, frozen=True):
+    """Instance to frontend: this request could not be taken in; `retryable` elsewhere."""
+
+    request_id: str
+    message: str
+    retryable: bool = False

@@ -1,0 +1,233 @@
+"""From results to figures. Latencies count from when a request was due, not from when it went
+out: a client that is late must not make a server look fast. Only right answers have latencies,
+and of these only the ones due after the warm-up."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.api.wire.models import ClusterStatus
+from llumctl.bench.measure import Observed
+from llumctl.bench.runner import Result, Results
+from llumctl.bench.target import num_evictions
+
+Values = NDArray[np.float64]
+
+LATE_CLIENT_S = 0.02
+BUSY_CLIENT_CORES = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of `count` values; percentiles are interpolated between the two nearest."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """All None where there is no value, `tpot_s` also where every answer is one token."""
+
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    itl_s: Spread | None
+    e2e_latency_s: Spread | None
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """Did the machine keep the emulated engines' time? Steps took `time_ratio` times what the
+    profile says; `late_steps_ratio` of them ended more than 5% late. `worst_time_ratio`: of the
+    instance that kept it worst."""
+
+    time_ratio: float
+    worst_time_ratio: float
+    late_steps_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one run comes to. `num_unfinished`: sent, and cut off by the interruption.
+
+    `latencies` by level, first of all requests under the name `all`. `step_time_s` of instances:
+    (mean, maximum) of what they reported during the load.
+    """
+
+    num_requests: int
+    num_sent: int
+    num_right: int
+    num_failed: int
+    num_unfinished: int
+    failures: dict[str, int]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_lost_tokens: int
+    num_doubled_tokens: int
+    num_wrong_tokens: int
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    latencies: dict[str, Latencies]
+    num_evictions: int | None
+    step_time_s: tuple[float, float] | None
+    emulation: Emulation | None
+    send_lag_p99_s: float
+    send_lag_max_s: float
+    client_cpu_s: float
+    client_cpu_cores: float
+    client_cpu_ms_per_token: float
+    interrupted: bool
+
+
+def of(results: Results, observed: Observed, num_requests: int, warmup_s: float) -> Figures:
+    ended = results.ended
+    right = [result for result in ended if result.is_right]
+    duration_s = max(results.duration_s, 1e-9)
+    num_output_tokens = sum(result.num_output_tokens for result in ended)
+    lags_s = np.array([result.lag_s for result in ended] or [0.0])
+    statuses = observed.statuses
+    return Figures(
+        num_requests=num_requests,
+        num_sent=results.num_sent,
+        num_right=len(right),
+        num_failed=len(ended) - len(right),
+        num_unfinished=results.num_sent - len(ended),
+        failures=dict(Counter(r.verdict.kind for r in ended if not r.is_right).most_common()),
+        num_prompt_tokens=sum(result.request.num_prompt_tokens for result in right),
+        num_output_tokens=num_output_tokens,
+        num_lost_tokens=sum(result.verdict.faults.num_lost for result in ended),
+        num_doubled_tokens=sum(result.verdict.faults.num_doubled for result in ended),
+        num_wrong_tokens=sum(result.verdict.faults.num_wrong for result in ended),
+        duration_s=duration_s,
+        requests_per_s=len(right) / duration_s,
+        output_tokens_per_s=num_output_tokens / duration_s,
+        latencies=_by_level([r for r in right if r.request.at_s >= warmup_s]),
+        num_evictions=_evictions(statuses),
+        step_time_s=_step_time_s(statuses),
+        emulation=_emulation(statuses),
+        send_lag_p99_s=float(np.percentile(lags_s, 99)),
+        send_lag_max_s=float(lags_s.max()),
+        client_cpu_s=results.client_cpu_s,
+        client_cpu_cores=results.client_cpu_s / duration_s,
+        client_cpu_ms_per_token=1000 * results.client_cpu_s / max(1, num_output_tokens),
+        interrupted=results.interrupted,
+    )
+
+
+def warnings(figures: Figures, observed: Observed) -> list[str]:
+    """What makes the figures say as much about the client as about the server."""
+    lines = []
+    if figures.send_lag_p99_s > LATE_CLIENT_S:
+        lines.append(
+            f"the client itself was late: 1 in 100 requests went out"
+            f" {1000 * figures.send_lag_p99_s:.0f} ms or more after it was due"
+        )
+    if figures.client_cpu_cores > BUSY_CLIENT_CORES:
+        lines.append(
+            f"the client used {figures.client_cpu_cores:.2f} of one core: its times are not"
+            " the server's alone"
+        )
+    if observed.num_unanswered:
+        lines.append(f"the controller left {observed.num_unanswered} questions unanswered")
+    return lines
+
+
+def latencies(results: Sequence[Result]) -> Latencies:
+    return Latencies(
+        ttft_s=spread(np.array([ttft_s(result) for result in results])),
+        tpot_s=spread(np.array([v for r in results if (v := tpot_s(r)) is not None])),
+        itl_s=spread(itl_s(results)),
+        e2e_latency_s=spread(np.array([e2e_latency_s(result) for result in results])),
+    )
+
+
+def ttft_s(result: Result) -> float:
+    return result.answer.token_times_s[0] - result.due_s
+
+
+def tpot_s(result: Result) -> float | None:
+    """Mean time per token after the first; None of a single token."""
+    times_s = result.answer.token_times_s
+    gaps = result.num_output_tokens - 1
+    return (times_s[-1] - times_s[0]) / gaps if gaps > 0 else None
+
+
+def itl_s(results: Iterable[Result]) -> Values:
+    """All gaps between events that carry tokens; one that carries several ends one gap."""
+    gaps = [np.diff(np.array(result.answer.token_times_s)) for result in results]
+    return np.concatenate(gaps) if gaps else np.array([])
+
+
+def e2e_latency_s(result: Result) -> float:
+    return result.answer.ended_s - result.due_s
+
+
+def spread(values: Values) -> Spread | None:
+    if not len(values):
+        return None
+    p50, p90, p99 = np.percentile(values, (50, 90, 99))
+    return Spread(
+        count=len(values),
+        mean=float(values.mean()),
+        p50=float(p50),
+        p90=float(p90),
+        p99=float(p99),
+        max=float(values.max()),
+    )
+
+
+def _by_level(results: Sequence[Result]) -> dict[str, Latencies]:
+    by_level: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.request.priority):
+        by_level.setdefault(result.request.level, []).append(result)
+    figures = {"all": latencies(results)}
+    if len(by_level) > 1:
+        figures |= {level: latencies(of_level) for level, of_level in by_level.items()}
+    return figures
+
+
+def _evictions(statuses: Sequence[ClusterStatus]) -> int | None:
+    if len(statuses) < 2:
+        return None
+    return num_evictions(statuses[0].instances, statuses[-1].instances)
+
+
+def _step_time_s(statuses: Sequence[ClusterStatus]) -> tuple[float, float] | None:
+    times_s = [
+        item.step_time_s
+        for status in statuses[1:-1]
+        for item in status.instances
+        if item.step_time_s and item.num_running_reqs
+    ]
+    return (sum(times_s) / len(times_s), max(times_s)) if times_s else None
+
+
+def _emulation(statuses: Sequence[ClusterStatus]) -> Emulation | None:
+    """Between the first status and the last, of the instances that did not restart."""
+    if len(statuses) < 2:
+        return None
+    before = {(item.id, item.incarnation): item for item in statuses[0].instances}
+    profile_s, wall_s, num_steps, num_late = 0.0, 0.0, 0, 0
+    ratios: list[float] = []
+    for item in statuses[-1].instances:
+        old = before.get((item.id, item.incarnation))
+        if old is None or old.emulation is None or item.emulation is None:
+            continue
+        took_s = item.emulation.wall_time_s - old.emulation.wall_time_s
+        should_s = item.emulation.profile_time_s - old.emulation.profile_time_s
+        profile_s, wall_s = profile_s + should_s, wall_s + took_s
+        num_steps += (item.num_steps or 0) - (old.num_steps or 0)
+        num_late += item.emulation.num_late_steps - old.emulation.num_late_steps
+        if should_s > 0:
+            ratios.append(took_s / should_s)
+    if not ratios or not num_steps:
+        return None
+    return Emulation(wall_s / profile_s, max(ratios), num_late / num_steps)

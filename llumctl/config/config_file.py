@@ -1,0 +1,179 @@
+"""The config file as raw tables: finding, reading, parsing, and which line a key is on."""
+
+import codecs
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.api.errors import UsageError
+from controller.api.state import plain_file
+from controller.api.state.run_state import CLUSTER_NAME
+from llumctl.config import toml_lines
+
+MAX_BYTES = 1 << 20
+DEFAULT = "the default one"
+# Python converts no longer ones, and does not say where it met them.
+_TOO_LONG = re.compile(r"[0-9][0-9_]{4300,}")
+_WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    path: Path
+    text: str
+    tables: dict[str, Any]
+    is_private: bool = False
+    """Whether it belongs to this user, and nobody else may read or change it."""
+
+    def line(self, key: toml_lines.Path) -> int:
+        return toml_lines.scan(self.text).find(key) or 1
+
+    def where(self, key: toml_lines.Path) -> str:
+        """`FILE:LINE` of a key."""
+        return f"{self.path}:{self.line(key)}"
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    home = Path(environ.get("XDG_CONFIG_HOME") or "")
+    base = home if home.is_absolute() else Path.home() / ".config"
+    return base / "llumctl" / "config.toml"
+
+
+def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFile | None:
+    """`--config`, else $LLUMCTL_CONFIG, else the XDG one if it exists.
+
+    Raises:
+        UsageError: the file that was asked for is absent, or any of them does not parse.
+    """
+    origin, path = locate(flag, environ)
+    try:
+        return read(path, origin)
+    except AbsentError:
+        if origin == DEFAULT:
+            return None
+        raise
+
+
+def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Path]:
+    """Who asks for a file, and for which. Only that of DEFAULT may be absent."""
+    return next((origin, path) for origin, path in candidates(flag, environ) if path is not None)
+
+
+def candidates(
+    flag: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[tuple[str, Path | None], ...]:
+    """The first that is set wins."""
+    named = environ.get("LLUMCTL_CONFIG")
+    return (
+        ("--config", flag),
+        ("LLUMCTL_CONFIG", Path(named) if named else None),
+        (DEFAULT, default_path(environ)),
+    )
+
+
+class AbsentError(UsageError):
+    pass
+
+
+def absent(path: Path, origin: str) -> AbsentError:
+    return AbsentError(f"{path}: there is no such config file ({origin})")
+
+
+def read(path: Path, origin: str) -> ConfigFile:
+    """`origin` says who asked for the file."""
+    try:
+        raw, found = plain_file.read_with_status(path, MAX_BYTES, takes_pipe=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise absent(path, origin) from error
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot read the config file ({origin}): {error.strerror}",
+            f"ls -l {path}",
+        ) from error
+    text = _decode(path, raw)
+    is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    is_private = is_own_file and not stat.S_IMODE(found.st_mode) & 0o077
+    return ConfigFile(path, text, _parse(path, text), is_private)
+
+
+def edit_command(path: Path, line: int) -> str:
+    return f"${{EDITOR:-vi}} +{line} {shlex.quote(str(path))}"
+
+
+def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Which cluster a command means: `--cluster`, $LLUMCTL_CLUSTER_NAME, the config file's.
+
+    Reads no more of the file than that, so that `status` and `down` work beside settings
+    that `up` would refuse.
+    """
+    if flag is not None:
+        return _checked(flag, "--cluster")
+    if named := environ.get("LLUMCTL_CLUSTER_NAME"):
+        return _checked(named, "LLUMCTL_CLUSTER_NAME")
+    config = find(None, environ)
+    cluster = config.tables.get("cluster") if config else None
+    if config is None or not isinstance(cluster, dict) or "name" not in cluster:
+        return "default"
+    return _checked(cluster["name"], config.where(("cluster", "name")))
+
+
+def _checked(name: object, where: str) -> str:
+    if isinstance(name, str) and CLUSTER_NAME.fullmatch(name):
+        return name
+    raise UsageError(
+        f"{where}: {str(name)[:60]!r} is not a cluster name:"
+        " 1 to 24 lower-case letters, digits and dashes",
+    )
+
+
+def _decode(path: Path, raw: bytes) -> str:
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors begin with it
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x})",
+            f"iconv -f latin1 -t utf-8 {path}",
+        ) from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    if line := toml_lines.too_deep(text):  # tomllib takes a minute for a name of 50,000 parts
+        raise UsageError(
+            f"{path}:{line}: a dotted key of more than {toml_lines.MAX_KEY_PARTS} parts",
+            edit_command(path, line),
+        )
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise UsageError(f"{path}:1: nested too deeply") from error
+    except ValueError as error:
+        raise _syntax_error(path, text, str(error)) from error
+
+
+def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
+    """tomllib reports a duplicate where its value ends and calls it overwriting: name it."""
+    duplicate = toml_lines.scan(text).duplicate
+    if duplicate is not None:
+        key, line, first = duplicate
+        name = ".".join(map(str, key))
+        return UsageError(
+            f"{path}:{line}: duplicate key {name} (first on line {first})",
+            edit_command(path, line),
+        )
+    if digits := _TOO_LONG.search(text):
+        line = text.count("\n", 0, digits.start()) + 1
+        return UsageError(f"{path}:{line}: a number of too many digits", edit_command(path, line))
+    found = _WHERE.search(reason)
+    last = text.rstrip().count("\n") + 1
+    line = int(found.group(1) or last) if found else 1
+    return UsageError(
+        f"{path}:{line}: not valid TOML: {_WHERE.sub('', reason)}", edit_command(path, line)
+    )

@@ -1,0 +1,192 @@
+"""Flags over environment over config file over defaults: one frozen `Settings`.
+
+Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
+counts as unset, and one that names no setting is refused like an unknown key of the file.
+`[engine]` and `[keys]` take any key: vLLM's own parser and the dashboard check those later.
+"""
+
+import json
+import os
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from controller.api.errors import UsageError
+from controller.api.settings.settings import Settings
+from llumctl.config import config_file, settings_checks, settings_errors
+from llumctl.config.settings_origin import Origins
+
+PREFIX = "LLUMCTL_"
+NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE")
+"""Where the file is, and the mark of a cluster's processes, which their children inherit."""
+
+Key = tuple[str, str]
+Flags = Mapping[Key, tuple[str, Any]]
+"""(table, key) -> (the flag's name, its value); None means that it was not given."""
+
+
+def load(
+    *,
+    config: Path | None = None,
+    flags: Flags | None = None,
+    engine_args: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Raises UsageError whose message starts with FILE:LINE, the variable or the flag."""
+    return load_with_origins(config, flags, engine_args, environ)[0]
+
+
+def load_with_origins(
+    config: Path | None = None,
+    flags: Flags | None = None,
+    engine_args: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Settings, Origins]:
+    """`load`, with where each setting came from."""
+    environ = os.environ if environ is None else environ
+    file = config_file.find(config, environ)
+    origins = Origins(file)
+    data = _from_file(file, origins)
+    _refuse_unknown(environ)
+    for (table, key), value in _from_environment(environ, origins).items():
+        _put(data, table, key, value)
+    for (table, key), (flag, value) in (flags or {}).items():
+        if value is not None:
+            origins.name((table, key), flag)
+            _put(data, table, key, value)
+    for argument in engine_args:
+        key, value = parse_engine_arg(argument)
+        origins.name(("engine", key), "--engine-arg")
+        _put(data, "engine", key, value)
+    return settings_checks.checked(_validated(data, origins), origins), origins
+
+
+def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
+    """`[keys]` alone, with where each came from: the dashboard also starts beside settings that
+    `up` would refuse. Raises UsageError."""
+    environ = os.environ if environ is None else environ
+    file = config_file.find(None, environ)
+    origins = Origins(file)
+    data: dict[str, Any] = {}
+    if file is not None and "keys" in file.tables:
+        data["keys"] = file.tables["keys"]
+    for (table, key), value in _from_environment(environ, origins, ("keys",)).items():
+        _put(data, table, key, value)
+    return _validated(data, origins).keys, origins
+
+
+def parse_engine_arg(argument: str) -> tuple[str, Any]:
+    """`max-model-len=4096` -> ("max_model_len", 4096): JSON if it parses, else a string."""
+    name, equals, raw = argument.partition("=")
+    key = engine_key(name.strip().lstrip("-"))
+    if not equals or not key:
+        raise UsageError(
+            f"--engine-arg: {argument[:60]!r} is not of the form key=value",
+            "llumctl up --engine-arg max_model_len=4096",
+        )
+    return key, parse_value(raw)
+
+
+def parse_value(raw: str) -> Any:
+    try:
+        return json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return raw
+
+
+def engine_key(name: str) -> str:
+    """The Python name of an engine argument."""
+    return name.replace("-", "_")
+
+
+def _refuse_constant(constant: str) -> None:
+    """NaN and Infinity are not JSON: they stay strings."""
+    raise ValueError(constant)
+
+
+def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
+    try:
+        return Settings.model_validate(data, strict=True)
+    except ValidationError as error:
+        raise settings_errors.explain(error, origins) from error
+
+
+def _from_file(file: config_file.ConfigFile | None, origins: Origins) -> dict[str, Any]:
+    if file is None:
+        return {}
+    data = dict(file.tables)
+    if isinstance(data.get("priority"), list):
+        data["priority"] = tuple(data["priority"])
+    if isinstance(data.get("engine"), dict):
+        data["engine"] = _engine_table(data["engine"], origins)
+    return data
+
+
+def _engine_table(table: dict[str, Any], origins: Origins) -> dict[str, Any]:
+    normal: dict[str, Any] = {}
+    for name, value in table.items():
+        key = engine_key(name)
+        if key in normal:
+            raise UsageError(
+                f"{origins.of(('engine', name))}: duplicate key engine.{key}"
+                " (written once with a dash and once with an underscore)"
+            )
+        normal[key] = value
+    return normal
+
+
+def _from_environment(
+    environ: Mapping[str, str], origins: Origins, tables: Container[str] = Settings.model_fields
+) -> dict[Key, Any]:
+    """Values by (table, key), converted to the types that the settings want."""
+    values: dict[Key, Any] = {}
+    for variable in sorted(environ):
+        table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+        known = variable.startswith(PREFIX) and table in tables
+        if not known or not key or not environ[variable]:
+            continue
+        origins.name((table, key), variable)
+        values[table, key] = _converted(variable, table, key, environ[variable])
+    return values
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not environ[variable]:
+            continue
+        table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+        if table not in Settings.model_fields or not key:
+            path = (table, key) if key else (table,)
+            raise settings_errors.unknown_variable(variable, path)
+
+
+def _converted(variable: str, table: str, key: str, raw: str) -> Any:
+    if table == "engine":
+        return parse_value(raw)
+    if table == "keys":
+        return raw
+    if table == "priority":
+        raise UsageError(
+            f"{variable}: priority levels can only be set in the config file",
+            f"write [[priority]] into it and unset {variable}",
+        )
+    model = settings_errors.table_model(table)
+    if key not in model.model_fields:
+        raise settings_errors.unknown_key(variable, (table, key))
+    info = model.model_fields[key]
+    kind: Any = info.annotation
+    for item in info.metadata:
+        kind = Annotated[kind, item]
+    try:
+        return TypeAdapter(kind).validate_python(raw)
+    except ValidationError as error:
+        raise settings_errors.explain_value(error, variable, raw) from error
+
+
+def _put(data: dict[str, Any], table: str, key: str, value: Any) -> None:
+    """A table that is not one stays as it is: validation names it."""
+    inner = data.get(table, {})
+    if isinstance(inner, dict):
+        data[table] = {**inner, key: value}

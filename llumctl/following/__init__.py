@@ -1,0 +1,1 @@
+"""Commands that go on asking: watching the status, drains and conditions."""

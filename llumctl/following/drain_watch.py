@@ -1,0 +1,196 @@
+"""Follows drains until they are over: asks the controller again and again, and says how far each
+is on stderr.
+
+Whoever follows is not needed: leaving ends nothing, and a controller that is away for a while is
+waited for.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
+from controller.api.settings.bounds import MAX_DEADLINE_S
+from controller.api.text.quantities import duration, latency
+from controller.api.wire.operations import DrainReport
+from llumctl import connect
+from llumctl.text import drains as drain_text
+from llumctl.text import output
+
+POLL_S = 1.0
+"""Each question is one to every frontend and every instance that drains."""
+GIVE_UP_S = 10.0
+"""How long after its deadline the end of a drain that is then given up is waited for."""
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class Watch:
+    """`reports`: the latest of each drain, in the order in which they were asked for."""
+
+    def __init__(self, cluster: str, begun: Sequence[DrainReport]) -> None:
+        self._cluster = cluster
+        self._reports = {report.instance_id: report for report in begun}
+        self._late: set[str] = set()
+        self._trouble = ""
+        self._said: dict[str, str] = {}
+        self._drawn = False
+        self._redraws = output.is_terminal(sys.stderr) and output.can_redraw()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clear()
+
+    @property
+    def reports(self) -> tuple[DrainReport, ...]:
+        return tuple(self._reports.values())
+
+    @property
+    def unfinished(self) -> tuple[DrainReport, ...]:
+        return tuple(report for report in self.reports if not is_over(report))
+
+    def until_over(self, timeout_s: float | None = None) -> None:
+        """Until each is over or past its deadline, or for so long. Raises NotRunningError when the
+        cluster is stopped."""
+        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._tell()
+        while any(report.instance_id not in self._late for report in self.unfinished):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(POLL_S, left_s))
+            self._look()
+            self._tell()
+
+    def _look(self) -> None:
+        asked_s = time.time()
+        try:
+            with connect.client(self._cluster) as client:
+                found = {report.instance_id: report for report in client.drains().drains}
+                over = {report.instance_id for report in self.unfinished} - set(found)
+                # A whole status is much to ask for each second.
+                still_there = {i.id for i in client.status().instances} if over else set()
+        except NotRunningError:
+            raise
+        except UnreachableError as error:
+            if not self._trouble:
+                self._clear()
+                output.say(f"{error.message}; waiting for it")
+            self._trouble = error.message
+            return
+        self._trouble = ""
+        for report in self.unfinished:
+            name = report.instance_id
+            now = found.get(name) or _without_order(report, is_there=name in still_there)
+            self._reports[name] = now
+            if not is_over(now) and _is_late(now, asked_s):
+                self._late.add(name)
+
+    def _tell(self) -> None:
+        lines = {report.instance_id: drain_text.progress(report) for report in self.reports}
+        for report in self.reports:
+            name = report.instance_id
+            keep = self._redraws and not is_over(report)
+            if not keep and self._said.get(name) != lines[name]:
+                self._clear()
+                output.say(lines[name])
+                self._said[name] = lines[name]
+        if self._redraws and self.unfinished:
+            going_on = "   ".join(lines[report.instance_id] for report in self.unfinished)
+            output.say_on(f"{_CLEAR_LINE}{_fitted(going_on)}")
+            self._drawn = True
+
+    def _clear(self) -> None:
+        if self._drawn:
+            output.say_on(_CLEAR_LINE)
+        self._drawn = False
+
+
+def is_over(report: DrainReport) -> bool:
+    """`active`: it was taken back."""
+    return is_done(report) or report.state == "active"
+
+
+def is_done(report: DrainReport) -> bool:
+    """The instance is empty, and gone if it was to go."""
+    emptied = report.safe_to_delete and not report.removes_instance
+    return emptied or report.state == "removed"
+
+
+def detached(reports: Sequence[DrainReport]) -> str:
+    """What is to be said to who stops watching."""
+    names = " ".join(report.instance_id for report in reports)
+    first = reports[0].instance_id if reports else ""
+    return (
+        f"no longer watching: the drain goes on ({names})\n"
+        f"try:   llumctl wait --for=drained={first}      or      llumctl undrain {names}"
+    )
+
+
+def check(
+    reports: Sequence[DrainReport],
+    deadline_s: float | None = None,
+    *,
+    waited_s: float | None = None,
+) -> None:
+    """Raises for the first that did not come to its end. `deadline_s`: how long was asked for;
+    `waited_s`: for how long it was waited for, whatever its deadline.
+
+    Raises:
+        TimedOutError: its deadline passed, or nobody waits for it any longer.
+        LlumctlError: it was taken back.
+    """
+    for report in reports:
+        if is_done(report):
+            continue
+        name = report.instance_id
+        passed = report.deadline_s is not None and time.time() >= report.deadline_s
+        given_up = report.state == "active" and passed and report.on_deadline == "abort"
+        if report.state == "active" and not given_up:
+            raise LlumctlError(
+                f"the drain of {name} was taken back before it was over",
+                "llumctl events --kind operator      llumctl status",
+            )
+        if not passed and waited_s is not None:
+            raise TimedOutError(
+                f"drain {name} is not over after {latency(waited_s)}:"
+                f" {drain_text.cannot_move(report)}; it goes on",
+                f"llumctl wait --for=drained={name}      or      llumctl scale +1",
+            )
+        after, longer = "", "600"
+        if passed and deadline_s is not None:
+            after = f" after {duration(deadline_s)}"
+            longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
+        goes_on = "it was given up" if given_up else "it goes on"
+        raise TimedOutError(
+            f"drain {name} timed out{after}: {drain_text.cannot_move(report)}; {goes_on}",
+            f"llumctl scale +1      or      llumctl drain {name} --deadline {longer}",
+        )
+
+
+def _is_late(report: DrainReport, now_s: float) -> bool:
+    grace_s = GIVE_UP_S if report.on_deadline == "abort" else 0.0
+    return report.deadline_s is not None and now_s >= report.deadline_s + grace_s
+
+
+def _without_order(report: DrainReport, *, is_there: bool) -> DrainReport:
+    """Of a drain that nobody wants any more: the instance is gone, or serves again."""
+    changes = {"num_moving": 0, "estimate_s": None}
+    if is_there:
+        return report.model_copy(update={**changes, "state": "active"})
+    gone = {"state": "removed", "safe_to_delete": True, "num_requests_left": 0, "cannot_move": ()}
+    return report.model_copy(update=changes | gone)
+
+
+def _fitted(line: str) -> str:
+    import shutil
+
+    return line[: max(1, shutil.get_terminal_size().columns - 1)]

@@ -1,0 +1,63 @@
+"""The watch stream for commands that go on until somebody ends them."""
+
+import queue
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from controller.api.errors import LlumctlError, NotRunningError, UnreachableError
+from controller.api.text.quantities import printable
+from llumctl import connect
+from llumctl.text import output
+
+if TYPE_CHECKING:
+    from controller.api.wire.models import Frame
+
+WAIT_S = 0.2
+MAX_HEARD = 4096
+
+
+def follow(
+    cluster: str, after: str, *, status_every_s: float | None = None, patient: bool = False
+) -> Iterator["Frame | None"]:
+    """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
+
+    Trouble and its end are told on stderr, once each. The `patient` wait out a controller that
+    answers and refuses, too.
+
+    Raises:
+        NotRunningError: the cluster was stopped.
+        LlumctlError: the controller answers, and refuses.
+    """
+    from controller.api.following import Follower, Lost
+
+    heard: queue.Queue[Frame | Lost] = queue.Queue(MAX_HEARD)
+    follower = Follower(
+        lambda: connect.client(cluster), heard.put, after=after, status_every_s=status_every_s
+    )
+    follower.start()
+    in_trouble = False
+    try:
+        while True:
+            try:
+                item = heard.get(timeout=WAIT_S)
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(item, Lost):
+                _raise_what_lasts(item.error, cluster, patient=patient)
+                if not in_trouble:
+                    output.say(f"{printable(item.error.message)}; trying again")
+                in_trouble = True
+                continue
+            if in_trouble:
+                output.say("the controller answers again")
+                in_trouble = False
+            yield item
+    finally:
+        follower.stop()
+
+
+def _raise_what_lasts(error: LlumctlError, cluster: str, *, patient: bool) -> None:
+    if isinstance(error, NotRunningError) or not (patient or isinstance(error, UnreachableError)):
+        raise error
+    connect.running(cluster)

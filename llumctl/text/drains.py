@@ -1,0 +1,151 @@
+"""Drains as text: the plan, how far each is, and what keeps its requests where they are."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from controller.api.text.quantities import duration, printable
+from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.operations import DrainReport
+from llumctl.text import output
+
+MAX_ROWS = 20
+"""Requests that a question and a table list; `-o wide` and the machine formats list all."""
+
+
+def render(reports: Sequence[DrainReport], *, wide: bool, colours: bool) -> str:
+    """A row for each, then its plan or what cannot move."""
+    columns: tuple[str, ...] = (
+        "ID",
+        "STATE",
+        "LEFT",
+        "MOVING",
+        "MOVED",
+        "ESTIMATE",
+        "DEADLINE",
+        "SAFE-TO-DELETE",
+    )
+    rows = [_row(report) for report in reports]
+    if wide:
+        columns += ("ON-DEADLINE", "THEN", "REVISION", "BY", "REASON")
+        rows = [row + _wide(report) for row, report in zip(rows, reports, strict=True)]
+    limit = None if wide else MAX_ROWS
+    parts = [output.table(columns, rows, colours=colours)]
+    for report in reports:
+        if report.plan:
+            parts.append(plan(report, limit=limit, colours=colours))
+        elif report.cannot_move:
+            parts.append(_staying(report, limit=limit, colours=colours))
+    return "\n\n".join(parts)
+
+
+def plan(report: DrainReport, *, limit: int | None = MAX_ROWS, colours: bool) -> str:
+    """Where each request would go, or why it cannot."""
+    rows = [
+        (
+            item.request_id,
+            item.client_id,
+            str(item.num_tokens),
+            str(item.num_blocks),
+            item.to_instance_id or "-",
+            item.why or item.code,
+        )
+        for item in report.plan
+    ]
+    header = ("REQUEST", "CLIENT-ID", "TOKENS", "BLOCKS", "TO", "WHY-NOT")
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
+    return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
+
+
+def question(reports: Sequence[DrainReport], status: ClusterStatus, *, colours: bool) -> str:
+    """What an operator should know before saying yes: the requests, and the capacity left."""
+    parts = [plan(report, colours=colours) for report in reports if report.plan]
+    for report in reports:
+        staying = sum(item.code not in ("", "moving") for item in report.plan)
+        cannot = f"; {staying} cannot move now" if staying else ""
+        parts.append(f"{report.instance_id}: {_requests(num_affected(report))} would move{cannot}")
+    parts.append(_capacity(status, {report.instance_id for report in reports}))
+    return "\n".join(parts)
+
+
+def progress(report: DrainReport) -> str:
+    """One line: how far it is, and when it may be over."""
+    name = report.instance_id
+    if report.state == "removed":
+        return f"{name}: removed"
+    if report.safe_to_delete:
+        return f"{name}: safe to delete ({report.num_moved} moved)"
+    if report.state == "active":
+        return f"{name}: not draining"
+    facts = [f"{report.num_requests_left} left", f"{report.num_moving} moving"]
+    facts.append(f"{report.num_moved} moved")
+    if report.estimate_s:
+        facts.append(f"~{duration(report.estimate_s)}")
+    if report.silent:
+        facts.append(f"no answer from {' '.join(report.silent)}")
+    line = f"{name}: {', '.join(facts)}"
+    return printable(f"{line}; {cannot_move(report)}" if report.cannot_move else line)
+
+
+def cannot_move(report: DrainReport) -> str:
+    """`2 requests cannot move (no instance has 118 free blocks)`; without any, what is left."""
+    if not report.cannot_move:
+        return f"{_requests(report.num_requests_left)} left"
+    whys = dict.fromkeys(item.why or item.code for item in report.cannot_move)
+    return f"{_requests(len(report.cannot_move))} cannot move ({'; '.join(whys)})"
+
+
+def num_affected(report: DrainReport) -> int:
+    return max(len(report.plan), report.num_requests_left)
+
+
+def _row(report: DrainReport) -> tuple[str, ...]:
+    return (
+        report.instance_id,
+        report.state,
+        str(report.num_requests_left),
+        str(report.num_moving),
+        str(report.num_moved),
+        duration(report.estimate_s or None),
+        _deadline(report.deadline_s),
+        "yes" if report.safe_to_delete else "no",
+    )
+
+
+def _wide(report: DrainReport) -> tuple[str, ...]:
+    then = "removed" if report.removes_instance else "kept"
+    return report.on_deadline, then, str(report.revision), report.actor, report.reason
+
+
+def _deadline(deadline_s: float | None) -> str:
+    """The control API is on this machine, and so is its clock."""
+    if deadline_s is None:
+        return "-"
+    left_s = deadline_s - time.time()
+    return f"in {duration(left_s)}" if left_s > 0 else "passed"
+
+
+def _staying(report: DrainReport, *, limit: int | None, colours: bool) -> str:
+    rows = [(item.request_id, item.client_id, item.why or item.code) for item in report.cannot_move]
+    header = ("REQUEST", "CLIENT-ID", "CANNOT-MOVE")
+    shown = output.table(header, rows[:limit], colours=colours, ids=("CLIENT-ID", "REQUEST"))
+    return "\n".join((f"{report.instance_id}:", shown, *_more(len(rows), limit)))
+
+
+def _more(count: int, limit: int | None) -> list[str]:
+    return [] if limit is None or count <= limit else [f"... and {count - limit} more (-o wide)"]
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def _capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
+    gone = set(leaving)
+    serving = [i for i in status.instances if i.state is InstanceState.ACTIVE]
+    left = [item for item in serving if item.id not in gone]
+    num_free = sum(item.num_free_blocks or 0 for item in left)
+    num_total = sum(item.num_total_blocks or 0 for item in left)
+    return (
+        f"left: {len(left)} of {len(serving)} serving instances,"
+        f" {num_free} of their {num_total} blocks free"
+    )

@@ -1,0 +1,240 @@
+"""What reaches the terminal: data on stdout, everything else on stderr.
+
+Tables are plain columns, never boxed. In a pipe nothing is cut; on a terminal that is too narrow
+ids are shortened, and nothing else.
+A reader that went away (closed pipe) is no error: what follows goes nowhere.
+"""
+
+import contextlib
+import json
+import math
+import os
+import select
+import shutil
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO
+
+from controller.api.errors import LlumctlError
+from controller.api.text.quantities import printable
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+BOLD, RED, YELLOW, GREEN = "1", "31", "33", "32"
+
+MIN_ID_WIDTH = 9
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+    YAML = "yaml"
+    NAME = "name"
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """A block of data on stdout, ended by a newline."""
+    _write(sys.stdout, f"{text}{end}")
+
+
+def say(text: str) -> None:
+    """A message on stderr."""
+    with contextlib.suppress(LlumctlError):
+        _write(sys.stderr, f"{text}\n")
+
+
+def say_on(text: str) -> None:
+    """What something follows on the same line of stderr: an answer, or the next of its kind."""
+    with contextlib.suppress(LlumctlError):
+        _write(sys.stderr, text)
+
+
+def reader_left() -> bool:
+    """Whether stdout is a pipe whose other end is closed: what follows, ends then."""
+    if sys.stdout is None:
+        return False
+    if sys.stdout in _left:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(mask & select.POLLERR for _, mask in poll.poll(0))
+    except (OSError, ValueError):  # no descriptor below
+        return False
+
+
+def flush() -> None:
+    """To be called last, so that the interpreter finds nothing left to write."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(LlumctlError):
+            _write(stream, "")
+
+
+def encode(format_: Format, whole: "BaseModel", rows: Sequence["BaseModel"]) -> str:
+    """The machine formats: the whole object, or a row per line with its schema version."""
+    if format_ is Format.JSON:
+        return json_text(plain(whole), indent=2)
+    if format_ is Format.YAML:
+        import yaml
+
+        text: str = yaml.safe_dump(plain(whole), sort_keys=False, allow_unicode=False)
+        return text.rstrip("\n")
+    if format_ is Format.JSONL:
+        version = {"schema_version": plain(whole).get("schema_version")}
+        return "\n".join(json_text({**version, **plain(row)}) for row in rows)
+    raise ValueError(f"{format_} is not a machine format")
+
+
+def plain(model: "BaseModel") -> dict[str, Any]:
+    """Values that JSON has; what is not finite becomes null."""
+    found: dict[str, Any] = _finite(model.model_dump(mode="json"))
+    return found
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """ASCII only: whatever the terminal's encoding, it stays JSON."""
+    return json.dumps(value, indent=indent, allow_nan=False)
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    colours: bool,
+    ids: Sequence[str] = (),
+) -> str:
+    """Columns two spaces apart, as wide as their widest cell. Figures are right-aligned. `ids`:
+    titles of columns that are shortened where the terminal is too narrow, the first one first."""
+    cells = [[printable(cell).strip() or "-" for cell in row] for row in rows]
+    if ids and is_terminal(sys.stdout):
+        _shorten(header, cells, ids, shutil.get_terminal_size().columns)
+    widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
+    right = [_is_figures(column) for column in zip(*cells, strict=True)] or [False] * len(header)
+    lines = []
+    for row in (list(header), *cells):
+        padded = [
+            _pad(cell, width, right=flush_right)
+            for cell, width, flush_right in zip(row, widths, right, strict=True)
+        ]
+        if colours:
+            padded = [_tint(cell) for cell in padded]
+        lines.append("  ".join(padded).rstrip())
+    if colours:
+        lines[0] = paint(lines[0], BOLD)
+    return "\n".join(lines)
+
+
+def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], room: int) -> None:
+    """Changes the cells: as little as fits, but no id gets less than MIN_ID_WIDTH."""
+    from controller.api.text.short_ids import shortened
+
+    widths = [max(map(_width, column)) for column in zip(header, *cells, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - room
+    ellipsis = "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "~"
+    for title in ids:
+        place = header.index(title)
+        width = max(MIN_ID_WIDTH, len(title), widths[place] - max(0, over))
+        if over > 0 and width < widths[place]:
+            shorter = shortened((row[place] for row in cells), width, ellipsis)
+            for row in cells:
+                row[place] = shorter[row[place]]
+            over -= widths[place] - max(len(title), *(len(row[place]) for row in cells))
+
+
+def use_colours(stream: TextIO | None) -> bool:
+    """A terminal that can, and nobody who said NO_COLOR."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return is_terminal(stream)
+
+
+def can_redraw() -> bool:
+    """Whether the terminal understands cursor movements."""
+    return os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def paint(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+_TINTS: Mapping[str, str] = {
+    "active": GREEN,
+    "ready": GREEN,
+    "ok": GREEN,
+    "starting": YELLOW,
+    "restarting": YELLOW,
+    "draining": YELLOW,
+    "drained": GREEN,
+    "removed": GREEN,
+    "degraded": YELLOW,
+    "stopping": YELLOW,
+    "warn": YELLOW,
+    "stalled": RED,
+    "failed": RED,
+    "fail": RED,
+}
+
+
+def _tint(cell: str) -> str:
+    colour = _TINTS.get(cell.strip())
+    return cell if colour is None else paint(cell, colour)
+
+
+def _pad(cell: str, width: int, *, right: bool) -> str:
+    space = " " * (width - _width(cell))
+    return space + cell if right else cell + space
+
+
+def _is_figures(column: Sequence[str]) -> bool:
+    return all(cell[0] in "-+.0123456789" for cell in column)
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal: East Asian wide characters take two."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None or stream.closed:
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        _silence(stream)
+    except OSError as error:
+        _silence(stream)
+        raise LlumctlError(f"cannot write the output: {error.strerror}") from error
+
+
+_left: list[TextIO] = []
+"""Streams whose reader went away."""
+
+
+def _silence(stream: TextIO) -> None:
+    """Points the stream's descriptor at nothing: the interpreter flushes it once more."""
+    _left.append(stream)
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

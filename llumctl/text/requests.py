@@ -1,0 +1,65 @@
+"""Requests as columns of text, and one with its history. A dash: not known, or not yet."""
+
+from collections.abc import Callable, Sequence
+
+from controller.api.text.events import where, why
+from controller.api.text.quantities import duration, latency, printable, time_of_day
+from controller.api.wire.models import RequestDetail, RequestStatus
+from llumctl.text import output
+
+Column = tuple[str, Callable[[RequestStatus], str]]
+
+COLUMNS: tuple[Column, ...] = (
+    ("ID", lambda item: item.id),
+    ("CLIENT-ID", lambda item: item.client_id),
+    ("STATE", lambda item: item.state),
+    ("LEVEL", lambda item: item.level),
+    ("INSTANCE", lambda item: item.instance_id or ""),
+    ("AGE", lambda item: duration(item.age_s)),
+    ("TTFT", lambda item: latency(item.ttft_s)),
+    ("TOK-IN", lambda item: str(item.num_prompt_tokens)),
+    ("TOK-OUT", lambda item: str(item.num_output_tokens)),
+    ("EVICT", lambda item: str(item.num_evictions)),
+    ("MOVABLE", lambda item: _movable(item)),
+)
+WIDE_COLUMNS: tuple[Column, ...] = (
+    *COLUMNS,
+    ("MOVES", lambda item: str(item.num_moves)),
+    ("FRONTEND", lambda item: item.frontend_id),
+    ("ARRIVED", lambda item: time_of_day(item.arrival_time_s, millis=True)),
+    ("PARENT", lambda item: item.parent_id or ""),
+    ("END", lambda item: item.finish_reason or ""),
+)
+
+
+def _movable(item: RequestStatus) -> str:
+    """yes, or the reason code (docs/metrics.md)."""
+    if item.movable is None:
+        return ""
+    return "yes" if item.movable else item.why_not_movable or "no"
+
+
+def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> str:
+    """In the controller's order."""
+    columns = WIDE_COLUMNS if wide else COLUMNS
+    rows = [[cell(item) for _, cell in columns] for item in requests]
+    names = [name for name, _ in columns]
+    return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
+
+
+def render_detail(item: RequestDetail, *, colours: bool) -> str:
+    """Its fields, then its history: since its arrival, what, where, why."""
+    facts = [(name.lower(), cell(item) or "-") for name, cell in WIDE_COLUMNS]
+    width = max(len(name) for name, _ in facts)
+    lines = [f"{name:<{width}}  {printable(value)}" for name, value in facts]
+    rows = [
+        (
+            f"+{latency(max(0.0, event.time_s - item.arrival_time_s))}",
+            event.kind,
+            where(event),
+            why(event),
+        )
+        for event in item.history
+    ]
+    history = output.table(("SINCE", "WHAT", "WHERE", "WHY"), rows, colours=colours)
+    return "\n".join((*lines, "", history))

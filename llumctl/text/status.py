@@ -1,0 +1,153 @@
+"""A cluster's status as columns of text. A dash stands for what is not known yet."""
+
+from collections.abc import Callable
+
+from controller.api.text.quantities import duration, printable
+from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
+from llumctl.text import output
+
+Column = tuple[str, Callable[[InstanceStatus], str]]
+
+
+def render(status: ClusterStatus, *, wide: bool, colours: bool) -> str:
+    """A line about the cluster, its instances, and if wide its frontends. How far drains are is
+    shown while there are any."""
+    columns = WIDE_COLUMNS if wide else COLUMNS
+    if any(item.drain for item in status.instances):
+        columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
+    parts = [
+        _summary(status),
+        output.table(
+            [name for name, _ in columns],
+            [[cell(item) for _, cell in columns] for item in status.instances],
+            colours=colours,
+        ),
+    ]
+    if wide:
+        parts.append(_frontends(status, colours=colours))
+    return "\n\n".join(parts)
+
+
+def freeness(item: InstanceStatus) -> str:
+    """Decode steps left; a draining instance has none, whatever it reports."""
+    if item.state is InstanceState.DRAINING:
+        return "-inf"
+    return "-" if item.freeness_steps is None else f"{item.freeness_steps:.0f}"
+
+
+def _summary(status: ClusterStatus) -> str:
+    serving = sum(item.state is InstanceState.ACTIVE for item in status.frontends)
+    facts = (
+        f"cluster {status.cluster}",
+        f"{status.state} ({status.detail})" if status.detail else str(status.state),
+        f"model {status.model}",
+        *(["engine emulated"] if status.engine == "emulated" else []),
+        f"policy {status.policy}",
+        f"endpoint {status.endpoint_url}",
+        f"frontends {serving}/{len(status.frontends)}",
+        f"held {status.num_held_reqs}",
+        f"moving {len(status.moves)}",
+        *([f"queued {len(status.queued_moves)}"] if status.queued_moves else []),
+        f"revision {status.revision}",
+        f"up {duration(status.cluster_uptime_s)}",
+        f"controller up {duration(status.uptime_s)}",
+    )
+    return "  ".join(printable(fact) for fact in facts)
+
+
+def _drain(item: InstanceStatus) -> str:
+    """One word, as in other columns: what is left, or that nothing is."""
+    if item.drain is None:
+        return "-"
+    return "safe-to-delete" if item.drain.safe_to_delete else f"{item.drain.num_requests_left}-left"
+
+
+def _kv_use(item: InstanceStatus) -> str:
+    return "-" if item.kv_cache_usage is None else f"{100 * item.kv_cache_usage:.0f}%"
+
+
+def _virtual(item: InstanceStatus) -> str:
+    """Of the blocks that requests may use; above 100% more is wanted than there is."""
+    if item.virtual_usage_blocks is None or not item.num_total_blocks:
+        return "-"
+    capacity = item.num_total_blocks - (item.watermark_blocks or 0)
+    return f"{100 * item.virtual_usage_blocks / capacity:.0f}%" if capacity > 0 else "-"
+
+
+def _head(item: InstanceStatus) -> str:
+    """The first in the queue: level, blocks that it needs, how long it has waited."""
+    head = item.queue_head
+    if head is None:
+        return "-"
+    evicted = "/evicted" if head.evicted else ""
+    return f"{head.level}/{head.demand_blocks}blk/{duration(head.waited_s)}{evicted}"
+
+
+def _step(item: InstanceStatus) -> str:
+    return "-" if item.step_time_s is None else f"{1000 * item.step_time_s:.1f}ms"
+
+
+def _blocks(item: InstanceStatus) -> str:
+    """Used of all."""
+    if item.num_total_blocks is None or item.num_free_blocks is None:
+        return "-"
+    return f"{item.num_total_blocks - item.num_free_blocks}/{item.num_total_blocks}"
+
+
+def _moves(item: InstanceStatus) -> str:
+    """Under way to it, and from it."""
+    if item.num_moves_in is None or item.num_moves_out is None:
+        return "-"
+    return f"{item.num_moves_in}/{item.num_moves_out}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("ID", lambda item: item.id),
+    ("STATE", lambda item: item.state),
+    ("FREENESS", freeness),
+    ("KV-USE", _kv_use),
+    ("VIRTUAL", _virtual),
+    ("RUN", lambda item: _number(item.num_running_reqs)),
+    ("WAIT", lambda item: _number(item.num_waiting_reqs)),
+    ("HEAD", _head),
+    ("EVICT", lambda item: _number(item.num_evictions)),
+    ("STEP", _step),
+    ("AGE", lambda item: duration(item.age_s)),
+)
+WIDE_COLUMNS: tuple[Column, ...] = (
+    *COLUMNS,
+    ("MIG-IN/OUT", lambda item: _moves(item)),
+    ("INCARNATION", lambda item: str(item.incarnation)),
+    ("RESTARTS", lambda item: str(item.num_restarts)),
+    ("NODE", lambda item: item.node),
+    ("PID", lambda item: _number(item.pid)),
+    ("BLOCKS", _blocks),
+    ("HEADROOM", lambda item: _number(item.headroom_blocks)),
+    ("CORES", lambda item: "-" if item.cpu_cores is None else f"{item.cpu_cores:.2f}"),
+    ("DETAIL", lambda item: item.detail),
+)
+
+
+def _frontends(status: ClusterStatus, *, colours: bool) -> str:
+    header = ("FRONTEND", "STATE", "LIVE", "AGE", "INCARNATION", "RESTARTS", "NODE", "PID")
+    return output.table(
+        (*header, "DETAIL"), [_frontend(item) for item in status.frontends], colours=colours
+    )
+
+
+def _frontend(item: FrontendStatus) -> tuple[str, ...]:
+    return (
+        item.id,
+        item.state,
+        str(item.num_live_reqs),
+        duration(item.age_s),
+        str(item.incarnation),
+        str(item.num_restarts),
+        item.node,
+        _number(item.pid),
+        item.detail,
+    )

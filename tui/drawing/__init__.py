@@ -1,0 +1,1 @@
+"""Values as text: figures, tables, themes and layout."""

@@ -1,0 +1,127 @@
+"""Figures as text: pure, one line each, as wide as said."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rich.cells import cell_len, set_cell_size
+
+from tui.feed.state import TREND_S, Sample
+
+
+class Tone(StrEnum):
+    """What a piece of text means; a theme gives it a colour. The text says it too."""
+
+    PLAIN = "plain"
+    STRONG = "strong"
+    DIM = "dim"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Line = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What the terminal can show. `trend`: from low to high."""
+
+    rule: str
+    ellipsis: str
+    bullet: str
+    trend: str
+
+
+UNICODE = Glyphs(rule="─", ellipsis="…", bullet="●", trend="▁▂▃▄▅▆▇")
+ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,-=+#")
+
+
+def encodable(text: str, glyphs: Glyphs) -> str:
+    """What an ASCII terminal cannot show becomes a question mark."""
+    if glyphs is not ASCII:
+        return text
+    return unicodedata.normalize("NFC", text).encode("ascii", "replace").decode()
+
+
+def fitted(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
+    """Exactly `width` columns: padded, or cut with an ellipsis."""
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + glyphs.ellipsis if width > 0 else ""
+    space = " " * (width - length)
+    return space + text if right else text + space
+
+
+def width_of(line: Line) -> int:
+    return sum(cell_len(span.text) for span in line)
+
+
+def number(value: float | None) -> str:
+    """A whole number of at most seven characters: 751, -196, 12345, 1.2M."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if abs(value) < 999_999.5:
+        return f"{value:.0f}".replace("-0", "0") if abs(value) < 0.5 else f"{value:.0f}"
+    for size, letter in ((1e6, "M"), (1e9, "G"), (1e12, "T")):
+        if abs(value) < 999.95 * size:
+            return f"{value / size:.1f}{letter}"
+    return f"{value:.0e}"
+
+
+def percent(ratio: float | None) -> str:
+    if ratio is None or math.isnan(ratio):
+        return "-"
+    return "inf" if math.isinf(ratio) else f"{100 * ratio:.0f}" if ratio < 9.995 else ">999"
+
+
+def bar(used: float | None, wanted: float | None, width: int) -> str:
+    """`#` up to what is used, `=` up to what is wanted; both are shares of the whole."""
+    if used is None:
+        return " " * width
+    full = _cells(used, width)
+    return (
+        ("#" * full).ljust(_cells(wanted, width) if wanted is not None else full, "=").ljust(width)
+    )
+
+
+def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
+    """The last minute up to `time_s` in `width` slots, newest on the right.
+
+    Slots lie on multiples of their length, so that a curve moves by whole slots. The height is
+    relative to the row's own range, or to a tenth of its level where that is more: noise stays
+    flat.
+    """
+    slot_s = TREND_S / max(1, width)
+    last = math.floor(time_s / slot_s)
+    slots: dict[int, float] = {}
+    for sample in samples:
+        place = width - 1 - (last - math.floor(sample.time_s / slot_s))
+        if sample.freeness_steps is not None and 0 <= place < width:
+            slots[place] = sample.freeness_steps
+    if not slots:
+        return " " * width
+    low, high = min(slots.values()), max(slots.values())
+    span = max(high - low, max(abs(low), abs(high)) / 10, 1.0)
+    base = (low + high - span) / 2
+    top = len(glyphs.trend) - 1
+    return "".join(
+        glyphs.trend[round(top * (slots[place] - base) / span)] if place in slots else " "
+        for place in range(width)
+    )
+
+
+def _cells(share: float, width: int) -> int:
+    if math.isnan(share):
+        return 0
+    return width if math.isinf(share) else max(0, min(width, round(share * width)))

@@ -1,0 +1,86 @@
+"""Tables as values: columns that fit a width, rows of toned cells."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted
+
+GAP = 2
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """`cell(item, width)` says what stands in it. Those with the highest `drop` go first where
+    the width is short (0: never); one column may grow up to `max_width`."""
+
+    name: str
+    title: str
+    width: int
+    cell: Callable[[Item, int], Span]
+    right: bool = False
+    drop: int = 0
+    max_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[Item]):
+    """A column at its place."""
+
+    column: Column[Item]
+    x: int
+    width: int
+
+
+def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ...]:
+    """Columns that fit, one margin to the left, GAP apart. The last one may be cut."""
+    kept = list(columns)
+    while len(kept) > 1 and _total(kept) > width:
+        most = max(kept, key=lambda column: column.drop)
+        if not most.drop:
+            break
+        kept.remove(most)
+    spare = max(0, width - _total(kept))
+    placed: list[Placed[Item]] = []
+    x = 1
+    for column in kept:
+        extra = min(spare, max(0, column.max_width - column.width))
+        spare -= extra
+        room = min(column.width + extra, width - x)
+        if room < 1:
+            break
+        placed.append(Placed(column, x, room))
+        x += room + GAP
+    return tuple(placed)
+
+
+def titles(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
+    return tuple(
+        Span(fitted(p.column.title, p.width, glyphs, right=p.column.right), Tone.DIM)
+        for p in placed
+    )
+
+
+def cells(
+    placed: Sequence[Placed[Item]], item: Item, glyphs: Glyphs, note: tuple[str, Span] | None = None
+) -> tuple[tuple[int, Span], ...]:
+    """(x, text) of each cell. A note is (column, text): it takes the rest from there on."""
+    shown: list[tuple[int, Span]] = []
+    for p in placed:
+        if note is not None and p.column.name == note[0]:
+            room = placed[-1].x + placed[-1].width - p.x
+            shown.append((p.x, _exact(note[1], room, glyphs, right=False)))
+            break
+        span = p.column.cell(item, p.width)
+        shown.append((p.x, _exact(span, p.width, glyphs, right=p.column.right)))
+    return tuple(shown)
+
+
+def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool) -> Span:
+    return Span(fitted(encodable(span.text, glyphs), width, glyphs, right=right), span.tone)
+
+
+def _total(columns: Sequence[Column[Item]]) -> int:
+    return 1 + sum(column.width for column in columns) + GAP * (len(columns) - 1)

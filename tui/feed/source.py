@@ -1,0 +1,135 @@
+"""Where the dashboard hears from: a live controller, or (tui.feed.replay) a recording.
+
+The live source does all its talking on daemon threads that nobody ever waits for, so that a
+controller that hangs can hold up neither the screen nor the way out.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from controller.api import following
+from controller.api.errors import LlumctlError, NotRunningError
+from controller.api.following import Connect, Follower
+from controller.api.recording import RecordingWriter
+from controller.api.state import last_stop
+from controller.api.wire.models import LIVE_STATES, Frame
+from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived, Stopped
+
+MAX_HEARD = 4096
+"""A dashboard that cannot keep up stops reading."""
+
+
+class Source(Protocol):
+    """What the dashboard asks of either."""
+
+    cluster: str
+    status_every_s: float
+
+    def start(self) -> None: ...
+
+    def take(self) -> list[Heard]:
+        """All that was heard since the last call; never blocks."""
+
+    def now_s(self) -> float:
+        """The clock of the `at_s` of what was heard."""
+
+    def ask_requests(self, instance_id: str) -> bool:
+        """Asks for an instance's requests, which `take` brings. False if that is impossible."""
+
+    def stop(self) -> None: ...
+
+
+class LiveSource:
+    """Follows a controller, again and again; records what it hears if told to."""
+
+    def __init__(
+        self,
+        cluster: str,
+        connect: Connect,
+        *,
+        status_every_s: float = 1.0,
+        after: str = "",
+        recorder: RecordingWriter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = cluster
+        self.status_every_s = status_every_s
+        self._connect = connect
+        self._recorder = recorder
+        self._clock = clock
+        self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
+        self._follower = Follower(connect, self._listen, after=after, status_every_s=status_every_s)
+        self._asking = threading.Lock()
+
+    def start(self) -> None:
+        self._follower.start()
+
+    def take(self) -> list[Heard]:
+        found: list[Heard] = []
+        with contextlib.suppress(queue.Empty):
+            while len(found) < MAX_HEARD:
+                found.append(self._heard.get_nowait())
+        return found
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def ask_requests(self, instance_id: str) -> bool:
+        """One question at a time: further ones are dropped until it is answered."""
+        if self._asking.acquire(blocking=False):
+            threading.Thread(
+                target=self._ask, args=(instance_id,), name="requests", daemon=True
+            ).start()
+        return True
+
+    def stop(self) -> None:
+        self._follower.stop()
+
+    def _listen(self, item: Frame | following.Lost) -> None:
+        if isinstance(item, following.Lost):
+            self._hear(self._loss(item.error))
+        else:
+            self._record(item)
+            self._hear(Arrived(item, self._clock()))
+
+    def _loss(self, error: LlumctlError) -> Lost | Stopped:
+        """With the cluster its recording ends: another one of that name is another story."""
+        if not isinstance(error, NotRunningError):
+            return Lost(error.message, self._clock())
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        return Stopped(last_stop.told(self.cluster), self._clock())
+
+    def _record(self, frame: Frame) -> None:
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.append(frame)
+        except LlumctlError as error:
+            self._recorder = None
+            self._hear(RecordingFailed(error.message, self._clock()))
+
+    def _ask(self, instance_id: str) -> None:
+        try:
+            with self._connect() as client:
+                found = client.requests(instance=instance_id, states=LIVE_STATES)
+            answer = RequestsArrived(instance_id, found, "", self._clock())
+        except LlumctlError as error:
+            answer = RequestsArrived(instance_id, None, error.message, self._clock())
+        except Exception as error:
+            reason = f"unexpected {type(error).__name__}: {error}"
+            answer = RequestsArrived(instance_id, None, reason, self._clock())
+        finally:
+            self._asking.release()
+        self._hear(answer)
+
+    def _hear(self, item: Heard) -> None:
+        while not self._follower.stopped:
+            with contextlib.suppress(queue.Full):
+                self._heard.put(item, timeout=0.2)
+                return

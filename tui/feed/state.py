@@ -1,0 +1,248 @@
+"""What the dashboard knows, as a pure function of what it heard.
+
+All times are seconds. `at_s` is the dashboard's own clock (any origin; in a replay the
+recording's), `time_s` the controller's, since the epoch: ages are taken by the one, what is
+shown as a time of day by the other.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from controller.api.wire.models import (
+    ClusterStatus,
+    Event,
+    EventFrame,
+    Frame,
+    GapFrame,
+    InstanceState,
+    InstanceStatus,
+    RequestList,
+    StatusFrame,
+)
+
+TREND_S = 60.0
+MAX_EVENTS = 1000
+MAX_CHANGES = 50
+REMEMBERED_S = 3600.0
+"""How long an instance that left is known."""
+PINGED_S = 3.0
+"""An idle stream is pinged every second: longer silence than this is no jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame of the stream."""
+
+    frame: Frame
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The stream ended or could not be had."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Its operator stopped the cluster, and what was recorded of it is all there is. What comes
+    later is of another cluster of that name."""
+
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsArrived:
+    """An instance's requests, or why they could not be had."""
+
+    instance_id: str
+    found: RequestList | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingFailed:
+    """What comes from here on is not recorded."""
+
+    reason: str
+    at_s: float
+
+
+Heard = Arrived | Lost | Stopped | RequestsArrived | RecordingFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    time_s: float
+    freeness_steps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An instance turned up, changed its state, or went away (state None)."""
+
+    time_s: float
+    state: InstanceState | None
+    incarnation: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of one instance: the last minute's freeness and the last changes, oldest first."""
+
+    samples: tuple[Sample, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the event list; without an event, a gap where `missed` were lost."""
+
+    seq: int
+    time_s: float
+    event: Event | None = None
+    missed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardState:
+    status: ClusterStatus | None = None
+    status_at_s: float | None = None
+    heard_at_s: float | None = None
+    time_s: float = 0.0
+    """The controller's clock when it was last heard."""
+    lost: str = ""
+    """Why there is no stream at present; empty while there is one."""
+    stopped: Stopped | None = None
+    histories: Mapping[str, History] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
+    num_entries: int = 0
+    """All that ever came."""
+    requests: RequestsArrived | None = None
+    recording_failed: str = ""
+    recording_ended: bool = False
+
+    def instance(self, instance_id: str) -> InstanceStatus | None:
+        instances = self.status.instances if self.status else ()
+        return next((item for item in instances if item.id == instance_id), None)
+
+    def age_s(self, now_s: float) -> float | None:
+        """Of the newest status; None before the first."""
+        return None if self.status_at_s is None else max(0.0, now_s - self.status_at_s)
+
+    def controller_time_s(self, now_s: float) -> float | None:
+        """What the controller's clock shows now; None if it was never heard."""
+        if self.heard_at_s is None:
+            return None
+        return self.time_s + max(0.0, now_s - self.heard_at_s)
+
+    def is_stale(self, now_s: float, status_every_s: float) -> bool:
+        """Whether what is shown is no longer how things are."""
+        if self.stopped is not None:
+            return True
+        if self.status_at_s is None or self.heard_at_s is None:
+            return bool(self.lost)
+        silent = now_s - self.heard_at_s > PINGED_S
+        overdue = now_s - self.status_at_s > 2 * status_every_s + PINGED_S
+        return bool(self.lost) or silent or overdue
+
+
+def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
+    """The state after all of these, in order."""
+    entries: list[Entry] = []
+    for item in heard:
+        if isinstance(item, Lost):
+            state = replace(state, lost=item.reason or "the stream ended")
+        elif isinstance(item, Stopped):
+            since = state.stopped or item
+            now = replace(item, at_s=since.at_s)
+            state = replace(state, lost="", stopped=now, recording_ended=True)
+        elif isinstance(item, RequestsArrived):
+            state = replace(state, requests=item)
+        elif isinstance(item, RecordingFailed):
+            state = replace(state, recording_failed=item.reason)
+        else:
+            if state.stopped is not None:
+                state = _of_another_cluster(state)
+                entries.clear()
+            state = _frame(state, item.frame, item.at_s, entries)
+    if entries:
+        kept = (*state.entries, *entries)[-MAX_EVENTS:]
+        state = replace(state, entries=kept)
+    return state
+
+
+def _of_another_cluster(state: DashboardState) -> DashboardState:
+    """What is known of one that has just begun. Entries keep their numbers: they are ids."""
+    return DashboardState(
+        num_entries=state.num_entries,
+        recording_failed=state.recording_failed,
+        recording_ended=state.recording_ended,
+    )
+
+
+def _frame(
+    state: DashboardState, frame: Frame, at_s: float, entries: list[Entry]
+) -> DashboardState:
+    state = replace(state, heard_at_s=at_s, time_s=frame.time_s, lost="")
+    if isinstance(frame, StatusFrame):
+        histories = _histories(state.histories, frame)
+        return replace(state, status=frame.status, status_at_s=at_s, histories=histories)
+    if isinstance(frame, EventFrame):
+        event = frame.event
+        entries.append(Entry(state.num_entries, event.time_s, event))
+        return replace(state, num_entries=state.num_entries + 1)
+    if isinstance(frame, GapFrame):
+        entries.append(Entry(state.num_entries, frame.time_s, missed=frame.missed))
+        return replace(state, num_entries=state.num_entries + 1)
+    return state
+
+
+def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:
+    present = {item.id: item for item in frame.status.instances}
+    found = {
+        instance_id: _observed(known.get(instance_id, History()), item, frame.time_s)
+        for instance_id, item in present.items()
+    }
+    for instance_id, history in known.items():
+        if instance_id not in present and frame.time_s - history.changes[-1].time_s < REMEMBERED_S:
+            found[instance_id] = _departed(history, frame.time_s)
+    return found
+
+
+def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
+    """Of the minute before `time_s`. A clock that was set back begins anew."""
+    if samples and samples[-1].time_s == time_s:
+        samples = samples[:-1]
+    if samples and samples[-1].time_s > time_s:
+        return ()
+    first = 0
+    while first < len(samples) and samples[first].time_s <= time_s - TREND_S:
+        first += 1
+    return samples[first:]
+
+
+def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
+    freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
+    samples = (*_recent(history.samples, time_s), Sample(time_s, freeness))
+    change = Change(time_s, item.state, item.incarnation, item.detail)
+    last = history.changes[-1] if history.changes else None
+    if last and (last.state, last.incarnation) == (change.state, change.incarnation):
+        if last.detail == change.detail:
+            return replace(history, samples=samples)
+        kept = replace(last, detail=change.detail)
+        return History(samples, (*history.changes[:-1], kept))
+    return History(samples, (*history.changes, change)[-MAX_CHANGES:])
+
+
+def _departed(history: History, time_s: float) -> History:
+    last = history.changes[-1]
+    if last.state is None:
+        return history
+    gone = Change(time_s, None, last.incarnation, "no longer part of the cluster")
+    return History((), (*history.changes, gone)[-MAX_CHANGES:])

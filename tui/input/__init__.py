@@ -1,0 +1,1 @@
+"""Keys and typed commands, and what the operator chose to see."""

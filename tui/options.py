@@ -1,0 +1,21 @@
+"""How the dashboard is to look, as its command was told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import tzinfo
+
+from tui.drawing.format import UNICODE, Glyphs
+from tui.drawing.themes import DEFAULT
+
+
+@dataclass(frozen=True)
+class Options:
+    """`zone` None: the machine's. `keymap`: as `tui.input.keymap.checked` gives it."""
+
+    glyphs: Glyphs = UNICODE
+    theme: str = DEFAULT
+    zone: tzinfo | None = None
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    recording: bool = False
+    tick_s: float | None = None
+    """How often to draw; None: whoever runs it calls `pump`."""

@@ -1,0 +1,1 @@
+"""One file per pane: from what is known to rows of text."""

@@ -1,0 +1,119 @@
+"""An instance's status in words and figures."""
+
+from controller.api.text.quantities import duration, latency, printable
+from controller.api.wire.models import InstanceState, InstanceStatus
+from tui.drawing import format as fmt
+from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui.feed.state import DashboardState, History
+from tui.panes import instances, queue_heads
+
+LABEL_WIDTH = 11
+MIN_COLUMN_WIDTH = 38
+TREND_WIDTH = 15
+
+Fact = tuple[str, Span]
+
+
+def facts(
+    state: DashboardState, instance_id: str, width: int, glyphs: Glyphs, request_id: str = ""
+) -> list[Line]:
+    """Pairs of label and figure in as many columns as the width has room for; then the queue head
+    and the request that somebody looks at, by their whole ids."""
+    item = state.instance(instance_id)
+    name = Span(f" {instance_id}", Tone.STRONG)
+    if item is None:
+        return [(name, Span("  is no longer part of the cluster", Tone.BAD))]
+    title = [name, Span(f"  {item.state}", instances.state_tone(item.state))]
+    if item.detail:
+        title.append(Span(f"  {printable(item.detail)}"))
+    history = state.histories.get(instance_id, History())
+    time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
+    curve = fmt.trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    levels = instances.level_names(state.status) if state.status else ()
+    return [
+        tuple(title),
+        *_columns(_facts(item, levels, curve), width, glyphs),
+        _head(item),
+        *([_request(request_id)] if request_id else []),
+    ]
+
+
+def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fact]:
+    figure = fmt.number
+    freeness = instances.freeness(item)
+    return [
+        ("freeness", Span(f"{freeness.text:<7} {curve}", freeness.tone)),
+        ("kv", instances.kv(item)),
+        ("blocks", Span(_blocks(item))),
+        ("virtual", Span(_virtual(item))),
+        ("headroom", Span(f"{figure(item.headroom_blocks)} blk")),
+        ("watermark", Span(f"{figure(item.watermark_blocks)} blk")),
+        ("running", Span(_running(item, levels))),
+        ("waiting", Span(figure(item.num_waiting_reqs))),
+        ("unreported", Span(figure(item.num_unreported_reqs))),
+        ("evictions", Span(figure(item.num_evictions))),
+        ("moves", Span(_moves(item))),
+        ("step", Span(latency(item.step_time_s))),
+        ("steps", Span(figure(item.num_steps))),
+        ("p99 TTFT", Span(latency(item.ttft_p99_s))),
+        ("status", Span(f"{duration(item.age_s)} old")),
+        ("up", Span(duration(item.up_s))),
+        ("incarnation", Span(f"{item.incarnation} ({item.num_restarts} restarts)")),
+        ("process", Span(printable(f"{item.pid or '-'} on {item.node or '-'}"))),
+    ]
+
+
+def _moves(item: InstanceStatus) -> str:
+    return f"{fmt.number(item.num_moves_in)} in, {fmt.number(item.num_moves_out)} out"
+
+
+def _blocks(item: InstanceStatus) -> str:
+    if item.num_total_blocks is None or item.num_free_blocks is None:
+        return "-"
+    used = item.num_total_blocks - item.num_free_blocks
+    return f"{used} of {item.num_total_blocks} ({item.block_size or '?'} tokens)"
+
+
+def _running(item: InstanceStatus, levels: tuple[str, ...]) -> str:
+    most = f" of {item.max_running_reqs}" if item.max_running_reqs else ""
+    by_level = instances.running_by_level(item, levels)
+    return f"{fmt.number(item.num_running_reqs)}{most}  hi/lo {by_level}"
+
+
+def _virtual(item: InstanceStatus) -> str:
+    if item.state is InstanceState.DRAINING:
+        return "inf"
+    return f"{fmt.number(item.virtual_usage_blocks)} blk"
+
+
+def _head(item: InstanceStatus) -> Line:
+    label = Span(f" {'queue head':<{LABEL_WIDTH}} ", Tone.DIM)
+    head = item.queue_head
+    if head is None:
+        return (label, Span("nobody waits", Tone.DIM))
+    free = fmt.number(queue_heads.free_blocks(item))
+    words = (
+        f"{head.request_id}  {head.level}  waited {duration(head.waited_s)}"
+        f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
+    )
+    return (label, Span(printable(words), Tone.WARN))
+
+
+def _request(request_id: str) -> Line:
+    label = Span(f" {'request':<{LABEL_WIDTH}} ", Tone.DIM)
+    return (label, Span(printable(request_id)))
+
+
+def _columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
+    """Filled downwards, so that related facts stand below each other."""
+    count = max(1, width // MIN_COLUMN_WIDTH)
+    room = width // count - LABEL_WIDTH - 3
+    height = -(-len(found) // count)
+    lines: list[Line] = []
+    for y in range(height):
+        spans: list[Span] = []
+        for label, figure in found[y::height]:
+            spans.append(Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM))
+            spans.append(Span(fmt.fitted(figure.text, room, glyphs) + " ", figure.tone))
+        lines.append(tuple(spans))
+    return lines

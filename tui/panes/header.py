@@ -1,0 +1,233 @@
+"""The header: which cluster, how fresh, and how it is, in one line or two."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from controller.api.text.quantities import duration, latency, printable, time_of_day
+from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState
+from tui.drawing import format as fmt
+from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui.feed.state import DashboardState
+
+_TONES: Mapping[ClusterState, Tone] = {
+    ClusterState.READY: Tone.GOOD,
+    ClusterState.STARTING: Tone.WARN,
+    ClusterState.DEGRADED: Tone.WARN,
+    ClusterState.STOPPING: Tone.WARN,
+    ClusterState.FAILED: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A piece of the header; where the width is short, the highest `drop` goes first."""
+
+    spans: Line
+    drop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What is shown about the stream, whatever else is frozen."""
+
+    state: DashboardState
+    now_s: float
+    status_every_s: float
+    cluster: str
+    badges: tuple[str, ...]
+    zone: tzinfo | None
+    replay: str = ""
+    """Where a replay is; empty where the data is live."""
+
+    @property
+    def is_stale(self) -> bool:
+        return self.state.is_stale(self.now_s, self.status_every_s)
+
+
+def lines(
+    shown: DashboardState, live: Liveness, width: int, count: int, glyphs: Glyphs
+) -> list[Line]:
+    """`count` is 1 or 2; `shown` may be older than the stream (frozen)."""
+    status = shown.status
+    clock = Fact((Span(_clock(live)),))
+    if count == 1:
+        middle = (
+            _name(live),
+            _age(live, glyphs, brief=True),
+            _badges(live),
+            *_vitals(status, brief=True),
+        )
+        return [_between(middle, clock, width)]
+    middle = (
+        Fact((Span("llumctl", Tone.STRONG),), drop=8),
+        _name(live),
+        *_identity(status),
+        _age(live, glyphs, brief=False),
+        _badges(live),
+        *_setup(status),
+    )
+    return [
+        _between(middle, clock, width),
+        _between(tuple(_vitals(status, brief=False)), None, width),
+    ]
+
+
+def _name(live: Liveness) -> Fact:
+    return Fact((Span(printable(live.cluster), Tone.STRONG),))
+
+
+def _age(live: Liveness, glyphs: Glyphs, *, brief: bool) -> Fact:
+    """`* live 0.4s ago`, `! STALE 12s`, `! STOPPED 12s` or `REPLAY 1m05s x1`."""
+    age_s = live.state.age_s(live.now_s)
+    if live.state.stopped is not None:
+        since = duration(live.now_s - live.state.stopped.at_s)
+        return Fact((Span(f"! STOPPED {since}", Tone.BAD),))
+    replay = (Span(f"REPLAY {live.replay}", Tone.WARN),) if live.replay else ()
+    if live.is_stale:
+        since = "no data" if age_s is None else duration(age_s)
+        return Fact((*replay, Span(f"{'  ' * bool(replay)}! STALE {since}", Tone.BAD)))
+    if replay:
+        return Fact(replay)
+    if age_s is None:
+        return Fact((Span("+ connecting", Tone.WARN),))
+    ago = "" if brief else " ago"
+    return Fact((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", Tone.GOOD),))
+
+
+def _badges(live: Liveness) -> Fact:
+    return Fact((Span(" ".join(f"[{badge}]" for badge in live.badges), Tone.STRONG),))
+
+
+def _clock(live: Liveness) -> str:
+    return time_of_day(live.state.controller_time_s(live.now_s), live.zone)
+
+
+def _identity(status: ClusterStatus | None) -> list[Fact]:
+    if status is None:
+        return []
+    return [
+        Fact((Span(str(status.state), _TONES[status.state]),), drop=1),
+        Fact((Span(printable(status.endpoint_url)),), drop=5),
+    ]
+
+
+def _setup(status: ClusterStatus | None) -> list[Fact]:
+    if status is None:
+        return []
+    return [
+        _labelled("model", printable(status.model), drop=4),
+        _labelled("policy", printable(status.policy), drop=6),
+        _labelled("engine", printable(status.engine), drop=7),
+    ]
+
+
+def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
+    if status is None:
+        return []
+    running = sum(item.num_running_reqs or 0 for item in status.instances)
+    waiting = sum(item.num_waiting_reqs or 0 for item in status.instances)
+    loads = f"{'' if brief else 'req '}run {running} wait {waiting}"
+    if status.num_held_reqs or not brief:
+        loads += f" held {status.num_held_reqs}"
+    facts = [
+        Fact((Span("inst ", Tone.DIM), *_instances(status, brief=brief)), drop=2 if brief else 1),
+        Fact((Span(loads),), drop=3 if brief else 2),
+        _labelled("freeness avg", fmt.number(average_freeness(status)), drop=7 if brief else 3),
+        _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
+        _labelled("kv", _percent(kv_ratio(status)), drop=4),
+    ]
+    if not brief:
+        facts.append(_labelled("evict", str(_evictions(status)), drop=6))
+    facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
+    if not brief and status.detail:
+        facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
+    return facts
+
+
+def _moves(status: ClusterStatus, *, brief: bool) -> str:
+    """`3+2 (41/min, 0 fail)`: under way, and waiting for their turn if any are; of the last minute,
+    those that migrated and did not."""
+    queued = f"+{len(status.queued_moves)}" if status.queued_moves else ""
+    under_way = f"{len(status.moves)}{queued}"
+    if brief:
+        return under_way
+    migrated, failed = status.num_migrated_last_minute, status.num_failed_moves_last_minute
+    return f"{under_way} ({migrated}/min, {failed} fail)"
+
+
+def _instances(status: ClusterStatus, *, brief: bool) -> Line:
+    """`7+1`: active ones and others; trouble is named, in brief `!` and how many."""
+    active = sum(item.state is InstanceState.ACTIVE for item in status.instances)
+    counted = Span(f"{active}+{len(status.instances) - active}")
+    states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)
+    counts = {
+        state: count
+        for state in states
+        if (count := sum(item.state is state for item in status.instances))
+    }
+    if not counts:
+        return (counted,)
+    named = ", ".join(f"{count} {state}" for state, count in counts.items())
+    words = f" !{sum(counts.values())}" if brief else f" ({named})"
+    return counted, Span(words, Tone.BAD)
+
+
+def average_freeness(status: ClusterStatus) -> float | None:
+    """Over active instances that have reported."""
+    found = [
+        item.freeness_steps
+        for item in status.instances
+        if item.state is InstanceState.ACTIVE and item.freeness_steps is not None
+    ]
+    return sum(found) / len(found) if found else None
+
+
+def kv_ratio(status: ClusterStatus) -> float | None:
+    """Blocks that requests hold over all blocks, over instances that have reported."""
+    sized = [
+        (item.num_total_blocks, item.num_free_blocks)
+        for item in status.instances
+        if item.num_total_blocks is not None and item.num_free_blocks is not None
+    ]
+    total = sum(blocks for blocks, _ in sized)
+    return sum(blocks - free for blocks, free in sized) / total if total else None
+
+
+def worst_ttft_s(status: ClusterStatus) -> float | None:
+    """The highest P99 of the frontends: clients of that one see it."""
+    found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
+    return max(found, default=None)
+
+
+def _evictions(status: ClusterStatus) -> int:
+    return sum(item.num_evictions or 0 for item in status.instances)
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{fmt.percent(ratio)}%"
+
+
+def _labelled(label: str, value: str, drop: int) -> Fact:
+    return Fact((Span(f"{label} ", Tone.DIM), Span(value)), drop)
+
+
+def _between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
+    """Facts from the left, two spaces apart, and one at the right end."""
+    kept = list(facts)
+    room = width - (fmt.width_of(last.spans) + 2 if last else 0)
+    while len(kept) > 1 and _width(kept) > room:
+        most = max(kept, key=lambda fact: fact.drop)
+        if not most.drop:
+            break
+        kept.remove(most)
+    spans: list[Span] = []
+    for fact in kept:
+        spans += [Span("  "), *fact.spans] if spans else list(fact.spans)
+    if last is not None and (space := width - _width(kept) - fmt.width_of(last.spans)) > 1:
+        spans += [Span(" " * space), *last.spans]
+    return tuple(spans)
+
+
+def _width(facts: list[Fact]) -> int:
+    return sum(fmt.width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)

@@ -1,0 +1,264 @@
+"""The instances table: its columns, what it is sorted by, what a filter looks at."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from controller.api.text.quantities import duration, latency, printable
+from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
+from tui.drawing import format as fmt
+from tui.drawing.format import Glyphs, Span, Tone
+from tui.drawing.table import Column
+from tui.feed.state import DashboardState, History, Sample
+
+BAR_WIDTH = 10
+
+_GLYPHS: Mapping[InstanceState, str] = {
+    InstanceState.STARTING: "+",
+    InstanceState.RESTARTING: "+",
+    InstanceState.DRAINING: ">",
+    InstanceState.STALLED: "!",
+    InstanceState.FAILED: "!",
+}
+_TONES: Mapping[InstanceState, Tone] = {
+    InstanceState.ACTIVE: Tone.GOOD,
+    InstanceState.STARTING: Tone.WARN,
+    InstanceState.RESTARTING: Tone.WARN,
+    InstanceState.DRAINING: Tone.WARN,
+    InstanceState.STALLED: Tone.BAD,
+    InstanceState.FAILED: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """An instance with what the cluster and the last minute add to it."""
+
+    item: InstanceStatus
+    samples: tuple[Sample, ...]
+    time_s: float
+    """Of the status that it is from, by the controller's clock."""
+    levels: tuple[str, ...]
+    """Names, first the one that goes first."""
+    glyphs: Glyphs
+
+    @property
+    def id(self) -> str:
+        return self.item.id
+
+    @property
+    def subject(self) -> str:
+        return self.item.id
+
+    @property
+    def text(self) -> str:
+        """What a filter looks at."""
+        item = self.item
+        return f"{item.id} {item.state} {item.node} {item.detail}"
+
+
+def rows(state: DashboardState, glyphs: Glyphs) -> list[InstanceRow]:
+    status = state.status
+    if status is None:
+        return []
+    levels = level_names(status)
+    return [
+        InstanceRow(
+            item,
+            state.histories.get(item.id, History()).samples,
+            status.time_s or state.time_s,
+            levels,
+            glyphs,
+        )
+        for item in status.instances
+    ]
+
+
+def level_names(status: ClusterStatus) -> tuple[str, ...]:
+    ranked = sorted(status.levels, key=lambda level: (-level.rank, level.name))
+    return tuple(level.name for level in ranked)
+
+
+def attention(item: InstanceStatus) -> str:
+    """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in."""
+    if item.state in _GLYPHS:
+        return _GLYPHS[item.state]
+    is_full = item.freeness_steps is not None and item.freeness_steps < 0
+    has_a_say = item.state is InstanceState.ACTIVE and item.detail
+    return "!" if is_full or has_a_say else " "
+
+
+def state_tone(state: InstanceState) -> Tone:
+    return _TONES[state]
+
+
+def freeness(item: InstanceStatus) -> Span:
+    """A draining instance has none, whatever it reports."""
+    if item.state is InstanceState.DRAINING:
+        return Span("-inf", Tone.WARN)
+    steps = item.freeness_steps
+    return Span(fmt.number(steps), Tone.BAD if steps is not None and steps < 0 else Tone.PLAIN)
+
+
+def virtual_ratio(item: InstanceStatus) -> float | None:
+    """Virtual usage over what requests may use; infinite while draining."""
+    if item.state is InstanceState.DRAINING:
+        return float("inf")
+    if item.virtual_usage_blocks is None or not item.num_total_blocks:
+        return None
+    capacity = item.num_total_blocks - (item.watermark_blocks or 0)
+    return item.virtual_usage_blocks / capacity if capacity > 0 else None
+
+
+def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
+    """`3/38`: the running requests of each level, first the one that goes first."""
+    if item.num_running_reqs is None or not item.num_running_by_level:
+        return "-"
+    others = sorted(set(item.num_running_by_level) - set(levels))
+    return "/".join(str(item.num_running_by_level.get(name, 0)) for name in (*levels, *others))
+
+
+def moving(item: InstanceStatus) -> str:
+    """`0/2`: moves under way to it, and from it."""
+    if item.num_moves_in is None or item.num_moves_out is None:
+        return "-"
+    return f"{item.num_moves_in}/{item.num_moves_out}"
+
+
+def _identity(row: InstanceRow, _: int) -> Span:
+    glyph = attention(row.item)
+    tone = {"!": Tone.BAD, " ": Tone.PLAIN}.get(glyph, Tone.WARN)
+    return Span(f"{glyph} {row.id}", tone)
+
+
+def _state(row: InstanceRow, _: int) -> Span:
+    return Span(str(row.item.state), state_tone(row.item.state))
+
+
+def _trend(row: InstanceRow, width: int) -> Span:
+    return Span(fmt.trend(row.samples, row.time_s, width, row.glyphs), Tone.DIM)
+
+
+def kv(item: InstanceStatus) -> Span:
+    """`#########= 98|121%`: used, and wanted beside it."""
+    if item.kv_cache_usage is None:
+        return Span("-", Tone.DIM)
+    used, wanted = item.kv_cache_usage, virtual_ratio(item)
+    figures = f"{fmt.percent(used):>3}|{fmt.percent(wanted)}%"
+    over = wanted is not None and 1 < wanted < float("inf")
+    tone = Tone.BAD if over else Tone.PLAIN
+    return Span(f"{fmt.bar(used, wanted, BAR_WIDTH)} {figures}", tone)
+
+
+def _waiting(row: InstanceRow, _: int) -> Span:
+    waiting = row.item.num_waiting_reqs
+    return Span(fmt.number(waiting), Tone.WARN if waiting else Tone.PLAIN)
+
+
+def _headroom(row: InstanceRow, _: int) -> Span:
+    blocks = row.item.headroom_blocks
+    return Span("-" if blocks is None else f"{fmt.number(blocks)} blk")
+
+
+def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Span]:
+    return lambda row, _: Span(text(row))
+
+
+COLUMNS: tuple[Column[InstanceRow], ...] = (
+    Column("id", "  ID", 8, _identity),
+    Column("state", "STATE", 10, _state),
+    Column("freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True),
+    Column("trend", "TREND", 6, _trend, drop=3, max_width=20),
+    Column("kv", "KV use|virt", 19, lambda row, _: kv(row.item), drop=1),
+    Column("run", "RUN", 4, _span(lambda row: fmt.number(row.item.num_running_reqs)), right=True),
+    Column("wait", "WAIT", 4, _waiting, right=True),
+    Column(
+        "levels",
+        "PRIO hi/lo",
+        10,
+        _span(lambda row: running_by_level(row.item, row.levels)),
+        right=True,
+        drop=5,
+    ),
+    Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
+    Column("headroom", "HEADROOM", 9, _headroom, right=True, drop=6),
+    Column(
+        "ttft",
+        "TTFT99",
+        6,
+        _span(lambda row: latency(row.item.ttft_p99_s)),
+        right=True,
+        drop=2,
+    ),
+    Column("up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=7),
+)
+
+
+def note(row: InstanceRow) -> tuple[str, Span] | None:
+    """Words across the columns of figures, where there are none yet, or any more."""
+    item = row.item
+    if item.num_running_reqs is not None:
+        return None
+    words = printable(item.detail) or "has not reported yet"
+    return "freeness", Span(words, Tone.BAD if item.state is InstanceState.FAILED else Tone.PLAIN)
+
+
+_WORST = (
+    InstanceState.FAILED,
+    InstanceState.STALLED,
+    InstanceState.RESTARTING,
+    InstanceState.DRAINING,
+)
+"""Less free than any figure says, the worst first."""
+
+Value = tuple[float, ...] | None
+
+
+def _freeness(row: InstanceRow) -> Value:
+    state, steps = row.item.state, row.item.freeness_steps
+    if state in _WORST:
+        return (0, _WORST.index(state))
+    return None if steps is None else (1, steps)
+
+
+def _figure(of: Callable[[InstanceRow], float | None]) -> Callable[[InstanceRow], Value]:
+    return lambda row: None if (figure := of(row)) is None else (figure,)
+
+
+SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
+    "freeness": _freeness,
+    "id": lambda _: (),
+    "state": _figure(lambda row: list(InstanceState).index(row.item.state)),
+    "kv": _figure(lambda row: row.item.kv_cache_usage),
+    "virtual": _figure(lambda row: virtual_ratio(row.item)),
+    "run": _figure(lambda row: row.item.num_running_reqs),
+    "wait": _figure(lambda row: row.item.num_waiting_reqs),
+    "moves": _figure(lambda row: (row.item.num_moves_in or 0) + (row.item.num_moves_out or 0)),
+    "headroom": _figure(lambda row: row.item.headroom_blocks),
+    "ttft": _figure(lambda row: row.item.ttft_p99_s),
+    "up": _figure(lambda row: row.item.up_s),
+}
+"""In the order in which the key goes through them."""
+
+
+def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:
+    """By a column of SORTS, ties by id; what has no value stands last either way."""
+    value_of = SORTS[column]
+    by_id = sorted(found, key=lambda row: natural(row.id), reverse=descending and column == "id")
+    valued = [(value, row) for row in by_id if (value := value_of(row)) is not None]
+    valued.sort(key=lambda pair: pair[0], reverse=descending)
+    return [row for _, row in valued] + [row for row in by_id if value_of(row) is None]
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """i-2 before i-10."""
+    return tuple((word, int(figures or 0)) for word, figures in re.findall(r"(\D*)(\d*)", name))
+
+
+def matches(text: str, wanted: str) -> bool:
+    """All words of the filter occur, in either case; a word after `!` must not."""
+    lowered = text.lower()
+    return all(
+        (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)
+        for word in wanted.lower().split()
+    )

@@ -1,0 +1,33 @@
+"""Ids as the screen shows them: whole where there is room, else everywhere the same short form."""
+
+from collections.abc import Iterable
+
+from controller.api.text.short_ids import shortened
+from tui.feed.state import DashboardState
+
+SHORT = 9
+"""Of an id of vLLM's: eight of its characters and the cut between them."""
+
+
+class Names:
+    """Of requests; those that are shown together differ."""
+
+    def __init__(self, ids: Iterable[str], ellipsis: str) -> None:
+        self._short = shortened(ids, SHORT, ellipsis)
+
+    def of(self, id_: str, width: int = SHORT) -> str:
+        return id_ if len(id_) <= width else self._short.get(id_, id_)
+
+
+def names(state: DashboardState, ellipsis: str) -> Names:
+    """Of all requests that are on a screen, so that each has one name in all panes."""
+    found: list[str] = []
+    if (status := state.status) is not None:
+        found += [move.request_id for move in (*status.moves, *status.queued_moves)]
+        found += [move.request_id for move in status.ended_moves]
+        found += [i.queue_head.request_id for i in status.instances if i.queue_head]
+    events = (entry.event for entry in state.entries if entry.event is not None)
+    found += [event.request_id for event in events if event.request_id]
+    if state.requests is not None and state.requests.found is not None:
+        found += [item.id for item in state.requests.found.requests]
+    return Names(found, ellipsis)

@@ -1,0 +1,93 @@
+"""The requests of one instance."""
+
+from dataclasses import dataclass
+
+from controller.api.text.quantities import duration, latency, printable
+from controller.api.wire.models import RequestList, RequestState, RequestStatus
+from tui.drawing import format as fmt
+from tui.drawing.format import Span, Tone
+from tui.drawing.table import Column
+from tui.panes.names import SHORT, Names
+
+_TONES = {RequestState.RUNNING: Tone.GOOD, RequestState.EVICTED: Tone.WARN}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    item: RequestStatus
+    names: Names
+
+    @property
+    def id(self) -> str:
+        return self.item.id
+
+    @property
+    def subject(self) -> str:
+        return self.item.id
+
+    @property
+    def text(self) -> str:
+        return f"{self.item.id} {self.item.client_id} {self.item.state} {self.item.level}"
+
+
+def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
+    """In the controller's order."""
+    return [RequestRow(item, names) for item in (found.requests if found else ())]
+
+
+def _state(row: RequestRow, _: int) -> Span:
+    return Span(str(row.item.state), _TONES.get(row.item.state, Tone.PLAIN))
+
+
+COLUMNS: tuple[Column[RequestRow], ...] = (
+    Column(
+        "id",
+        "REQUEST",
+        SHORT,
+        lambda row, width: Span(printable(row.names.of(row.id, width))),
+        max_width=40,
+    ),
+    Column("state", "STATE", 11, _state),
+    Column("level", "PRIO", 8, lambda row, _: Span(printable(row.item.level)), drop=2),
+    Column("age", "AGE", 6, lambda row, _: Span(duration(row.item.age_s)), right=True),
+    Column("ttft", "TTFT", 6, lambda row, _: Span(latency(row.item.ttft_s)), right=True),
+    Column(
+        "prompt",
+        "PROMPT",
+        6,
+        lambda row, _: Span(fmt.number(row.item.num_prompt_tokens)),
+        right=True,
+    ),
+    Column(
+        "output",
+        "OUTPUT",
+        6,
+        lambda row, _: Span(fmt.number(row.item.num_output_tokens)),
+        right=True,
+    ),
+    Column(
+        "evictions",
+        "EVICT",
+        5,
+        lambda row, _: Span(fmt.number(row.item.num_evictions)),
+        right=True,
+        drop=3,
+    ),
+    Column(
+        "moves",
+        "MOVES",
+        5,
+        lambda row, _: Span(fmt.number(row.item.num_moves)),
+        right=True,
+        drop=4,
+    ),
+    Column("frontend", "FRONTEND", 8, lambda row, _: Span(row.item.frontend_id), drop=5),
+    Column(
+        "client",
+        "CLIENT'S ID",
+        12,
+        lambda row, _: Span(printable(row.item.client_id), Tone.DIM),
+        drop=6,
+        max_width=40,
+    ),
+)

@@ -1,0 +1,40 @@
+"""What the operator chose to see; the data has no say in it."""
+
+from dataclasses import dataclass, field
+
+from tui.drawing.layout import Pane
+from tui.panes.instances import SORTS
+
+
+@dataclass
+class View:
+    sort: str = "freeness"
+    descending: bool = False
+    filters: dict[Pane, str] = field(default_factory=dict)
+    focused: Pane = Pane.INSTANCES
+    tab: Pane = Pane.QUEUE
+    """The lower pane that shows where there is room for one."""
+    zoomed: Pane | None = None
+    expanded: bool = False
+    """Events with causes and figures, across the whole width."""
+    follow: bool = True
+    """The newest event stays in view."""
+
+    def sort_by_next(self) -> None:
+        names = list(SORTS)
+        self.sort = names[(names.index(self.sort) + 1) % len(names)]
+
+    def go_to(self, pane: Pane) -> None:
+        self.focused = pane
+        if pane is not Pane.INSTANCES:
+            self.tab = pane
+            self.expanded = self.expanded and pane is Pane.EVENTS
+        if self.zoomed is not None:
+            self.zoomed = pane
+
+    def back(self) -> None:
+        """One step: out of the zoom, then to the instances."""
+        if self.zoomed is not None:
+            self.zoomed = None
+        else:
+            self.focused = Pane.INSTANCES
