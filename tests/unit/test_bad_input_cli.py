@@ -12,13 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.main
 
-import controller.main
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingReader
 from controller.api.state import run_state
@@ -40,8 +38,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused")
 
-    for name in ("up", "down", "doctor"):
-        monkeypatch.setattr(controller.main, name, SimpleNamespace(run=refuse), raising=False)
+    for module in ("start.up", "down", "doctor.doctor"):
+        monkeypatch.setattr(f"controller.main.{module}.run", refuse)
 
 
 def refused(arguments: list[str], capsys: Captured, code: int = 2) -> str:

@@ -5,13 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_support import cluster, instance
 
-import controller.main
 from controller.api.errors import TimedOutError
 from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.models import ClusterState, InstanceState
@@ -43,8 +41,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         progress("stopping")
         return seen["result"]
 
-    monkeypatch.setattr(controller.main, "up", SimpleNamespace(run=start), raising=False)
-    monkeypatch.setattr(controller.main, "down", SimpleNamespace(run=stop), raising=False)
+    monkeypatch.setattr("controller.main.start.up.run", start)
+    monkeypatch.setattr("controller.main.down.run", stop)
     return seen
 
 

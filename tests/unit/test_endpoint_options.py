@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from cli_support import cluster
 
-import controller.main
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.endpoint_options import (
     Code,
@@ -35,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise found.pop()
         found.append(settings)
 
-    monkeypatch.setattr(controller.main, "up", SimpleNamespace(run=start), raising=False)
+    monkeypatch.setattr("controller.main.start.up.run", start)
     return found
 
 
