@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster fuzz attack clean
+.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -16,6 +16,7 @@ help:
 	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 20 minutes)"
 	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
 	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
+	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
@@ -86,6 +87,9 @@ bench-cluster: $(STAMP)
 
 bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
+
+paths: $(STAMP)
+	PYTHONPATH=tests/unit/runtime:tests/unit/emulated $(BIN)/python -m benchmarks.paths $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -1,0 +1,187 @@
+"""Counts our own functions on three paths through a cluster, and the files that they are in.
+
+`make paths` runs a controller, a frontend and two llumlets with emulated engines in this process,
+on the network of the unit tests, and traces all threads: while a request comes to its first token,
+while one is moved by hand, and while an instance is drained of one. What repeats by the clock
+(greetings, rounds, statuses) is silent while a request or a move is traced; a drain needs it, and
+it counts there. vLLM's app is left out: a path begins and ends where its engine client would be.
+`ARGS=--list` names the functions. make puts the unit tests' folders on the path.
+"""
+
+import argparse
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from emulated_builders import PROFILE, frames
+from fakes import FakeLauncher, FakeNetwork, until
+from members import CONTROLLER, Frontend
+
+from controller.adapters.emulated.engine import EmulatedEngine
+from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
+from controller.adapters.emulated.vllm_wire import Outputs
+from controller.adapters.http.migrate import find_migration
+from controller.api.wire.moves import MigrateRequest
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.drain import DrainState
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.model.config import ModelConfig
+from controller.runtime import member
+from controller.runtime.controller import controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.frontend import rank_changes, routes
+from controller.runtime.frontend.dispatcher import Arrival
+from controller.runtime.instance import engine_thread
+from controller.runtime.instance.llumlet import Llumlet
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.messages.requests import OutputsEmitted
+
+OURS = str(Path(__file__).parents[1] / "controller") + "/"
+OFTEN_S, NEVER_S = 0.02, 3600.0
+# What was due once more when the clock was silenced is over by then.
+SILENT_AFTER_S = 0.3
+INSTANCES = ["i-0", "i-1"]
+
+
+class Trace:
+    """The functions of ours that any thread enters while it is `on`, each with its file."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.entered: set[tuple[str, str]] = set()
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if not self.on or event != "call" or not code.co_filename.startswith(OURS):
+            return
+        if code.co_name == "<lambda>" or not code.co_name.startswith("<"):
+            self.entered.add((code.co_filename.removeprefix(OURS), code.co_qualname))
+
+    def __enter__(self) -> None:
+        self.entered.clear()
+        self.on = True
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
+
+
+class TokenFrontend(Frontend):
+    """Requests and outputs are as vLLM's wire has them."""
+
+    def on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
+        outputs = msgspec.msgpack.decode(payload[0], type=Outputs).outputs
+        for output, num_skip in self.router.accept(emitted, outputs):
+            self.tokens[output.request_id] += output.new_token_ids[num_skip:]
+
+    async def first_token(self, request_id: str) -> None:
+        self.tokens[request_id] = []
+        prompt = list(range(300, 364))
+        payload = frames(request_id, prompt, max_tokens=900)
+        arrival = Arrival(request_id, request_id, len(prompt), 0, time.time())
+        await self.router.submit(arrival, payload)
+        await until(lambda: self.tokens[request_id])
+
+
+class Cluster:
+    def __init__(self) -> None:
+        _set_clock(OFTEN_S)
+        network = FakeNetwork()
+        self.controller = controller.Controller(
+            network.mailbox(CONTROLLER),
+            FakeLauncher(),
+            LiveConfig(rescheduling=ReschedulingConfig(interval_s=OFTEN_S)),
+            SpecKeeper(ClusterSpec.first(len(INSTANCES))),
+        )
+        self.controller.start(num_frontends=1)
+        self.frontend = TokenFrontend(network)
+        self._tasks = [asyncio.create_task(self.controller.run())]
+        for instance_id in INSTANCES:
+            mailbox = network.mailbox(f"mem://{instance_id}")
+            joins = member.Membership(
+                "instance", instance_id, mailbox, CONTROLLER, "n", num_live_reqs=lambda: 0
+            )
+            build = partial(EmulatedEngine, PROFILE, ModelConfig.of(PROFILE), 1.0)
+            llumlet = Llumlet(joins, mailbox, build, OFTEN_S, EmulatedKvTransfer(PROFILE, 1.0))
+            self._tasks.append(asyncio.create_task(llumlet.run()))
+
+    async def serve(self) -> None:
+        await until(lambda: self.frontend.known == INSTANCES)
+
+    async def fall_silent(self) -> None:
+        _set_clock(NEVER_S)
+        rounds = ReschedulingConfig(enabled=False, interval_s=NEVER_S)
+        silent = replace(self.controller.live, rescheduling=rounds, status_interval_s=NEVER_S)
+        self.controller.configure(silent)
+        await asyncio.sleep(SILENT_AFTER_S)
+
+    async def move(self, request_id: str) -> None:
+        found = await find_migration(self.controller, request_id, MigrateRequest())
+        report = await found.run()
+        assert report.outcome == "migrated", report
+
+    async def drain(self, request_id: str) -> None:
+        instance_id = self.frontend.router.routes.get(request_id).ownership.owner.instance_id
+        self.controller.drains.begin([DrainOrder("d-1", instance_id, time.time())])
+        progress = self.controller.drains.progress
+        await until(lambda: progress(instance_id).state is DrainState.DRAINED)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.frontend.router.close()
+
+
+def _set_clock(interval_s: float) -> None:
+    member.HELLO_INTERVAL_S = engine_thread.HEARTBEAT_S = controller.TICK_S = interval_s
+    rank_changes.TELL_EVERY_S = routes.MISSING_S = interval_s
+
+
+async def trace_paths(trace: Trace) -> dict[str, set[tuple[str, str]]]:
+    paths = {}
+    cluster = Cluster()
+    await cluster.serve()
+    await cluster.fall_silent()
+    with trace:
+        await cluster.frontend.first_token("r-1")
+    paths["a request to its first token"] = set(trace.entered)
+    with trace:
+        await cluster.move("r-1")
+    paths["a move"] = set(trace.entered)
+    await cluster.end()
+    cluster = Cluster()
+    await cluster.serve()
+    await cluster.frontend.first_token("r-2")
+    with trace:
+        await cluster.drain("r-2")
+    paths["a drain"] = set(trace.entered)
+    await cluster.end()
+    return paths
+
+
+def _counted(entered: set[tuple[str, str]]) -> str:
+    return f"{len(entered)} functions in {len({file for file, _ in entered})} files"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Functions and files on the paths of a cluster.")
+    parser.add_argument("--list", action="store_true", help="name the functions")
+    listed = parser.parse_args().list
+    for name, entered in asyncio.run(trace_paths(Trace())).items():
+        of_runtime = {each for each in entered if each[0].startswith("runtime/")}
+        print(f"{name}: {_counted(entered)}, of them {_counted(of_runtime)} of the runtime")
+        if listed:
+            print(*(f"  {file}: {function}" for file, function in sorted(entered)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
