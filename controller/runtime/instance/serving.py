@@ -226,10 +226,11 @@ class Serving:
         """The controller, for its log, and each request's frontend, for its history."""
         cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
         by_frontend: dict[str, list[LoggedEvent]] = {}
-        for event in (self._logged(event, cause_id) for event in events):
-            self._member.tell(event)
-            if live := self.requests.get(event.request_id or ""):
-                by_frontend.setdefault(live.frontend, []).append(event)
+        for event in events:
+            logged = self._logged(event, cause_id)
+            self._member.tell(logged)
+            if live := self.requests.get(event.request_id):
+                by_frontend.setdefault(live.frontend, []).append(logged)
         for frontend, its_events in by_frontend.items():
             self._mailbox.send(frontend, encode(RequestEvents(tuple(its_events))))
         for event in events:

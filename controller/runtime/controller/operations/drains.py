@@ -12,7 +12,7 @@ frontend says that none of its requests is there.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -340,7 +340,7 @@ class Drains:
         order: DrainOrder,
         reason: str,
         actor: str | None,
-        numbers: dict[str, Number],
+        numbers: Mapping[str, Number],
     ) -> None:
         self._cluster.journal.drain(kind, order, reason, actor or None, numbers)
 

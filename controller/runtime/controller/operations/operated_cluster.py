@@ -18,8 +18,6 @@ from controller.runtime.messages.message import Message
 
 
 class OperatedCluster(Protocol):
-    config: SchedulerConfig
-    limits: MoveLimits
     keeper: SpecKeeper
     scheduler: GlobalScheduler
     roster: Roster
@@ -29,6 +27,12 @@ class OperatedCluster(Protocol):
     queries: MemberQueries
     rescheduler: Rescheduler
     directories: Directories
+
+    @property
+    def config(self) -> SchedulerConfig: ...
+
+    @property
+    def limits(self) -> MoveLimits: ...
 
     def now_s(self) -> float: ...
 

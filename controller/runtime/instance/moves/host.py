@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.engine import Engine
+from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
 from controller.ports.moves import KvBlocks
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
@@ -39,7 +40,7 @@ class MoveHost(Protocol):
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         """Raises ValueError for a request that this engine cannot take."""
 
-    def encode_kept(self, kept: Kept, request_id: str) -> Sequence[bytes]:
+    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
         """That request's part of a step's outputs, for its frontend."""
 
     def set_rank(self, request_id: str, rank: int) -> None:

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination
-from controller.core.migration.destination_terms import Instruction
+from controller.core.migration import destination_terms as destination
+from controller.core.migration.destination import DestinationMove
+from controller.core.migration.machine import SetRank
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine
@@ -42,7 +43,7 @@ class IncomingMove:
         self._first = first
         self.migration_id, self.request_id = first.migration_id, first.request_id
         self.source: InstanceRef = first.source
-        self.machine = destination.DestinationMove(host.now_s())
+        self.machine = DestinationMove(host.now_s())
         self._reserved: ReservedBlocks | None = None
         self._holds_something = False
         """On the engine's thread: there is a reservation of this move to cancel."""
@@ -94,11 +95,11 @@ class IncomingMove:
             self._kept.append(Kept(kept.first_index, kept.num_tokens, body, encoded=True))
             at += kept.num_frames
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[destination.Instruction]) -> None:
         for instruction in instructions:
             self._do(instruction)
 
-    def _do(self, instruction: Instruction) -> None:
+    def _do(self, instruction: destination.Instruction) -> None:
         host, request_id = self._host, self.request_id
         match instruction:
             case destination.Reserve(stage=stage, num_blocks=num_blocks):
@@ -118,7 +119,7 @@ class IncomingMove:
                     host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
             case destination.EndRequest():
                 host.end(request_id, self.machine.hop)
-            case destination.SetRank(rank=rank):
+            case SetRank(rank=rank):
                 self._set_rank(rank)
             case destination.Answer(message=message):
                 self._answer(message)
@@ -250,8 +251,9 @@ class IncomingMove:
         here since is newer."""
         assert self._committed is not None
         live = self._host.requests.get(self.request_id)
-        is_here = live is not None and live.hop == self.machine.hop
-        if is_here and live.rank_change == self._committed.rank_change:
+        if live is None or live.hop != self.machine.hop:
+            return
+        if live.rank_change == self._committed.rank_change:
             self._host.set_rank(self.request_id, rank)
 
     # -- words ---------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination, source
+from controller.core.migration import destination_terms as destination
+from controller.core.migration import source_terms as source
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight

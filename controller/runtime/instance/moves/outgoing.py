@@ -9,15 +9,17 @@ from functools import partial
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration import source
+from controller.core.migration import source_terms as source
+from controller.core.migration.machine import SetRank
 from controller.core.migration.protocol import MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
-from controller.core.migration.source_terms import Instruction
+from controller.core.migration.source import SourceMove
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.ports.engine import Engine
+from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
 from controller.runtime.instance.moves import output_tokens
 from controller.runtime.instance.moves.host import MoveHost
@@ -67,7 +69,7 @@ class OutgoingMove:
         self._host = host
         self._block_size = block_size
         self._live: LiveRequest = host.requests[order.request_id]
-        self.machine = source.SourceMove(self._live.hop, host.now_s())
+        self.machine = SourceMove(self._live.hop, host.now_s())
         self._began_s = host.now_s()
         self._queued = False
         self._outputs: Sequence[int] = ()
@@ -86,7 +88,7 @@ class OutgoingMove:
         self._digest = KvDigest(host.blocks) if order.verify_kv else None
         self._digested: bytes | None = None
         """All that was copied."""
-        self._encoded: dict[int, Sequence[bytes]] = {}
+        self._encoded: dict[int, Frames] = {}
         self._stages: list[StageRecord] = []
         self._copying = ""
 
@@ -125,11 +127,11 @@ class OutgoingMove:
         """Of the request, as last looked at: none while it is queued."""
         return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+    def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
         for instruction in instructions:
             self._do(instruction)
 
-    def _do(self, instruction: Instruction) -> None:
+    def _do(self, instruction: source.Instruction) -> None:
         host, order = self._host, self.order
         match instruction:
             case source.PlanStage(stage=stage):
@@ -159,7 +161,7 @@ class OutgoingMove:
             case source.TellLost(hop=hop):
                 lost = RequestLost(order.request_id, order.destination, hop)
                 host.send(self._live.frontend, lost)
-            case source.SetRank(rank=rank):
+            case SetRank(rank=rank):
                 host.between_steps(
                     lambda engine: engine.moves.set_rank(order.request_id, rank), _nothing
                 )

@@ -20,7 +20,7 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
-from controller.core.migration.source import MoveCancelled, SourceState
+from controller.core.migration.source_terms import MoveCancelled, SourceState
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
