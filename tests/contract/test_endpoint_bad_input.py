@@ -5,6 +5,7 @@ vLLM refuses most of these itself; where it stops doing so, a case here fails.
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -37,6 +38,7 @@ USER = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 NAMED = {"type": "function", "function": {"name": "f"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x"}}
+PICTURE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
 NAMES = {f"^p{i}[a-z]+$": {"type": "string"} for i in range(100)}
 
 
@@ -434,6 +436,7 @@ async def test_bad_input(engine: VllmEngine, engine_args: dict[str, Any]) -> Non
             a_client_that_does_not_read,
             a_failure_in_mid_stream,
             a_failure_in_mid_message,
+            a_refusal_in_a_stream_is_one_line_in_the_log,
             many_bad_items_are_few_errors,
             large_bodies_beside_a_canary,
             models_by_id,
@@ -746,6 +749,32 @@ async def a_failure_in_mid_message(bed: Bed) -> None:
     assert event == "event: error"
     assert json.loads(data[6:])["type"] == "error"
     assert_is_the_failure(data.removeprefix("data: "))
+
+
+async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:
+    """vLLM logs a traceback for each; `refusal_log` names its loggers."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("vllm").addHandler(handler)
+    wrong = {"structured_outputs": {"grammar": "no grammar"}}
+    try:
+        async with gated(bed) as (_, http):
+            for path, body in (
+                (TEXT, {"prompt": "one", **wrong}),
+                (CHAT, {"messages": USER, **wrong}),
+                ("/v1/messages", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+                ("/v1/messages/count_tokens", {"messages": []}),
+            ):
+                records.clear()
+                await http.post(
+                    path, json={"model": "embedded", "max_tokens": 5, "stream": True, **body}
+                )
+                assert not any(record.exc_text or record.exc_info for record in records), path
+                told = [record.getMessage() for record in records]
+                assert sum(line.startswith("refused: ") for line in told) == 1, told
+    finally:
+        logging.getLogger("vllm").removeHandler(handler)
 
 
 async def _answer_of_a_failure(bed: Bed, path: str, fields: dict[str, Any]) -> list[str]:

@@ -35,6 +35,7 @@ from controller.adapters.vllm.endpoint.gate import Gate
 from controller.adapters.vllm.endpoint.model_route import add_model_route
 from controller.adapters.vllm.endpoint.outermost import around, without_outermost
 from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
+from controller.adapters.vllm.endpoint.refusal_log import shorten_refusals
 from controller.adapters.vllm.engine.arguments import typed
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.runtime.messages.members import EngineInfo
@@ -100,6 +101,7 @@ async def build_server(
     llm: PoolLLM, args: Namespace, gate: Gate, keep_alive: KeepAlive, tasks: tuple[str, ...]
 ) -> NoSignalServer:
     make_models_fail_fast()
+    shorten_refusals()
     app = build_app(without_outermost(args), tasks, llm.model_config)
     app.router.routes[:] = [
         route for route in app.routes if getattr(route, "path", "") not in UNSERVED_PATHS
