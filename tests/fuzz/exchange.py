@@ -12,6 +12,7 @@ from tests.fuzz.case import Case, plain
 
 MAX_KEPT_BYTES = 1 << 20
 READ_BYTES = 1 << 16
+FLOWS_S = 3.0
 
 
 @dataclass(slots=True)
@@ -26,9 +27,16 @@ class Answer:
     closed: bool = False
     late: bool = False
     left: bool = False
-    """The client went as planned."""
+    """The client went as planned, or had enough of a stream that went on."""
+    heard_s: float = float("-inf")
+    """When the last bytes came."""
     error: str = ""
     end_s: float = 0.0
+
+    @property
+    def flows(self) -> bool:
+        """It may be a long one: a request that names no number of tokens gets thousands."""
+        return time.monotonic() - self.heard_s < FLOWS_S
 
     @property
     def taken_s(self) -> float:
@@ -59,7 +67,7 @@ async def send(case: Case, host: str, port: int, deadline_s: float) -> Answer:
         patience_s = deadline_s if case.leaves_after_s is None else case.leaves_after_s
         done, _ = await asyncio.wait({reading}, timeout=patience_s)
         if not done:
-            answer.left = case.leaves_after_s is not None
+            answer.left = case.leaves_after_s is not None or answer.flows
             answer.late = not answer.left
     finally:
         reading.cancel()
@@ -97,6 +105,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
             event = parser.next_event()
             if event is h11.NEED_DATA:
                 data = await reader.read(READ_BYTES)
+                answer.heard_s = time.monotonic()
                 parser.receive_data(data)
                 if not data and parser.their_state is h11.SEND_RESPONSE:
                     answer.closed = True
