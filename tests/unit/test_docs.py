@@ -25,7 +25,14 @@ from llumctl.app import app
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+OPERATING = ROOT / "docs" / "operating.md"
+DOCUMENTS = [
+    README,
+    CONTRIBUTING,
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("examples/*.md")),
+]
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -94,10 +101,23 @@ def test_commands_exist(path: Path) -> None:
     assert named_after("llumctl", path.read_text()) <= COMMANDS
 
 
-def test_the_readme_shows_every_command_and_the_two_of_make() -> None:
+def test_every_command_is_shown_where_operators_look() -> None:
+    assert named_after("llumctl", README.read_text() + OPERATING.read_text()) == COMMANDS
+
+
+def test_the_readme_is_a_screen_and_a_half_with_the_two_commands_of_make() -> None:
     text = README.read_text()
-    assert named_after("llumctl", text) == COMMANDS
+    assert len(text.splitlines()) <= 90
     assert named_after("make", text) >= {"up", "test"}
+
+
+@pytest.mark.parametrize("path", [CONTRIBUTING, ROOT / "docs" / "architecture.md"])
+def test_files_that_are_named_exist(path: Path) -> None:
+    named = re.findall(
+        r"`((?:controller|llumctl|tui|tests|docs|examples)/[\w/.]+)`", path.read_text()
+    )
+    missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
+    assert not missing
 
 
 def test_metrics_name_each_field_once() -> None:
