@@ -72,10 +72,14 @@ class Engine(Protocol):
     block_size: int
     max_num_running: int
     """Requests that fit into the batch."""
-    emulation: Emulation | None
-    """None for an engine that computes."""
     supported_tasks: tuple[str, ...]
-    moves: EngineMoves
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """None for an engine that computes."""
+
+    @property
+    def moves(self) -> EngineMoves: ...
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:
         """Decode a request. Raises ValueError for one that this engine cannot take."""

@@ -68,10 +68,12 @@ class ReservedBlocks:
 
 
 class EngineMoves(Protocol):
-    blocks: KvBlocks
     fingerprint: str
     """Equal for two engines if, and only if, a block of one means the same in the other: model,
     weights' identity, dtype, block size, layout, tensor-parallel size."""
+
+    @property
+    def blocks(self) -> KvBlocks: ...
 
     def set_rank(self, request_id: str, rank: int) -> None:
         """Changes the scheduling priority of one that runs, waits or is suspended; nothing if it

@@ -226,7 +226,8 @@ class EmulatedMoves:
         """At most: by the limit that the client set, else by the model's."""
         live = self._live[request_id]
         num_left = self._model.config.max_model_len - live.num_tokens
-        limit = live.request.sampling_params.max_tokens
+        params = live.request.sampling_params
+        limit = params.max_tokens if params else None
         return num_left if limit is None else min(num_left, limit - live.num_emitted)
 
     def _decoded(self, state: Frames) -> _Travelling:

@@ -1,12 +1,13 @@
 """A move by hand on the control API: what is wanted is checked, planned or done."""
 
 from dataclasses import dataclass
+from typing import Required, TypedDict, Unpack
 
 from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.move_views import attempt_model
 from controller.adapters.http.requests import find_record
 from controller.api.text.quantities import duration
-from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
+from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.queue import BY_MAX_MOVES
 from controller.core.migration.sentences import why
@@ -28,6 +29,22 @@ _UNSCHEDULABLE = {
     "draining": "it is draining",
     "stalled": "it is stalled",
 }
+
+
+class _Came(TypedDict, total=False):
+    """The fields of a report that say what came of the move, or would."""
+
+    outcome: Required[str]
+    code: str
+    note: str
+    hint: str
+    num_blocks: int
+    num_bytes: int
+    copy_time_s: float
+    downtime_s: float | None
+    excess_s: float | None
+    plan: MovePlanned
+    attempts: tuple[MoveAttempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +224,7 @@ class Migration:
             told.append(f"{member.member_id}: {refusal}")
         return "; ".join(told) or "there is no other instance"
 
-    def _report(self, target: str | None, **what: object) -> MigrationReport:
+    def _report(self, target: str | None, **came: Unpack[_Came]) -> MigrationReport:
         record = self.record
         return MigrationReport(
             request_id=record.request_id,
@@ -215,8 +232,8 @@ class Migration:
             from_instance_id=self.source_id,
             to_instance_id=target,
             dry_run=self.wanted.dry_run,
-            why=why(str(what.get("code", ""))),
-            **what,
+            why=why(str(came.get("code", ""))),
+            **came,
         )
 
 

@@ -81,22 +81,21 @@ def _ended(move: EndedMove, ended_s: float) -> EndedMoveStatus:
 
 def attempt_model(attempt: Attempt) -> MoveAttempt:
     record = attempt.record
-    told = {"migration_id": attempt.migration_id, "to_instance_id": attempt.destination_id}
-    words = {"outcome": attempt.outcome, "code": attempt.code, "why": why(attempt.code)}
-    if record is None:
-        return MoveAttempt(**told, **words)
     return MoveAttempt(
-        **told,
-        **words,
-        duration_s=round(record.duration_s, 6),
-        num_tokens=record.num_tokens,
-        num_cached_blocks=record.num_cached_blocks,
+        migration_id=attempt.migration_id,
+        to_instance_id=attempt.destination_id,
+        outcome=attempt.outcome,
+        code=attempt.code,
+        why=why(attempt.code),
+        duration_s=round(record.duration_s, 6) if record else None,
+        num_tokens=record.num_tokens if record else None,
+        num_cached_blocks=record.num_cached_blocks if record else None,
         stages=tuple(
             MoveStage(
                 num_blocks=stage.num_blocks,
                 num_bytes=stage.num_bytes,
                 copy_time_s=round(stage.copy_time_s, 6),
             )
-            for stage in record.stages
+            for stage in (record.stages if record else ())
         ),
     )

@@ -17,6 +17,7 @@ from controller.api.wire.models import (
     LevelStatus,
     QueueHeadStatus,
     RequestDetail,
+    RequestState,
     RequestStatus,
 )
 from controller.core.dispatch.instance_record import InstanceRecord
@@ -286,7 +287,7 @@ def request_model(record: RequestRecord, now_s: float, refusal: str | None = Non
         id=record.request_id,
         client_id=record.client_request_id,
         parent_id=record.parent_id,
-        state=record.state.value,
+        state=RequestState(record.state),
         level=record.level,
         frontend_id=record.frontend_id,
         instance_id=record.instance_id,

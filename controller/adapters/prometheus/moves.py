@@ -9,7 +9,6 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.utils import floatToGoString
 
 from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
 
@@ -36,7 +35,7 @@ def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:
         "llumctl_migration_downtime_seconds",
         "From the last token of one instance to the first of the other",
     )
-    bounds = [*(floatToGoString(bound) for bound in DOWNTIME_BOUNDS_S), "+Inf"]
+    bounds = [*(str(bound) for bound in DOWNTIME_BOUNDS_S), "+Inf"]
     buckets = list(zip(bounds, accumulate(log.num_downtimes), strict=True))
     downtimes.add_metric([], buckets, log.sum_downtimes_s)
     yield downtimes

@@ -43,7 +43,7 @@ class Doorkeeper:
         """An inbox that is not yet bound."""
         address = f"inproc://accepted-{id(self)}"
         inbox.monitor(address, zmq.EVENT_ACCEPTED)
-        self._events = zmq.Context.shadow(inbox.context).socket(zmq.PAIR)
+        self._events: zmq.Socket[bytes] = zmq.Context.shadow(inbox.context).socket(zmq.PAIR)
         self._events.connect(address)
         self._thread = threading.Thread(target=self._run, name="doorkeeper", daemon=True)
         self._thread.start()

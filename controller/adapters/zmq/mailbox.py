@@ -105,7 +105,7 @@ class ZmqMailbox:
         that are there take 5."""
         there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
-            first = self._inbox.recv_multipart(copy=False)
+            first = asyncio.ensure_future(self._inbox.recv_multipart(copy=False))
             if first.done():  # to await it would not suspend: a full inbox held up all else
                 await asyncio.sleep(0)
             self._deliver(on_message, await first)

@@ -178,7 +178,7 @@ def _config_from_hub(model: str) -> Path:
     """One question, no retries: vLLM would ask for minutes before it gives up."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no __all__
 
     try:
         cached = try_to_load_from_cache(model, "config.json")

@@ -147,9 +147,11 @@ class Module:
     def fields(self, class_name: str) -> dict[str, Declared]:
         """Of the class and its bases; those whose name begins with _ are not for users."""
         found = self.find(class_name)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        if found is None:
             return {}
         module, owner = found
+        if not isinstance(owner, ast.ClassDef):
+            return {}
         fields: dict[str, Declared] = {}
         for base in owner.bases:
             fields |= module.fields(_name(base))

@@ -186,8 +186,8 @@ def state_dir_check(cluster: str) -> Check:
     if problem := _unwritable(path):
         return _check(name, FAIL, problem, "XDG_STATE_HOME=<a folder of yours>")
     for entry in (path.parent, path, path / "run.json"):
-        if entry.exists() and (problem := _not_private(entry)):
-            return _check(name, FAIL, *problem)
+        if entry.exists() and (exposed := _not_private(entry)):
+            return _check(name, FAIL, *exposed)
     return _check(name, OK, f"{path}" if path.exists() else f"{path} (not made yet)")
 
 

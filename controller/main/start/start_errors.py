@@ -5,7 +5,7 @@ from pathlib import Path
 
 from controller.adapters.ray.starts import failure_of
 from controller.api.errors import LlumctlError, UsageError
-from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from controller.core.restarts import MAX_FAILED_STARTS
 from controller.main.plan import ClusterPlan
 
@@ -27,7 +27,7 @@ PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+
 
 def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
     """The first member that could not start, in its own words, and what helps."""
-    members = [*status.instances, *status.frontends]
+    members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
     failed = next(m for m in members if m.state == InstanceState.FAILED)
     log = Path(plan.log_dir) / f"{failed.id}.log"
     cause = " ".join(PYDANTIC_ADDS.sub("", failed.detail).split())[:600]

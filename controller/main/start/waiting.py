@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from controller.adapters.ray.starts import failure_of
-from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 
 FIRST_WORD_S = 5.0
 # Each further word comes after half as long again as all before.
@@ -29,7 +29,7 @@ class Patience:
 def awaited(status: ClusterStatus | None, log_dir: Path, run: str) -> str:
     """Who has to come yet. Without a status it is the controller, or Ray before it."""
     if status is not None:
-        members = [*status.instances, *status.frontends]
+        members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
         absent = [m for m in members if m.state != InstanceState.ACTIVE]
         return ", ".join(f"{m.id} ({m.detail})" if m.detail else m.id for m in absent) or "a report"
     reason, _ = failure_of(log_dir, "controller", run)

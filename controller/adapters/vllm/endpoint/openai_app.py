@@ -57,7 +57,7 @@ def parse_args(
 ) -> Namespace:
     """vLLM's server arguments: its defaults, then the cluster's engine arguments and the endpoint's
     options over them. Imports the parsers' plugins."""
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     for key, value in (typed(engine_args) | dict(options)).items():
         setattr(args, key, value)
     args.served_model_name = engine_args.get("served_model_name") or [args.model]
@@ -115,7 +115,7 @@ async def build_server(
         around(gate, args),
         log_level="warning",
         access_log=False,
-        http=keep_alive,
+        http=keep_alive,  # type: ignore[arg-type]  # uvicorn only calls it
         timeout_keep_alive=_keep_alive_s(),
         timeout_graceful_shutdown=LAST_BYTES_S,
         ssl_certfile=args.ssl_certfile,
@@ -133,7 +133,7 @@ async def build_server(
     return server
 
 
-def _keep_alive_s() -> float:
+def _keep_alive_s() -> int:
     given = envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
     return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE if given else KEEP_ALIVE_S
 

@@ -20,7 +20,8 @@ def typed(engine_args: dict[str, Any]) -> dict[str, Any]:
     hints = {field.name: get_type_hints(field.type) for field in fields(AsyncEngineArgs)}
     found = dict(engine_args)
     for name, value in engine_args.items():
-        kind = next((kind for kind in hints.get(name, ()) if is_dataclass(kind)), None)
+        kinds = hints.get(name, ())
+        kind = next((k for k in kinds if isinstance(k, type) and is_dataclass(k)), None)
         if kind is not None and isinstance(value, dict):
             found[name] = TypeAdapter(kind).validate_python(value)
     return found

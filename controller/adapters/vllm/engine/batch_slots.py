@@ -27,7 +27,7 @@ class BatchSlots:
         scheduler = self._scheduler
         num_taken = len(scheduler.running) + len(scheduler.kv_holding_waiting)
         num_taken += scheduler.num_waiting_for_streaming_input
-        return num_taken < scheduler.max_num_active_reqs
+        return bool(num_taken < scheduler.max_num_active_reqs)
 
     def keep(self) -> None:
         self._scheduler.max_num_active_reqs -= 1

@@ -118,12 +118,15 @@ class VllmEngine:
         ]
 
     def encode(self, body: Any) -> Frames:
-        return self._encoder.encode(body)
+        frames: Frames = self._encoder.encode(body)
+        return frames
 
     def encode_one(self, body: Any, request_id: str) -> Frames:
         outputs = [out for out in body.outputs if out.request_id == request_id]
         part = msgspec.structs.replace(body, outputs=outputs, scheduler_stats=None)
-        return type(self._encoder)().encode(part)  # an encoder serves one thread at a time
+        encoder = type(self._encoder)()  # an encoder serves one thread at a time
+        frames: Frames = encoder.encode(part)
+        return frames
 
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []

@@ -73,7 +73,7 @@ def _weights(model_config: Any, model: Any) -> Iterator[bytes]:
 def _sample(parameter: Any) -> bytes:
     flat = parameter.flatten()
     step = max(1, flat.numel() // _SAMPLES)
-    return flat[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    return bytes(flat[::step].contiguous().cpu().view(torch.uint8).numpy())
 
 
 def _file_sample(path: Path) -> Iterator[bytes]:

@@ -77,6 +77,7 @@ def _try(parent: socket.socket, tokenizer: Any, setup: dict[str, Any]) -> None:
     _limit(grammar["cpu_s"], grammar["wall_s"], grammar["max_bytes"])
     _end_with(parent)
     try:
+        verdict: dict[str, int | str]
         verdict = {"num_bytes": compile_grammar(grammar["kind"], grammar["text"], tokenizer, setup)}
     except MemoryError:
         return

@@ -36,16 +36,16 @@ class BlockRows:
             self._layers.append((layer, slice(self.width, end)))
             self.width = end
 
-    @torch.inference_mode()
     def gather(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
-        for layer, columns in self._layers:
-            out = rows[:, columns].unflatten(1, layer.shape[1:])
-            torch.index_select(layer, 0, block_ids, out=out)
+        with torch.inference_mode():
+            for layer, columns in self._layers:
+                out = rows[:, columns].unflatten(1, layer.shape[1:])
+                torch.index_select(layer, 0, block_ids, out=out)
 
-    @torch.inference_mode()
     def scatter(self, block_ids: torch.Tensor, rows: torch.Tensor) -> None:
-        for layer, columns in self._layers:
-            layer.index_copy_(0, block_ids, rows[:, columns].unflatten(1, layer.shape[1:]))
+        with torch.inference_mode():
+            for layer, columns in self._layers:
+                layer.index_copy_(0, block_ids, rows[:, columns].unflatten(1, layer.shape[1:]))
 
 
 class HostBlocks:

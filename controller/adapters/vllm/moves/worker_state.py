@@ -25,7 +25,7 @@ def generator_state(runner: Any, request_id: str) -> bytes | None:
     known = runner.requests.get(request_id)
     if known is None or known.generator is None:
         return None
-    return known.generator.get_state().numpy().tobytes()
+    return bytes(known.generator.get_state().numpy())
 
 
 def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
