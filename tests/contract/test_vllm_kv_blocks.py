@@ -150,7 +150,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.blocking = blocking
 
         def record(self) -> None:
-            seen.append("step's event recorded")
+            seen.append("steps' event recorded")
 
         def synchronize(self) -> None:
             seen.append("waited for the copy" if self.blocking else "spun")
@@ -159,7 +159,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, _device: Any) -> None: ...
 
         def wait_event(self, _event: Event) -> None:
-            seen.append("side stream waits for the step")
+            seen.append("side stream waits for the steps")
 
         def record_event(self, event: Event) -> Event:
             seen.append("end of the copy recorded")
@@ -176,19 +176,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_copies_on_a_gpu_are_ordered_after_the_step_and_awaited(calls: list[str]) -> None:
+def test_copies_on_a_gpu_are_ordered_after_the_steps_and_awaited(calls: list[str]) -> None:
     import torch
 
     caches, empty = compact(), [torch.zeros(B, H, N, C) for _ in range(3)]
     source = CudaBlocks(caches, B, torch.device("cpu"))
     destination = CudaBlocks(empty, B, torch.device("cpu"))
     assert source.block_bytes == HostBlocks(caches, B).block_bytes
-    source.ready_to_read()
+    source.order_after_steps()
     sent = source.gather([2, 5], source.buffer(4))
     assert calls == [
-        "step's event recorded",
+        "steps' event recorded",
         "on the side stream",
-        "side stream waits for the step",
+        "side stream waits for the steps",
         "end of the copy recorded",
         "off it",
         "waited for the copy",
@@ -202,6 +202,7 @@ def test_copies_on_a_gpu_are_ordered_after_the_step_and_awaited(calls: list[str]
     destination.scatter([1, 4], buffer)
     assert calls == [
         "on the side stream",
+        "side stream waits for the steps",
         "end of the copy recorded",
         "off it",
         "waited for the copy",

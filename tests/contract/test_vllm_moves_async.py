@@ -1,6 +1,8 @@
-"""The cut under vLLM's asynchronous scheduling (its default on a GPU), on its scheduler alone:
-the steps are scheduled ahead here, and the tokens come from us."""
+"""Moves under vLLM's asynchronous scheduling (its default on a GPU), on its scheduler alone: the
+steps are scheduled ahead here, and the tokens come from us."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +11,26 @@ import pytest
 
 from controller.adapters.vllm.engine.batch_slots import BatchSlots
 from controller.adapters.vllm.engine.parts import EngineParts
+from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
+from controller.adapters.vllm.moves.destination import DestinationMoves
 from controller.adapters.vllm.moves.request_state import decode
 from controller.adapters.vllm.moves.source import SourceMoves
+from controller.ports.moves import ReservedBlocks
 
 BLOCK_SIZE = 16
+NUM_BLOCKS = 21
 
 
 class AsyncEngine:
-    """Two steps under way, as in `EngineCore.step_with_batch_queue`."""
+    """Two steps under way, as in `EngineCore.step_with_batch_queue`. A step writes its number into
+    the slots of the tokens that it computes."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, gpu: "Gpu") -> None:
+        import torch
+
+        self.gpu = gpu
+        self.cache = torch.zeros(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.int64)
+        self.blocks = CudaBlocks([self.cache], NUM_BLOCKS, torch.device("cpu"))
         self.scheduler = async_scheduler(model_path)
         kv = self.scheduler.kv_cache_manager
         self.parts = EngineParts(
@@ -31,16 +43,16 @@ class AsyncEngine:
             refusal=None,
         )
         self.slots = self.scheduler.max_num_active_reqs
-        self.moves = SourceMoves(self.parts, BatchSlots(self.scheduler), lambda: None)
+        places, ordered = BatchSlots(self.scheduler), self.blocks.order_after_steps
+        self.moves = SourceMoves(self.parts, places, ordered)
+        self.arrivals = DestinationMoves(self.parts, places, ordered)
         self.under_way: list[Any] = []
         self.tokens: dict[str, list[int]] = {}
 
-    def add(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        request = Request(request_id, list(range(1, num_prompt_tokens + 1)), params, None)
+    def add(
+        self, request_id: str, num_prompt_tokens: int, max_tokens: int, stop: int | None = None
+    ) -> Any:
+        request = a_request(request_id, num_prompt_tokens, max_tokens, stop)
         self.scheduler.add_request(request)
         self.tokens[request_id] = []
         return request
@@ -48,13 +60,28 @@ class AsyncEngine:
     def launch(self) -> list[str]:
         scheduled = self.scheduler.schedule()
         self.under_way.append(scheduled)
+        slots = [
+            (self.parts.block_ids(request_id)[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            for request_id, number in scheduled.num_scheduled_tokens.items()
+            for position in self._last_computed(request_id, number)
+        ]
+        self.gpu.launch(lambda: self._write(slots))
         return list(scheduled.num_scheduled_tokens)
+
+    def _last_computed(self, request_id: str, number: int) -> range:
+        end = self.scheduler.requests[request_id].num_computed_tokens
+        return range(end - number, end)
+
+    def _write(self, slots: list[tuple[int, int]]) -> None:
+        for block_id, offset in slots:
+            self.cache[block_id, offset] = self.gpu.num_done
 
     def land(self) -> list[str]:
         """The oldest step under way ends; who got tokens."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduled = self.under_way.pop(0)
+        self.gpu.run(self.gpu.num_launched - len(self.under_way))
         ids = list(scheduled.num_scheduled_tokens)
         bodies = self.scheduler.update_from_output(
             scheduled,
@@ -69,6 +96,74 @@ class AsyncEngine:
         for out in outs:
             self.tokens[out.request_id] += out.new_token_ids
         return [out.request_id for out in outs]
+
+
+class Gpu:
+    """It runs what was launched not before somebody waits for it, and steps in their order."""
+
+    def __init__(self) -> None:
+        self._launched: list[Callable[[], None]] = []
+        self.num_done = 0
+
+    @property
+    def num_launched(self) -> int:
+        return len(self._launched)
+
+    def launch(self, step: Callable[[], None]) -> None:
+        self._launched.append(step)
+
+    def run(self, num_steps: int) -> None:
+        """Until so many are done in all."""
+        while self.num_done < num_steps:
+            self.num_done += 1
+            self._launched[self.num_done - 1]()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """torch.cuda, as far as `CudaBlocks` uses it: what runs on its stream waits for steps only as
+    it is told to."""
+    import torch
+
+    made = Gpu()
+
+    class Event:
+        num_steps = 0
+
+        def __init__(self, blocking: bool = False) -> None: ...
+
+        def record(self) -> None:
+            self.num_steps = made.num_launched
+
+        def synchronize(self) -> None: ...
+
+    class Stream:
+        def __init__(self, _device: Any) -> None: ...
+
+        def wait_event(self, event: Event) -> None:
+            made.run(event.num_steps)
+
+        def record_event(self, event: Event) -> Event:
+            return event
+
+    @contextmanager
+    def on_stream(_stream: Stream) -> Iterator[None]:
+        yield
+
+    for name, fake in [("Stream", Stream), ("Event", Event), ("stream", on_stream)]:
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return made
+
+
+def a_request(
+    request_id: str, num_prompt_tokens: int, max_tokens: int, stop: int | None = None
+) -> Any:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    stops = [] if stop is None else [stop]
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=stops)
+    return Request(request_id, list(range(1, num_prompt_tokens + 1)), params, None)
 
 
 def async_scheduler(model_path: Path) -> Any:
@@ -88,21 +183,21 @@ def async_scheduler(model_path: Path) -> Any:
         max_model_len=10 * BLOCK_SIZE,
         enable_prefix_caching=False,
     ).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    config.cache_config.num_gpu_blocks = 21
+    config.cache_config.num_gpu_blocks = NUM_BLOCKS
     attention = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     return AsyncScheduler(
         config,
-        KVCacheConfig(21, [], [KVCacheGroupSpec(["layer"], attention)]),
+        KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec(["layer"], attention)]),
         StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
     )
 
 
 @pytest.fixture
-def engine(model_path: Path) -> AsyncEngine:
-    return AsyncEngine(model_path)
+def engine(model_path: Path, gpu: Gpu) -> AsyncEngine:
+    return AsyncEngine(model_path, gpu)
 
 
 def test_a_step_under_way_comes_in_before_the_cut(engine: AsyncEngine) -> None:
@@ -173,3 +268,38 @@ def test_a_leaving_request_may_end_otherwise(engine: AsyncEngine, end: str) -> N
     assert "r" not in engine.scheduler.requests
     assert engine.scheduler.max_num_active_reqs == engine.slots
     assert engine.parts.pool.get_num_free_blocks() == engine.parts.pool.num_gpu_blocks - 1
+
+
+@pytest.mark.parametrize("num_reserved_before", [0, 8])
+def test_what_arrives_is_not_overwritten_by_a_step_under_way(
+    engine: AsyncEngine, num_reserved_before: int
+) -> None:
+    """A request ends with the output of one step while the next one computes a token for it: its
+    blocks are free for a reservation, and that token's slot is yet to be written."""
+    arrivals, outputs = engine.arrivals, [900]
+    engine.add("old", 17, 20, stop=1001)
+    engine.launch()
+    engine.launch()
+    (_, last) = engine.parts.block_ids("old")
+    assert isinstance(arrivals.reserve(a_request("a", 150, 9), outputs, 10), ReservedBlocks)
+    new = a_request("new", 150, 9)
+    if num_reserved_before:
+        assert isinstance(arrivals.reserve(new, outputs, num_reserved_before), ReservedBlocks)
+    engine.land()
+    engine.launch()
+    engine.land()
+    assert "old" not in engine.scheduler.requests
+    assert engine.gpu.num_done == 2, "the third step has a token of it to write"
+
+    if num_reserved_before:
+        reserved: object = arrivals.extend("new", 10)
+    else:
+        reserved = arrivals.reserve(new, outputs, 10)
+    assert isinstance(reserved, ReservedBlocks)
+    assert last in reserved.block_ids
+    buffer = engine.blocks.buffer(10)
+    buffer.pinned.fill_(-7)
+    engine.blocks.scatter(reserved.block_ids, buffer)
+    engine.land()
+    assert engine.gpu.num_done == 3
+    assert (engine.cache[list(reserved.block_ids)] == -7).all(), "what came is there"

@@ -3,10 +3,13 @@
 UNTESTED ON A GPU: it has run on none yet. The tests drive this code with streams that record
 the order of the calls.
 
-Copies run on a stream of their own beside the steps. A gather waits there for the steps that were
-launched when its blocks were named to the reader, for no later ones, and then goes through a
-buffer on the GPU into pinned memory: one copy over the bus instead of one for each layer. Only the
-calling thread waits for a copy, asleep and with the GIL released.
+Copies run on a stream of their own beside the steps. A copy waits there for the steps that were
+launched when blocks were last named to a copier, and for no later ones: they write what a gather
+reads, and under asynchronous scheduling they may still write what a scatter overwrites. For a
+request may end with the output of one step while the next one computes a token for it, and its
+blocks, freed by then, are reserved for a move. A gather goes through a buffer on the GPU into
+pinned memory: one copy over the bus instead of one for each layer. Only the calling thread waits
+for a copy, asleep and with the GIL released.
 """
 
 from collections.abc import Sequence
@@ -33,12 +36,11 @@ class CudaBlocks:
         self._rows = BlockRows(caches, num_blocks)
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._stepped = torch.cuda.Event()
+        self._launched = torch.cuda.Event()
         self.block_bytes = self._rows.width * self._rows.dtype.itemsize
 
-    def ready_to_read(self) -> None:
-        """Called between two steps, on the engine's thread, before blocks are named to a reader."""
-        self._stepped.record()
+    def order_after_steps(self) -> None:
+        self._launched.record()
 
     def buffer(self, num_blocks: int) -> StagingBuffer:
         shape, dtype = (num_blocks, self._rows.width), self._rows.dtype
@@ -50,7 +52,7 @@ class CudaBlocks:
     def gather(self, block_ids: Sequence[int], into: StagingBuffer) -> memoryview:
         rows, staged = self._first(into, len(block_ids))
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._stepped)
+            self._stream.wait_event(self._launched)
             self._rows.gather(self._index(block_ids), rows)
             staged.copy_(rows, non_blocking=True)
             copied = self._stream.record_event(torch.cuda.Event(blocking=True))
@@ -58,9 +60,9 @@ class CudaBlocks:
         return as_bytes(staged)
 
     def scatter(self, block_ids: Sequence[int], buffer: StagingBuffer) -> None:
-        """Needs no order with the steps: they do not touch blocks that are reserved."""
         rows, staged = self._first(buffer, len(block_ids))
         with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._launched)
             rows.copy_(staged, non_blocking=True)
             self._rows.scatter(self._index(block_ids), rows)
             copied = self._stream.record_event(torch.cuda.Event(blocking=True))

@@ -14,7 +14,7 @@ Touch points (vllm 0.32): v1/core/kv_cache_manager.py `get_computed_blocks`,
 `append_output_token_ids`, `prefill_stats`, `structured_output_request`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,11 +40,14 @@ class _Arrival:
 
 
 class DestinationMoves:
-    def __init__(self, parts: EngineParts, slots: BatchSlots) -> None:
+    def __init__(
+        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
+    ) -> None:
         from vllm.v1.request import RequestStatus
 
         self._parts = parts
         self._slots = slots
+        self._order_after_steps = order_after_steps
         self._scheduler = parts.scheduler
         self._waiting, self._evicted = RequestStatus.WAITING, RequestStatus.PREEMPTED
         self._aborted = RequestStatus.FINISHED_ABORTED
@@ -196,6 +199,9 @@ class DestinationMoves:
             arrival.grammar.feed(arrival.request.output_token_ids)
 
     def _reserved(self, arrival: _Arrival) -> ReservedBlocks:
+        """With asynchronous scheduling, a step under way may still write a block of these: for a
+        request that has ended since."""
+        self._order_after_steps()
         return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
 
     def _check(self, arrival: _Arrival, found: RequestState) -> Any:

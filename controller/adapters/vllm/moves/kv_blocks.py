@@ -55,8 +55,9 @@ class HostBlocks:
         self._rows = BlockRows(caches, num_blocks)
         self.block_bytes = self._rows.width * self._rows.dtype.itemsize
 
-    def ready_to_read(self) -> None:
-        """Called between two steps, before blocks are named to a reader: a step is over here."""
+    def order_after_steps(self) -> None:
+        """Called between two steps, on the engine's thread, whenever blocks are named to a copier:
+        later copies come after the steps that are under way. On a CPU none is."""
 
     def buffer(self, num_blocks: int) -> torch.Tensor:
         return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)

@@ -27,8 +27,8 @@ class VllmMoves:
         slots = BatchSlots(parts.scheduler)
         self.blocks = _blocks(parts)
         self.fingerprint = fingerprint(parts)
-        self._source = SourceMoves(parts, slots, self.blocks.ready_to_read)
-        self._destination = DestinationMoves(parts, slots)
+        self._source = SourceMoves(parts, slots, self.blocks.order_after_steps)
+        self._destination = DestinationMoves(parts, slots, self.blocks.order_after_steps)
 
     # -- for the engine --------------------------------------------------------------------
 

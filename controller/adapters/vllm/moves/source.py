@@ -40,13 +40,13 @@ class _Suspended:
 
 class SourceMoves:
     def __init__(
-        self, parts: EngineParts, slots: BatchSlots, ready_to_read: Callable[[], None]
+        self, parts: EngineParts, slots: BatchSlots, order_after_steps: Callable[[], None]
     ) -> None:
         from vllm.v1.request import RequestStatus
 
         self._parts = parts
         self._slots = slots
-        self._ready_to_read = ready_to_read
+        self._order_after_steps = order_after_steps
         self._scheduler = parts.scheduler
         self._running = RequestStatus.RUNNING
         self._aborted = RequestStatus.FINISHED_ABORTED
@@ -110,7 +110,7 @@ class SourceMoves:
         blocks = blocks[first_block : num_final // self._parts.block_size]
         self._parts.pool.touch(blocks)
         self._pins.setdefault(request_id, []).extend(blocks)
-        self._ready_to_read()
+        self._order_after_steps()
         return PinnedBlocks(tuple(block.block_id for block in blocks), request.num_tokens)
 
     def unpin(self, request_id: str) -> None:
@@ -128,7 +128,7 @@ class SourceMoves:
             return None
         if request.num_in_flight_tokens > 0:
             return None
-        self._ready_to_read()
+        self._order_after_steps()
         num_blocks = blocks_for(request.num_computed_tokens, self._parts.block_size)
         return SuspendedRequest(
             block_ids=self._parts.block_ids(request_id)[:num_blocks],
