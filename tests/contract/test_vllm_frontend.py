@@ -25,6 +25,7 @@ from controller.adapters.vllm.grammars.trials import GrammarTrials
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
+from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
 
@@ -147,6 +148,7 @@ class PlayedRouter:
 
     engine: VllmEngine
     refusal: str = ""
+    inbox: Inbox = field(default_factory=lambda: Inbox({}))
     holds_after: int | None = None
     """No more than so many at a time are dispatched."""
     ranks: list[int] = field(default_factory=list)

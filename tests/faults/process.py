@@ -219,13 +219,12 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
         mailbox,
         book,
         RouterEvents(
-            on_outputs=on_outputs,
             on_failed=on_error,
             on_refused=on_error,
             on_directory=lambda entries: say(
                 "directory", addresses=[entry.address for entry in entries]
             ),
-            on_drain=lambda grace_s: None,
+            on_drain=lambda drain: None,
             on_limits=lambda limits: None,
         ),
     )
@@ -240,6 +239,7 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
         tasks.add(asyncio.get_running_loop().create_task(router.submit(arrival, frames)))
 
     tasks: set[asyncio.Task[None]] = set()
+    router.inbox.with_payload[OutputsEmitted] = on_outputs
     router.start()
     member.report("active")
     listen({"submit": submit})

@@ -45,7 +45,8 @@ from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Member, Roster, RosterChange
 from controller.runtime.controller.stall_watch import StallWatch
 from controller.runtime.live_config import LiveConfig
-from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.inbox import Handlers, Inbox
 from controller.runtime.messages.members import (
     DrainFrontend,
     EventsReported,
@@ -140,7 +141,7 @@ class Controller:
 
     def start(self, num_frontends: int) -> None:
         """With the instances of the spec."""
-        self._mailbox.start(self._on_message, self._on_lost)
+        self._mailbox.start(Inbox(self._handlers()).take, self._on_lost)
         self.journal.controller_started()
         self.drains.resume()
         for index in range(num_frontends):
@@ -259,36 +260,41 @@ class Controller:
 
     # -- messages ------------------------------------------------------------------------
 
-    def _on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
-        match decode(head):
-            case StatusPushed() as status:
-                self._on_status(status)
-            case EventsReported() as told:
-                self.journal.told(told.member_id, told.incarnation, told.num_before, told.events)
-            case RequestsAnswered() | RankChangeAnswered() | MoveRefusalsAnswered() as answer:
-                self.queries.answered(answer.query_id, answer)
-            case MoveAnswered() as answer:
-                self.operator_moves.answered(answer)
-                if answer.record is not None:
-                    self.drains.move_ended(answer.record)
-            case ReliefFruitless() as told:
-                self.rescheduler.fruitless(told)
-            case DispatchAsked() as ask if ask.frontend_id in self.roster.members:
-                self.handle(
-                    DispatchRequested(
-                        ask.request_id,
-                        ask.frontend_id,
-                        ask.num_prompt_tokens,
-                        ask.rank,
-                        ask.arrival_time_s,
-                    )
-                )
-            case DispatchWithdrawn(request_id=request_id, frontend_id=frontend_id):
-                self.handle(DispatchCancelled(request_id, frontend_id))
-            case Hello() as hello:
-                self._on_hello(hello)
-            case other:
-                log.warning("unexpected message %s", type(other).__name__)
+    def _handlers(self) -> Handlers:
+        return {
+            StatusPushed: self._on_status,
+            EventsReported: self.journal.told,
+            RequestsAnswered: self.queries.answered,
+            RankChangeAnswered: self.queries.answered,
+            MoveRefusalsAnswered: self.queries.answered,
+            MoveAnswered: self._on_move_answer,
+            ReliefFruitless: self.rescheduler.fruitless,
+            DispatchAsked: self._on_dispatch_asked,
+            DispatchWithdrawn: self._on_dispatch_withdrawn,
+            Hello: self._on_hello,
+        }
+
+    def _on_move_answer(self, answer: MoveAnswered) -> None:
+        self.operator_moves.answered(answer)
+        if answer.record is not None:
+            self.drains.move_ended(answer.record)
+
+    def _on_dispatch_asked(self, ask: DispatchAsked) -> None:
+        if ask.frontend_id not in self.roster.members:
+            log.warning("a stranger asks for a dispatch: %s", ask.frontend_id)
+            return
+        self.handle(
+            DispatchRequested(
+                ask.request_id,
+                ask.frontend_id,
+                ask.num_prompt_tokens,
+                ask.rank,
+                ask.arrival_time_s,
+            )
+        )
+
+    def _on_dispatch_withdrawn(self, withdrawn: DispatchWithdrawn) -> None:
+        self.handle(DispatchCancelled(withdrawn.request_id, withdrawn.frontend_id))
 
     def _on_status(self, status: StatusPushed) -> None:
         snapshot = status.snapshot

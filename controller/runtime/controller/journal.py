@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from controller.core.events import Dispatch, Reject
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
 from controller.ports.event_store import EventStore
 from controller.runtime.controller.roster import Member
+from controller.runtime.messages.members import EventsReported
 
 MAX_CANDIDATES = 8
 """Of the instances considered for a request, this many are remembered with it."""
@@ -59,11 +60,11 @@ class Journal:
         self._appended.set()
         self._appended = asyncio.Event()
 
-    def told(
-        self, member_id: str, incarnation: int, num_before: int, events: Sequence[LoggedEvent]
-    ) -> None:
+    def told(self, report: EventsReported) -> None:
         """Takes what a member tells of, and says if something before it is missing. What was
         told before this controller began is not."""
+        member_id, incarnation = report.member_id, report.incarnation
+        num_before, events = report.num_before, report.events
         known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
         num_lost = num_before - num_told if known_incarnation == incarnation else 0
         self._num_told[member_id] = incarnation, num_before + len(events)

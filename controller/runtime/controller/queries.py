@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.runtime.messages.message import Message
+from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
+from controller.runtime.messages.operations import RankChangeAnswered
+from controller.runtime.messages.requests import RequestsAnswered
+
+Answer = RequestsAnswered | RankChangeAnswered | MoveAnswered | MoveRefusalsAnswered
 
 # A frontend answers within milliseconds, an instance between two steps; the event loop of either
 # may be held up by a large body.
@@ -49,9 +54,9 @@ class MemberQueries:
         finally:
             del self._pending[query_id]
 
-    def answered(self, query_id: str, answer: Message) -> None:
+    def answered(self, answer: Answer) -> None:
         """An answer that nobody waits for is no matter."""
-        pending = self._pending.get(query_id)
+        pending = self._pending.get(answer.query_id)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(answer)
 

@@ -4,7 +4,6 @@ Where a request is to run: dispatcher.py. Where it runs by now: routes.py.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,12 @@ from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
 from controller.runtime.member import Membership
-from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
     InstanceEntry,
-    InstanceLost,
     Welcome,
 )
 from controller.runtime.messages.operations import FrontendLimitsSet, RankChangeAsked, RankConfirmed
@@ -41,24 +40,23 @@ from controller.runtime.messages.requests import (
     RequestsAsked,
 )
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class RouterEvents:
     """What the router tells the OpenAI app."""
 
-    on_outputs: Callable[[OutputsEmitted, Sequence[memoryview]], None]
     on_failed: Callable[[str, str], None]
     """A live request (id, why) that no instance runs any more; it may be sent again."""
     on_refused: Callable[[str, str], None]
     """A request (id, why) that no instance would take."""
     on_directory: Callable[[Sequence[InstanceEntry]], None]
-    on_drain: Callable[[float], None]
+    on_drain: Callable[[DrainFrontend], None]
     on_limits: Callable[[FrontendLimitsSet], None]
 
 
 class Router:
+    """In its `inbox` the app puts what decodes OutputsEmitted and gives it to `accept`."""
+
     def __init__(
         self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
     ) -> None:
@@ -70,6 +68,22 @@ class Router:
         self.routes = Routes(mailbox, self._known, book, events.on_failed)
         self.dispatcher = Dispatcher(member, mailbox, self._known, self.routes.num_by_owner)
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
+        self.inbox = Inbox(
+            {
+                Dispatched: self.dispatcher.dispatched,
+                Refused: self.dispatcher.refused,
+                RequestRefused: self._refused_by_instance,
+                RequestEvents: self._happened,
+                RequestsAsked: self._answer,
+                Directory: self._learn,
+                RankChangeAsked: self._change_rank,
+                RankConfirmed: self.rank_changes.confirmed,
+                Welcome: member.welcomed,
+                DrainFrontend: events.on_drain,
+                FrontendLimitsSet: events.on_limits,
+            }
+            | self.routes.handlers
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -81,7 +95,7 @@ class Router:
         return [*self.routes, *self.dispatcher.request_ids]
 
     def start(self) -> None:
-        self._mailbox.start(self._on_message, self.routes.address_lost)
+        self._mailbox.start(self.inbox.take, self.routes.address_lost)
         self._tasks = [
             asyncio.create_task(self._member.keep_saying_hello()),
             asyncio.create_task(self.routes.ask_for_what_is_missing()),
@@ -203,45 +217,26 @@ class Router:
                 self._book.move_timed(timed, downtime_s)
         route.token_s = now_s
 
-    def _on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
-        match decode(head):
-            case OutputsEmitted() as emitted:
-                self._events.on_outputs(emitted, payload)
-            case Dispatched() as dispatched:
-                self.dispatcher.dispatched(dispatched)
-            case Refused() as refused:
-                self.dispatcher.refused(refused)
-            case RequestRefused(request_id=request_id, message=message, retryable=retryable):
-                if self.routes.pop(request_id):
-                    self._book.ended(request_id, RequestState.FAILED, message)
-                    tell = self._events.on_failed if retryable else self._events.on_refused
-                    tell(request_id, message)
-            case InstanceLost() as lost:
-                self.routes.instance_lost(lost)
-            case RequestEvents(events=events):
-                for event in events:
-                    self._book.happened(event)
-            case RequestsAsked() as ask:
-                requests, num_matching = self._book.answer(ask)
-                answer = RequestsAnswered(
-                    ask.query_id, self._member.member_id, requests, num_matching
-                )
-                self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
-            case Directory(instances=instances):
-                self._known.learn(instances)
-                self.dispatcher.heard_controller()
-                self.routes.lose_replaced()
-                self._events.on_directory(instances)
-            case RankChangeAsked() as ask:
-                self.routes.send(self._member.controller_address, self.rank_changes.asked(ask))
-            case RankConfirmed() as confirmed:
-                self.rank_changes.confirmed(confirmed)
-            case Welcome() as welcome:
-                self._member.welcomed(welcome)
-            case DrainFrontend(grace_s=grace_s):
-                self._events.on_drain(grace_s)
-            case FrontendLimitsSet() as limits:
-                self._events.on_limits(limits)
-            case other:
-                if not self.routes.on_move_message(other):
-                    log.warning("unexpected message %s", type(other).__name__)
+    def _refused_by_instance(self, refused: RequestRefused) -> None:
+        if self.routes.pop(refused.request_id):
+            self._book.ended(refused.request_id, RequestState.FAILED, refused.message)
+            tell = self._events.on_failed if refused.retryable else self._events.on_refused
+            tell(refused.request_id, refused.message)
+
+    def _happened(self, told: RequestEvents) -> None:
+        for event in told.events:
+            self._book.happened(event)
+
+    def _answer(self, asked: RequestsAsked) -> None:
+        requests, num_matching = self._book.answer(asked)
+        answer = RequestsAnswered(asked.query_id, self._member.member_id, requests, num_matching)
+        self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
+
+    def _change_rank(self, asked: RankChangeAsked) -> None:
+        self.routes.send(self._member.controller_address, self.rank_changes.asked(asked))
+
+    def _learn(self, directory: Directory) -> None:
+        self._known.learn(directory.instances)
+        self.dispatcher.heard_controller()
+        self.routes.lose_replaced()
+        self._events.on_directory(directory.instances)

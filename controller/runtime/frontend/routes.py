@@ -18,6 +18,7 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.known_instances import KnownInstances, ref
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
+from controller.runtime.messages.inbox import Handlers
 from controller.runtime.messages.members import InstanceEntry, InstanceLost
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import (
@@ -109,40 +110,25 @@ class Routes:
 
     # -- moves ---------------------------------------------------------------------------
 
-    def on_move_message(self, message: Message) -> bool:
-        """False for what has nothing to do with moves."""
-        match message:
-            case MoveAnnounced(request_id=request_id, destination=destination, hop=hop):
-                if route := self._routes.get(request_id):
-                    route.ownership.announce(destination, hop)
-                    known = self._known.incarnation(destination.instance_id)
-                    if known is not None and known > destination.incarnation:
-                        self._lose_holder(request_id, route, destination)
-            case RequestMoved() as moved:
-                self._moved(moved)
-            case RequestNotMoved(request_id=request_id, hop=hop):
-                route = self._routes.get(request_id)
-                if route is not None and route.ownership.disowned(hop):
-                    self._fail(request_id, route)
-            case RequestLost(request_id=request_id, owner=owner, hop=hop):
-                route = self._routes.get(request_id)
-                if route is not None and route.ownership.lost_in(hop):
-                    self._fail(request_id, route, owner)
-            case FenceAsked(request_id=request_id, owner=owner, hop=hop):
-                route = self._routes.get(request_id)
-                # A request that is over here is nobody's: its source may have it back and will
-                # hear that nobody wants it.
-                fenced = route is None or route.ownership.fence(owner, hop)
-                self.send(owner.address, FenceAnswered(request_id, hop, fenced))
-                if route is None:
-                    self.send(owner.address, AbortRequests((request_id,)))
-            case MoveTimed(record=record) as timed:
-                route = self._routes.get(record.request_id)
-                if route is not None and route.ownership.owner.instance_id == record.destination_id:
-                    route.timed = timed
-            case _:
-                return False
-        return True
+    @property
+    def handlers(self) -> Handlers:
+        return {
+            MoveAnnounced: self._announced,
+            RequestMoved: self._moved,
+            RequestNotMoved: self._not_moved,
+            RequestLost: self._request_lost,
+            FenceAsked: self._fence_asked,
+            MoveTimed: self._move_timed,
+            InstanceLost: self._instance_lost,
+        }
+
+    def _announced(self, announced: MoveAnnounced) -> None:
+        destination = announced.destination
+        if route := self._routes.get(announced.request_id):
+            route.ownership.announce(destination, announced.hop)
+            known = self._known.incarnation(destination.instance_id)
+            if known is not None and known > destination.incarnation:
+                self._lose_holder(announced.request_id, route, destination)
 
     def _moved(self, moved: RequestMoved) -> None:
         route = self._routes.get(moved.request_id)
@@ -150,6 +136,30 @@ class Routes:
             self.send(moved.owner.address, AbortRequests((moved.request_id,)))
         elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
             self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
+
+    def _not_moved(self, told: RequestNotMoved) -> None:
+        route = self._routes.get(told.request_id)
+        if route is not None and route.ownership.disowned(told.hop):
+            self._fail(told.request_id, route)
+
+    def _request_lost(self, lost: RequestLost) -> None:
+        route = self._routes.get(lost.request_id)
+        if route is not None and route.ownership.lost_in(lost.hop):
+            self._fail(lost.request_id, route, lost.owner)
+
+    def _fence_asked(self, asked: FenceAsked) -> None:
+        """A request that is over here is nobody's: its source may have it back and hears that
+        nobody wants it."""
+        route, owner = self._routes.get(asked.request_id), asked.owner
+        fenced = route is None or route.ownership.fence(owner, asked.hop)
+        self.send(owner.address, FenceAnswered(asked.request_id, asked.hop, fenced))
+        if route is None:
+            self.send(owner.address, AbortRequests((asked.request_id,)))
+
+    def _move_timed(self, timed: MoveTimed) -> None:
+        route = self._routes.get(timed.record.request_id)
+        if route is not None and route.ownership.owner.instance_id == timed.record.destination_id:
+            route.timed = timed
 
     # -- deaths --------------------------------------------------------------------------
 
@@ -160,7 +170,7 @@ class Routes:
                 self._known.forget(entry)
         self._lose_where(lambda holder: holder.address == address)
 
-    def instance_lost(self, lost: InstanceLost) -> None:
+    def _instance_lost(self, lost: InstanceLost) -> None:
         dead = (lost.instance_id, lost.incarnation)
         entry = self._known.find(*dead)
         if entry is not None:

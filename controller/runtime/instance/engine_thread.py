@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
@@ -30,21 +30,27 @@ Command = Callable[[Engine], None]
 T = TypeVar("T")
 
 
+class StepListener(Protocol):
+    """Called on the event loop's thread."""
+
+    def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
+        """With the number of the step. Before the step's outputs: a request is admitted before its
+        first token."""
+
+    def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
+
+    def report(self, status: StatusPushed) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineListener:
     """Called on the event loop's thread."""
 
     on_loading: Callable[[str], None]
-    on_built: Callable[[Engine], None]
+    on_built: Callable[[Engine], StepListener | None]
+    """Who listens to its steps; None: nobody can, and it makes none."""
     on_failed: Callable[[str], None]
     """It could not start, and is not tried again: the same start would fail again."""
-    on_events: Callable[[Sequence[EngineEvent], int], None]
-    """With the number of the step. Before the step's outputs: a request is admitted before its
-    first token."""
-    on_outputs: Callable[[Sequence[StepOutputs], float], None]
-    """With the time that the step took."""
-    on_status: Callable[[StatusPushed], None]
-    on_refused: Callable[[AddRequest, str], None]
     on_died: Callable[[BaseException], None]
 
 
@@ -80,8 +86,11 @@ class EngineThread:
     def command(self, command: Command) -> None:
         self._commands.put(command)
 
-    def add(self, add: AddRequest, prepared: Any) -> None:
-        self.command(functools.partial(self._add, add, prepared))
+    def add(
+        self, add: AddRequest, prepared: Any, refuse: Callable[[AddRequest, str], None]
+    ) -> None:
+        """`refuse` is called on the event loop's thread."""
+        self.command(functools.partial(self._add, add, prepared, refuse))
 
     def account(self, dispatch_seq: int) -> None:
         """From the next status on, this dispatch is part of what is reported."""
@@ -102,14 +111,15 @@ class EngineThread:
             self._call(listener.on_failed, f"{type(error).__name__}: {error}")
             return
         try:
-            self._call(listener.on_built, engine)
-            self._step_for_ever(engine)
+            built: queue.SimpleQueue[StepListener | None] = queue.SimpleQueue()
+            self._call(lambda: built.put(listener.on_built(engine)))
+            if (serving := built.get()) is not None:
+                self._step_for_ever(engine, serving)
         except BaseException as error:
             log.exception("the engine thread died")
             self._call(listener.on_died, error)
 
-    def _step_for_ever(self, engine: Engine) -> None:
-        listener = self._listener
+    def _step_for_ever(self, engine: Engine, listener: StepListener) -> None:
         num_steps = 0
         pushed_s = step_time_s = 0.0
         while True:
@@ -121,13 +131,13 @@ class EngineThread:
                 step_time_s = ended_s - started_s
                 num_steps += 1
                 if events := engine.take_events():
-                    self._call(listener.on_events, events, num_steps)
+                    self._call(listener.happened, events, num_steps)
                 if outputs:
-                    self._call(listener.on_outputs, outputs, step_time_s)
+                    self._call(listener.stepped, outputs, step_time_s)
             now_s = time.monotonic()
             if now_s - pushed_s >= self.status_interval_s or not engine.has_work():
                 pushed_s = now_s
-                self._call(listener.on_status, self._status(engine, num_steps, step_time_s))
+                self._call(listener.report, self._status(engine, num_steps, step_time_s))
 
     def _run_commands(self, engine: Engine) -> None:
         """Between two steps; with nothing to do, wait for a command or the heartbeat."""
@@ -139,12 +149,18 @@ class EngineThread:
         except queue.Empty:
             return
 
-    def _add(self, add: AddRequest, prepared: Any, engine: Engine) -> None:
+    def _add(
+        self,
+        add: AddRequest,
+        prepared: Any,
+        refuse: Callable[[AddRequest, str], None],
+        engine: Engine,
+    ) -> None:
         self._account(add.dispatch_seq)
         try:
             engine.add(prepared)
         except ValueError as error:
-            self._call(self._listener.on_refused, add, str(error))
+            self._call(refuse, add, str(error))
 
     def _account(self, dispatch_seq: int) -> None:
         self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)

@@ -17,12 +17,12 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.instance.engine_thread import EngineListener, EngineThread
 from controller.runtime.instance.serving import Serving
 from controller.runtime.member import Membership
-from controller.runtime.messages.codec import decode, encode
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import (
     EngineInfo,
     InstanceLost,
     StatusPull,
-    StatusPushed,
     Welcome,
 )
 from controller.runtime.messages.message import Message
@@ -63,13 +63,24 @@ class Llumlet:
             on_loading=lambda detail: member.report("starting", detail),
             on_built=self._serve,
             on_failed=lambda error: member.report("failed", error),
-            on_events=lambda events, num_steps: self._engine_side.happened(events, num_steps),
-            on_outputs=lambda outputs, time_s: self._engine_side.stepped(outputs, time_s),
-            on_status=self._push_status,
-            on_refused=lambda add, why: self._engine_side.refuse(add, why),
             on_died=lambda error: self._stopped.set_exception(error),
         )
         self._thread = EngineThread(member, build_engine, status_interval_s, listener)
+        self._inbox = Inbox(
+            {
+                DispatchUnused: self._on_unused,
+                StatusPull: lambda _: self._thread.push_status(),
+                StatusIntervalSet: self._on_status_interval,
+                Welcome: self._on_welcome,
+                MoveAsked: self._refuse_early_move,
+                AbortRequests: _ignore,
+                OutputsReceived: _ignore,
+                InstanceLost: _ignore,
+            },
+            {AddRequest: self._refuse_early},
+        )
+        """Without an engine an incarnation before this one may have had one. Once it serves, its
+        own handlers take the place of those for early messages."""
         self._stopped: asyncio.Future[None]
 
     @property
@@ -79,7 +90,7 @@ class Llumlet:
     async def run(self) -> None:
         """Serve until the engine thread dies; raises what it died of."""
         self._stopped = asyncio.get_running_loop().create_future()
-        self._mailbox.start(self._on_message, self._on_lost)
+        self._mailbox.start(self._inbox.take, self._on_lost)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         hellos = asyncio.create_task(self._member.keep_saying_hello())
         self._thread.start()
@@ -92,67 +103,50 @@ class Llumlet:
             await self._transfer.close()
             await self._mailbox.close()
 
-    def _on_message(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
-        match decode(head):
-            case DispatchUnused(incarnation=incarnation, dispatch_seq=seq):
-                if incarnation == self._member.incarnation:
-                    self._thread.account(seq)
-            case StatusPull():
-                self._thread.push_status()
-            case StatusIntervalSet(status_interval_s=status_interval_s):
-                self._thread.status_interval_s = status_interval_s
-            case Welcome() as welcome:
-                if self._member.welcomed(welcome) and self.serving is not None:
-                    self.serving.fenced()
-            case other if self.serving is None:
-                self._on_early_message(other)
-            case other:
-                if not self.serving.on_message(other, payload):
-                    log.warning("unexpected message %s", type(other).__name__)
+    def _on_unused(self, unused: DispatchUnused) -> None:
+        if unused.incarnation == self._member.incarnation:
+            self._thread.account(unused.dispatch_seq)
 
-    def _on_early_message(self, message: Message) -> None:
-        """There is no engine yet; an incarnation before this one may have had one."""
-        match message:
-            case AddRequest(request_id=request_id, reply_to=reply_to):
-                why = "its instance has restarted; send it again"
-                self._send(reply_to, RequestRefused(request_id, why, retryable=True))
-            case MoveAsked(query_id=query_id):
-                unknown = MoveAnswered(query_id, MoveRefusal.UNKNOWN)
-                self._send(self._member.controller_address, unknown)
-            case AbortRequests() | OutputsReceived() | InstanceLost():
-                pass
-            case other:
-                log.warning("unexpected message %s", type(other).__name__)
+    def _on_status_interval(self, told: StatusIntervalSet) -> None:
+        self._thread.status_interval_s = told.status_interval_s
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if self._member.welcomed(welcome) and self.serving is not None:
+            self.serving.fenced()
+
+    def _refuse_early(self, add: AddRequest, _payload: Sequence[memoryview]) -> None:
+        why = "its instance has restarted; send it again"
+        self._send(add.reply_to, RequestRefused(add.request_id, why, retryable=True))
+
+    def _refuse_early_move(self, asked: MoveAsked) -> None:
+        unknown = MoveAnswered(asked.query_id, MoveRefusal.UNKNOWN)
+        self._send(self._member.controller_address, unknown)
 
     def _on_lost(self, address: str) -> None:
         if self.serving is not None:
             self.serving.address_lost(address)
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: Engine) -> Serving | None:
         try:
-            self.serving = Serving(
+            self.serving = serving = Serving(
                 self._member, self._mailbox, engine, self._thread, self._transfer
             )
         except Exception as error:  # a socket or a buffer that cannot be had
             log.exception("the engine was built but cannot serve")
             self._member.report("failed", f"{type(error).__name__}: {error}")
-            return
+            return None
+        self._inbox.handlers |= serving.handlers
+        self._inbox.with_payload |= serving.payload_handlers
         gc.freeze()  # the engine's objects, which no collection needs to walk again
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
         )
         self._member.report("active", info=info)
-
-    @property
-    def _engine_side(self) -> Serving:
-        """For what the engine says: it is built then."""
-        assert self.serving is not None
-        return self.serving
-
-    def _push_status(self, status: StatusPushed) -> None:
-        if self.serving is not None:  # else it failed to
-            whole = encode(self.serving.completed(status))
-            self._mailbox.send(self._member.controller_address, whole, droppable=True)
+        return serving
 
     def _send(self, address: str, message: Message) -> None:
         self._mailbox.send(address, encode(message))
+
+
+def _ignore(_message: Message) -> None:
+    pass

@@ -27,6 +27,7 @@ from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.moves.relief_moves import ReliefMoves
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
+from controller.runtime.messages.inbox import Handlers, PayloadHandlers
 from controller.runtime.messages.members import InstanceLost, StatusPushed
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import (
@@ -94,61 +95,48 @@ class Serving:
     def close(self) -> None:
         self._ticking.cancel()
 
-    def on_message(self, message: Message, payload: Sequence[memoryview]) -> bool:
-        """False for what has nothing to do with requests."""
-        match message:
-            case AddRequest() as add:
-                self._take_in(add, payload)
-            case AbortRequests(request_ids=ids):
-                self.abort(ids)
-            case OutputsReceived(items=items):
-                for request_id, next_index in items:
-                    if live := self.requests.get(request_id):
-                        live.received(next_index)
-            case OutputsMissing() as missing:
-                self.emission.send_again(missing)
-            case RankSet() as wanted:
-                self._take_rank(wanted)
-            case InstanceLost(instance_id=instance_id, incarnation=incarnation):
-                self._peer_lost(lambda peer: peer.key == (instance_id, incarnation))
-            case _:
-                return self._on_move_message(message, payload)
-        return True
+    @property
+    def handlers(self) -> Handlers:
+        return {
+            AbortRequests: lambda aborted: self.abort(aborted.request_ids),
+            OutputsReceived: self._on_received,
+            OutputsMissing: self.emission.send_again,
+            RankSet: self._take_rank,
+            InstanceLost: self._on_instance_lost,
+            MoveAsked: self._orders.asked,
+            MoveRefusalAsked: self._orders.refusals_asked,
+            MoveLimitsSet: self._on_move_limits,
+            ReliefOrdered: self.relief_moves.ordered,
+            DrainSet: self._on_drain,
+            FenceAnswered: self.instance_moves.fence_answered,
+            OwnerAsked: self.instance_moves.owner_asked,
+        }
 
-    def _on_move_message(self, message: Message, payload: Sequence[memoryview]) -> bool:
-        """False for what has nothing to do with moves."""
-        match message:
-            case TransferMessage(sender=sender):
-                self.transfer.told(sender, payload)
-            case MoveEnvelope() as envelope:
-                if self._is_mine(envelope):
-                    self.instance_moves.receive(envelope, payload)
-            case MoveAsked() as asked:
-                self._orders.asked(asked)
-            case MoveRefusalAsked() as asked:
-                self._orders.refusals_asked(asked)
-            case MoveLimitsSet(max_moves=max_moves, max_bytes_per_s=max_bytes_per_s):
-                self.instance_moves.max_moves = max_moves
-                self.transfer.max_bytes_per_s = max_bytes_per_s
-            case ReliefOrdered() as ordered:
-                self.relief_moves.ordered(ordered)
-            case DrainSet(draining=draining):
-                self.instance_moves.draining = draining
-                if not draining:
-                    self.relief_moves.drain_ended()
-                self._thread.push_status()
-            case FenceAnswered() as answer:
-                self.instance_moves.fence_answered(answer)
-            case OwnerAsked() as asked:
-                self.instance_moves.owner_asked(asked)
-            case _:
-                return False
-        return True
+    @property
+    def payload_handlers(self) -> PayloadHandlers:
+        return {
+            AddRequest: self._take_in,
+            MoveEnvelope: self.instance_moves.receive,
+            TransferMessage: lambda told, frames: self.transfer.told(told.sender, frames),
+        }
 
-    def _is_mine(self, envelope: MoveEnvelope) -> bool:
-        """Nothing arrives for an incarnation before this one; what is said of moves that it had
-        counts, as they are still remembered here."""
-        return envelope.arriving is None or envelope.destination.key == self.me.key
+    def _on_received(self, received: OutputsReceived) -> None:
+        for request_id, next_index in received.items:
+            if live := self.requests.get(request_id):
+                live.received(next_index)
+
+    def _on_instance_lost(self, lost: InstanceLost) -> None:
+        self._peer_lost(lambda peer: peer.key == (lost.instance_id, lost.incarnation))
+
+    def _on_move_limits(self, limits: MoveLimitsSet) -> None:
+        self.instance_moves.max_moves = limits.max_moves
+        self.transfer.max_bytes_per_s = limits.max_bytes_per_s
+
+    def _on_drain(self, drain: DrainSet) -> None:
+        self.instance_moves.draining = drain.draining
+        if not drain.draining:
+            self.relief_moves.drain_ended()
+        self._thread.push_status()
 
     def _take_rank(self, wanted: RankSet) -> None:
         """Of a request that is not here its frontend asks the next owner."""
@@ -184,7 +172,7 @@ class Serving:
             add.arrival_time_s,
             [bytes(frame) for frame in payload],
         )
-        self._thread.add(add, prepared)
+        self._thread.add(add, prepared, self.refuse)
 
     def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
         self.requests.pop(add.request_id, None)
@@ -255,15 +243,16 @@ class Serving:
             numbers=numbers,
         )
 
-    def completed(self, status: StatusPushed) -> StatusPushed:
+    def report(self, status: StatusPushed) -> None:
         """With what the engine does not know."""
-        return msgspec.structs.replace(
+        whole = msgspec.structs.replace(
             status,
             snapshot=replace(status.snapshot, draining=self.instance_moves.draining),
             ttft_p99_s=self.emission.ttft_p99_s(),
             moves=self.instance_moves.in_flight(),
             num_moves_in=self.instance_moves.num_moves_in,
         )
+        self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
 
     async def _tick_moves(self) -> None:
         """Sleeps while there is no move: an idle instance takes no time for them."""

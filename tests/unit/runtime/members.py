@@ -78,16 +78,16 @@ class Frontend:
             mailbox,
             self.book,
             RouterEvents(
-                on_outputs=self.on_outputs,
                 on_failed=lambda r, why: self.ended[r].set_result("failed"),
                 on_refused=lambda r, why: self.ended[r].set_result("refused"),
                 on_directory=lambda entries: self.known.__setitem__(
                     slice(None), [e.instance_id for e in entries if e.snapshot]
                 ),
-                on_drain=lambda grace_s: None,
+                on_drain=lambda drain: None,
                 on_limits=lambda limits: None,
             ),
         )
+        self.router.inbox.with_payload[OutputsEmitted] = self.on_outputs
         self.router.start()
         member.report("active")
 

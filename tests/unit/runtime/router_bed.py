@@ -53,15 +53,17 @@ class Bed:
         self.told = Told()
         member = Membership("frontend", "f-0", self.mailbox, "mem://controller", "n", lambda: 0)
         events = RouterEvents(
-            on_outputs=lambda emitted, payload: self.told.outputs.append(emitted),
             on_failed=lambda *what: self.told.failed.append(what),
             on_refused=lambda *what: self.told.refused.append(what),
             on_directory=lambda instances: None,
-            on_drain=self.told.drains.append,
+            on_drain=lambda drain: self.told.drains.append(drain.grace_s),
             on_limits=self.told.limits.append,
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)
+        self.router.inbox.with_payload[OutputsEmitted] = lambda emitted, _: (
+            self.told.outputs.append(emitted)
+        )
         self.router.start()
 
     def say(self, message: Any, of: FakePeer | None = None) -> None:

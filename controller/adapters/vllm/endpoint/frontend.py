@@ -19,9 +19,8 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
-from controller.runtime.messages.members import EngineInfo, InstanceEntry
+from controller.runtime.messages.members import DrainFrontend, EngineInfo, InstanceEntry
 from controller.runtime.messages.operations import FrontendLimitsSet
-from controller.runtime.messages.requests import OutputsEmitted
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,6 @@ class OpenAIFrontend:
             mailbox,
             self.book,
             RouterEvents(
-                on_outputs=self._on_outputs,
                 on_failed=self._on_failed,
                 on_refused=self._on_refused,
                 on_directory=self._on_directory,
@@ -148,9 +146,6 @@ class OpenAIFrontend:
             await serving  # raises what kept it from starting
         return serving
 
-    def _on_outputs(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
-        self._llm.engine_core.receive(emitted, payload)
-
     def _on_failed(self, request_id: str, why: str) -> None:
         self._fail(request_id, why, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -176,8 +171,8 @@ class OpenAIFrontend:
         )
         self._listener.set_write_timeout(limits.write_timeout_s)
 
-    def _on_drain(self, grace_s: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._drain(grace_s))
+    def _on_drain(self, drain: DrainFrontend) -> None:
+        task = asyncio.get_running_loop().create_task(self._drain(drain.grace_s))
         self._tasks.add(task)
 
     @property

@@ -82,6 +82,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self.resources = SimpleNamespace(engine_dead=False)
+        router.inbox.with_payload[OutputsEmitted] = self.receive
 
     @property
     def engine_ranks_managed(self) -> list[int]:

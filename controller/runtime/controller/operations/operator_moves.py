@@ -122,7 +122,7 @@ class OperatorMoves:
                 self.cooling.died(record.destination_id, self._now_s())
             elif record.code in DESTINATION_FAILED:
                 self.cooling.failed(record.source_id, record.destination_id, self._now_s())
-        self._queries.answered(answer.query_id, answer)
+        self._queries.answered(answer)
         self.turns.look()
 
     def logged(self, event: LoggedEvent) -> None:

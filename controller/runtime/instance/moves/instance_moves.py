@@ -187,7 +187,11 @@ class InstanceMoves:
             self._host.send(asked.frontend, RequestNotMoved(asked.request_id, asked.hop))
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
-        """By the other side of a move, or of one that is long forgotten."""
+        """By the other side of a move, or of one that is long forgotten. Nothing arrives for an
+        incarnation before this one; what is said of moves that it had counts, as they are still
+        remembered here."""
+        if envelope.arriving is not None and envelope.destination.key != self._host.me.key:
+            return
         try:
             if envelope.message.verb in FROM_SOURCE:
                 self._source_said(envelope, payload)
