@@ -19,6 +19,7 @@ from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination, source
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveTiming
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -67,7 +68,7 @@ async def controller(
         members = service.roster.members
         to = members[destination_id]
         ref = InstanceRef(to.member_id, to.incarnation, to.address)
-        asked = MoveAsked("q", migration_id, request_id, ref, "a test", False, verify_kv)
+        asked = MoveAsked("q", MoveOrder(migration_id, request_id, ref, "a test", verify_kv))
         mailbox.send(members[source_id].address, encode(asked))
 
     listen({"move": move})

@@ -68,7 +68,7 @@ class Source:
         outcome, code = self.ends.pop(0) if self.ends else ("migrated", "")
         record = record_of(message, outcome, code)
         if outcome == "migrated":
-            self._book.moved(message.request_id, record.destination_id, 1)
+            self._book.moved(message.order.request_id, record.destination_id, 1)
             timed = MoveTimed(record, 0.02)
             asyncio.get_running_loop().call_soon(self._book.move_timed, timed, 0.0244)
         return MoveAnswered(message.query_id, code, record=record)
@@ -76,9 +76,9 @@ class Source:
 
 def record_of(asked: MoveAsked, outcome: str, code: str) -> MoveRecord:
     stages = (StageRecord(9, 3686, 0.01), StageRecord(1, 410, 0.002))
-    destination = asked.destination.instance_id
-    ids = (asked.migration_id, asked.request_id, "i-0", destination)
-    return MoveRecord(*ids, asked.reason, outcome, code, 153, 2, 0.05, stages)
+    destination = asked.order.destination.instance_id
+    ids = (asked.order.migration_id, asked.order.request_id, "i-0", destination)
+    return MoveRecord(*ids, asked.order.reason, outcome, code, 153, 2, 0.05, stages)
 
 
 def _log(listener: Listener, event: LoggedEvent) -> None:

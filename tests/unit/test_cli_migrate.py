@@ -53,14 +53,14 @@ async def test_a_move(bed: Bed, capsys: Captured) -> None:
     captured = capsys.readouterr()
     assert captured.err == ""
     (asked,) = bed.source.moved
-    assert (asked.verify_kv, asked.reason) == (True, "make room")
+    assert (asked.order.verify_kv, asked.order.reason) == (True, "make room")
     assert facts(captured.out) == {
         "request": "r-1",
         "client-id": "cmpl-1",
         "from": "i-0",
         "to": "i-2",
         "outcome": "migrated",
-        "migration": asked.migration_id,
+        "migration": asked.order.migration_id,
         "tokens": "153",
         "blocks": "10, 2 were there",
         "bytes": "4.0 KiB",
@@ -88,7 +88,7 @@ async def test_a_move_by_the_clients_id_in_the_machine_formats(bed: Bed, capsys:
     }
     bed.book.moved("r-1", "i-0", 1)
     assert await llumctl("migrate", "cmpl-1", "-o", "name") == 0
-    assert capsys.readouterr().out == f"{bed.source.moved[-1].migration_id}\n"
+    assert capsys.readouterr().out == f"{bed.source.moved[-1].order.migration_id}\n"
 
 
 async def test_a_dry_run(bed: Bed, capsys: Captured) -> None:
@@ -127,7 +127,7 @@ async def test_a_move_that_came_to_nothing(bed: Bed, capsys: Captured) -> None:
         " answer in time\ntry:   llumctl requests r-1\n"
     )
     attempts = captured.out.split("\n\n")[-1].splitlines()
-    first, second = (asked.migration_id for asked in bed.source.moved)
+    first, second = (asked.order.migration_id for asked in bed.source.moved)
     assert [line.split()[:3] for line in attempts] == [
         ["MIGRATION", "TO", "OUTCOME"],
         [first, "i-1", "kept"],

@@ -151,9 +151,7 @@ async def test_what_names_none(bed: Bed, reference: str, status: int, code: str)
 async def test_an_instance_that_does_not_answer_leaves_it_open(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.05
-    )
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.05)
     bed.source.silent = True
     found = await bed.explained()
     assert (found.request.movable, found.why_not_movable, found.could_move_to) == (None, "", None)

@@ -49,9 +49,7 @@ async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr(
         "controller.runtime.controller.operations.operator_moves.MAX_TIMED_PATIENCE_S", 0.2
     )
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.2
-    )
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 
@@ -62,15 +60,15 @@ async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
 async def test_a_move_is_reported_with_its_figures(bed: Bed) -> None:
     found = await bed.report(to="i-2", verify_kv=True, reason="make room")
     (asked,) = bed.source.moved
-    assert (asked.destination.instance_id, asked.verify_kv) == ("i-2", True)
-    assert asked.reason == "make room"
+    assert (asked.order.destination.instance_id, asked.order.verify_kv) == ("i-2", True)
+    assert asked.order.reason == "make room"
     assert (found.request_id, found.client_id, found.dry_run) == ("r-1", "cmpl-1", False)
     assert (found.from_instance_id, found.to_instance_id) == ("i-0", "i-2")
     assert (found.outcome, found.code, found.why, found.note) == ("migrated", "", "", "")
     assert (found.num_blocks, found.num_bytes, found.copy_time_s) == (10, 4096, 0.012)
     assert (found.downtime_s, found.excess_s) == (0.0244, 0.0044)
     (attempt,) = found.attempts
-    assert (attempt.migration_id, attempt.num_tokens) == (asked.migration_id, 153)
+    assert (attempt.migration_id, attempt.num_tokens) == (asked.order.migration_id, 153)
     assert (attempt.num_cached_blocks, attempt.duration_s) == (2, 0.05)
     assert [stage.num_blocks for stage in attempt.stages] == [9, 1]
 

@@ -62,9 +62,7 @@ class Bed:
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.05
-    )
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.05)
     async with listening() as (listener, client):
         yield Bed(listener, client)
 

@@ -99,9 +99,7 @@ async def _run(happen: Callable[[], None]) -> None:
 @pytest.fixture
 async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
     monkeypatch.setattr("controller.runtime.controller.queries.PATIENCE_S", 0.2)
-    monkeypatch.setattr(
-        "controller.runtime.controller.operations.move_queries.REFUSALS_PATIENCE_S", 0.2
-    )
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.2)
     async with listening(3) as (listener, client):
         yield Bed(listener, client)
 

@@ -15,7 +15,6 @@ from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations import move_queries
 from controller.runtime.controller.operations.operator_moves import Attempt, Order
 from controller.runtime.controller.queries import MemberDiedError
 from controller.runtime.messages.moves import MoveAnswered
@@ -128,14 +127,8 @@ class Migration:
         )
 
     async def _ask_plan(self, order: Order, target: str) -> MoveAnswered:
-        operator_moves = self.controller.operator_moves
         try:
-            return await move_queries.plan(
-                self.controller.queries,
-                order.source_id,
-                order.request_id,
-                operator_moves.destination(target),
-            )
+            return await self.controller.operator_moves.plan(order, target)
         except TimeoutError as error:
             raise ApiError(
                 504,

@@ -11,8 +11,6 @@ from controller.api.wire.models import RequestDetail, RequestList, RequestState
 from controller.core.record.request_record import ENDED, Match, RequestRecord
 from controller.core.record.request_record import RequestState as CoreState
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations import move_queries
-from controller.runtime.controller.request_query import find_requests
 
 MAX_REFERENCE_CHARS = 256
 _LISTED_MATCHES = 10
@@ -34,8 +32,7 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
-    found = await find_requests(
-        controller.queries,
+    found = await controller.queries.requests(
         _serving_frontends(controller),
         instance_id=query.instance,
         states=tuple(CoreState(state.value) for state in query.state),
@@ -73,8 +70,7 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
             f" of up to {MAX_REFERENCE_CHARS} characters",
             "llumctl requests",
         )
-    found = await find_requests(
-        controller.queries,
+    found = await controller.queries.requests(
         _serving_frontends(controller),
         matching=reference,
         history=True,
@@ -112,7 +108,7 @@ async def refusals_of(
         member = controller.roster.members.get(record.instance_id or "")
         if record.state in _ON_AN_INSTANCE and member is not None and member.serving:
             by_instance.setdefault(member.member_id, []).append(record.request_id)
-    answers = await move_queries.refusals(controller.queries, by_instance)
+    answers = await controller.queries.refusals(by_instance)
     return {
         request_id: answer.get(request_id, "")
         for instance_id, answer in answers.items()

@@ -1,21 +1,28 @@
-"""Questions to members, and what they answer."""
+"""Questions to members, and what they answer.
+
+The controller keeps no request table: it asks the frontends, which know their requests, and the
+instances, which know what keeps one from moving."""
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from controller.core.record.request_record import RequestRecord, RequestState, found_order
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
+from controller.runtime.messages.moves import MoveAnswered, MoveRefusalAsked, MoveRefusalsAnswered
 from controller.runtime.messages.operations import RankChangeAnswered
-from controller.runtime.messages.requests import RequestsAnswered
+from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
 Answer = RequestsAnswered | RankChangeAnswered | MoveAnswered | MoveRefusalsAnswered
 
 # A frontend answers within milliseconds, an instance between two steps; the event loop of either
 # may be held up by a large body.
 PATIENCE_S = 2.0
+# Between two steps, which take up to some hundred milliseconds with a long prefill.
+REFUSALS_PATIENCE_S = 0.5
 
 
 class MemberDiedError(Exception):
@@ -26,6 +33,15 @@ class MemberDiedError(Exception):
 class _Pending:
     member_id: str
     answer: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`silent`: frontends that did not answer in time, or died."""
+
+    requests: tuple[RequestRecord, ...]
+    num_matching: int
+    silent: tuple[str, ...]
 
 
 class MemberQueries:
@@ -53,6 +69,61 @@ class MemberQueries:
             return await asyncio.wait_for(answer, PATIENCE_S if patience_s is None else patience_s)
         finally:
             del self._pending[query_id]
+
+    async def requests(
+        self,
+        frontend_ids: Sequence[str],
+        *,
+        instance_id: str | None = None,
+        states: tuple[RequestState, ...] = (),
+        matching: str | None = None,
+        history: bool = False,
+        max_requests: int = 1000,
+    ) -> Found:
+        """Those that match there: the best matches first, else in listing order."""
+        asked = partial(
+            RequestsAsked,
+            instance_id=instance_id,
+            states=states,
+            matching=matching,
+            history=history,
+            max_requests=max_requests,
+        )
+        answers = await self._ask_each(dict.fromkeys(frontend_ids, asked))
+        requests = sorted(
+            (record for answer in answers.values() for record in answer.requests),
+            key=partial(found_order, matching),
+        )
+        return Found(
+            tuple(requests[:max_requests]),
+            sum(answer.num_matching for answer in answers.values()),
+            tuple(sorted(set(frontend_ids) - set(answers))),
+        )
+
+    async def refusals(
+        self, request_ids: Mapping[str, Sequence[str]]
+    ) -> dict[str, Mapping[str, str]]:
+        """By instance that answered: the code of each request that cannot move now."""
+        asked = {
+            instance_id: partial(MoveRefusalAsked, request_ids=tuple(ids))
+            for instance_id, ids in request_ids.items()
+        }
+        answers = await self._ask_each(asked, REFUSALS_PATIENCE_S)
+        return {instance_id: dict(answer.refusals) for instance_id, answer in answers.items()}
+
+    async def _ask_each(
+        self, asked: Mapping[str, Callable[[str], Message]], patience_s: float | None = None
+    ) -> dict[str, Any]:
+        """Without those that did not answer in time, or died."""
+
+        async def answer_of(member_id: str) -> Any:
+            try:
+                return await self.ask(member_id, asked[member_id], patience_s)
+            except (TimeoutError, MemberDiedError):
+                return None
+
+        answers = await asyncio.gather(*map(answer_of, asked))
+        return {m: answer for m, answer in zip(asked, answers, strict=True) if answer is not None}
 
     def answered(self, answer: Answer) -> None:
         """An answer that nobody waits for is no matter."""

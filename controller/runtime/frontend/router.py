@@ -81,8 +81,8 @@ class Router:
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
                 FrontendLimitsSet: events.on_limits,
+                **self.routes.handlers,
             }
-            | self.routes.handlers
         )
         self._tasks: list[asyncio.Task[None]] = []
 

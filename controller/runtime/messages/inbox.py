@@ -1,7 +1,7 @@
 """Which handler of a process gets a message: one table, by the message's type."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.runtime.messages.codec import decode
@@ -9,16 +9,16 @@ from controller.runtime.messages.message import Message
 
 log = logging.getLogger(__name__)
 
-Handlers = Mapping[type[Message], Callable[[Any], object]]
-PayloadHandlers = Mapping[type[Message], Callable[[Any, Sequence[memoryview]], object]]
+Handlers = dict[type[Message], Callable[[Any], object]]
+PayloadHandlers = dict[type[Message], Callable[[Any, Sequence[memoryview]], object]]
 
 
 class Inbox:
     """A type has a handler in one of both tables; `with_payload` get the payload frames too."""
 
     def __init__(self, handlers: Handlers, with_payload: PayloadHandlers | None = None) -> None:
-        self.handlers = dict(handlers)
-        self.with_payload = dict(with_payload or {})
+        self.handlers = handlers
+        self.with_payload = with_payload or {}
 
     def take(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
         """Raises msgspec.DecodeError for what is no message of ours."""

@@ -5,9 +5,9 @@ between the controller and a source. See `messages` for how they travel.
 import msgspec
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.record import MovePlan, MoveRecord
-from controller.core.migration.stages import MAX_STAGES
 from controller.core.rescheduling.candidate import PastMoves
 from controller.runtime.messages.message import Message
 
@@ -16,13 +16,8 @@ class MoveAsked(Message, frozen=True):
     """Controller to the source: move this request, or say what it would take."""
 
     query_id: str
-    migration_id: str
-    request_id: str
-    destination: InstanceRef
-    reason: str
-    dry_run: bool
-    verify_kv: bool
-    max_stages: int = MAX_STAGES
+    order: MoveOrder
+    dry_run: bool = False
 
 
 class MoveAnswered(Message, frozen=True):

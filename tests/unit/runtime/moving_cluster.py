@@ -13,6 +13,7 @@ from members import CONTROLLER, Frontend, Instance
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationState
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.source import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
@@ -200,7 +201,9 @@ class MovingCluster:
         self._num_asked += 1
         move_id = f"m-{self._num_asked}"
         destination = self.controller.ref(destination_id)
-        asked = MoveAsked(move_id, move_id, request_id, destination, "test", dry_run, verify_kv)
+        asked = MoveAsked(
+            move_id, MoveOrder(move_id, request_id, destination, "test", verify_kv), dry_run
+        )
         self.controller.send(source_id, asked)
         return move_id
 

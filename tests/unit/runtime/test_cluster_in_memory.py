@@ -10,7 +10,6 @@ from fakes import PATIENCE_S, FakeNetwork
 from members import CONTROLLER, Instance, repeat_often
 
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.runtime.controller.request_query import find_requests
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
 
     await cluster.until(lambda: "finished" in kinds())
     assert sorted(kinds()) == ["admitted", "dispatched", "finished"]
-    found = await find_requests(cluster.controller.queries, ["f-0"], matching="r", history=True)
+    found = await cluster.controller.queries.requests(["f-0"], matching="r", history=True)
     (record,) = found.requests
     assert (record.state.value, record.num_output_tokens) == ("finished", 30)
     history = [event.kind.value for event in record.history]

@@ -11,7 +11,6 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.directories import SILENCE_S
-from controller.runtime.controller.request_query import find_requests
 from controller.runtime.live_config import FrontendLimits, LiveConfig
 from controller.runtime.messages.members import (
     Directory,
@@ -426,7 +425,7 @@ async def test_a_frontend_that_dies_while_it_is_asked_is_not_waited_for(
 ) -> None:
     bed = Bed(network)
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
+    asking = asyncio.create_task(bed.controller.queries.requests(["f-0"]))
     await bed.f0.receive(RequestsAsked)
     network.lose("mem://f-0")
     await settle()
@@ -438,12 +437,12 @@ async def test_a_frontend_that_dies_while_it_is_asked_is_not_waited_for(
 async def test_an_answer_to_the_controller_before_this_one_is_none(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
+    asking = asyncio.create_task(bed.controller.queries.requests(["f-0"]))
     late = await bed.f0.receive(RequestsAsked)
     asking.cancel()
     bed.restart_controller()
     await bed.serve()
-    asking = asyncio.create_task(find_requests(bed.controller.queries, ["f-0"]))
+    asking = asyncio.create_task(bed.controller.queries.requests(["f-0"]))
     asked = await bed.f0.receive(RequestsAsked)
     bed.says("f-0", RequestsAnswered(late.query_id, "f-0", (), 7))
     await settle()

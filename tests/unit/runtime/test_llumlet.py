@@ -16,6 +16,7 @@ from fakes import (
 )
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.order import MoveOrder
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.member import Membership
@@ -320,7 +321,7 @@ async def test_a_move_that_is_asked_before_the_engine_serves_is_refused_at_once(
     bed.run()
     await bed.welcome()
     destination = InstanceRef("i-1", 1, "mem://i-1")
-    asked = MoveAsked("q", "m", "r", destination, "test", dry_run=dry_run, verify_kv=False)
+    asked = MoveAsked("q", MoveOrder("m", "r", destination, "test"), dry_run)
     bed.controller.send(HERE, asked)
     assert await bed.controller.receive(MoveAnswered) == MoveAnswered("q", "unknown")
     bed.build.start.put(None)

@@ -19,11 +19,6 @@ from controller.core.migration.record import (
 )
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller import queries as calls
-from controller.runtime.controller.operations.move_queries import (
-    REFUSALS_PATIENCE_S,
-    plan,
-    refusals,
-)
 from controller.runtime.controller.operations.operator_moves import (
     MAX_TIMED_PATIENCE_S,
     MAX_TRIES,
@@ -32,7 +27,7 @@ from controller.runtime.controller.operations.operator_moves import (
     OperatorMoves,
     Order,
 )
-from controller.runtime.controller.queries import MemberDiedError
+from controller.runtime.controller.queries import REFUSALS_PATIENCE_S, MemberDiedError
 from controller.runtime.messages.members import EventsReported
 from controller.runtime.messages.moves import (
     MoveAnswered,
@@ -63,9 +58,9 @@ def ordered(
 
 def record_of(asked: MoveAsked, outcome: str = "migrated", code: str = "") -> MoveRecord:
     stages = (StageRecord(4, 4096, 0.01),)
-    destination = asked.destination.instance_id
-    ids = (asked.migration_id, asked.request_id, "i-0", destination)
-    return MoveRecord(*ids, asked.reason, outcome, code, 60, 0, 0.05, stages)
+    destination = asked.order.destination.instance_id
+    ids = (asked.order.migration_id, asked.order.request_id, "i-0", destination)
+    return MoveRecord(*ids, asked.order.reason, outcome, code, 60, 0, 0.05, stages)
 
 
 async def asked_of(bed: Bed, instance_id: str = "i-0") -> MoveAsked:
@@ -88,12 +83,12 @@ async def test_a_move_to_an_instance_that_was_named(network: FakeNetwork) -> Non
     bed = await serving(network)
     moving = ordered(bed, "i-2", replace(ORDER, verify_kv=True))
     asked = await asked_of(bed)
-    assert asked.destination == InstanceRef("i-2", 1, "mem://i-2")
-    assert (asked.request_id, asked.reason) == ("r", "by hand")
-    assert (asked.verify_kv, asked.dry_run) == (True, False)
+    assert asked.order.destination == InstanceRef("i-2", 1, "mem://i-2")
+    assert (asked.order.request_id, asked.order.reason) == ("r", "by hand")
+    assert (asked.order.verify_kv, asked.dry_run) == (True, False)
     answers(bed, asked)
     await settle()
-    tells_downtime(bed, asked.migration_id)
+    tells_downtime(bed, asked.order.migration_id)
     (attempt,) = await moving
     assert (attempt.outcome, attempt.code, attempt.destination_id) == ("migrated", "", "i-2")
     assert (attempt.downtime_s, attempt.step_time_s, attempt.excess_s) == (0.024, 0.02, 0.004)
@@ -108,7 +103,7 @@ async def test_the_downtime_may_be_told_before_the_source_answers(network: FakeN
     bed = await serving(network)
     moving = ordered(bed)
     asked = await asked_of(bed)
-    tells_downtime(bed, asked.migration_id)
+    tells_downtime(bed, asked.order.migration_id)
     await settle()
     answers(bed, asked)
     (attempt,) = await moving
@@ -124,7 +119,7 @@ async def test_the_downtime_of_a_slow_first_step_is_told(network: FakeNetwork) -
     asked = await asked_of(bed)
     answers(bed, asked)
     await asyncio.sleep(3.08)
-    tells_downtime(bed, asked.migration_id)
+    tells_downtime(bed, asked.order.migration_id)
     (attempt,) = await moving
     assert attempt.downtime_s == 0.024
 
@@ -151,7 +146,7 @@ async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork)
     bed = await serving(network)
     await bed.reports("i-1", free=40, num_running=1)
     moving = ordered(bed)
-    assert (await asked_of(bed)).destination.instance_id == "i-2"
+    assert (await asked_of(bed)).order.destination.instance_id == "i-2"
     moving.cancel()
     assert bed.controller.operator_moves.choose(replace(ORDER, source_id="i-2")) == "i-0"
     assert bed.controller.operator_moves.choose(ORDER, tried=["i-2"]) == "i-1"
@@ -168,8 +163,11 @@ async def test_another_is_tried_where_the_destination_failed(
     first = await asked_of(bed)
     answers(bed, first, "kept", code)
     second = await asked_of(bed)
-    assert (first.destination.instance_id, second.destination.instance_id) == ("i-1", "i-2")
-    assert first.migration_id != second.migration_id
+    assert (first.order.destination.instance_id, second.order.destination.instance_id) == (
+        "i-1",
+        "i-2",
+    )
+    assert first.order.migration_id != second.order.migration_id
     answers(bed, second)
     attempts = await moving
     assert [(each.outcome, each.code) for each in attempts] == [("kept", code), ("migrated", "")]
@@ -247,8 +245,8 @@ async def test_a_source_that_was_faster_is_asked_again(
     first = await asked_of(bed)
     bed.says("i-0", MoveAnswered(first.query_id, "too_many_moves"))
     second = await asked_of(bed)
-    assert second.migration_id != first.migration_id
-    assert second.destination == first.destination
+    assert second.order.migration_id != first.order.migration_id
+    assert second.order.destination == first.order.destination
     answers(bed, second)
     assert [each.outcome for each in await moving] == ["migrated"]
 
@@ -259,7 +257,7 @@ async def test_a_destination_that_was_named_is_asked_again(network: FakeNetwork)
     moving = ordered(bed, "i-2")
     answers(bed, await asked_of(bed), "kept", "too_many_moves")
     again = await asked_of(bed)
-    assert again.destination.instance_id == "i-2"
+    assert again.order.destination.instance_id == "i-2"
     answers(bed, again)
     assert [each.outcome for each in await moving] == ["migrated"]
 
@@ -281,7 +279,7 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     for each in asked:
         answers(bed, each)
     rest = [await asked_of(bed), await asked_of(bed)]
-    assert [each.request_id for each in rest] == ["r4", "r5"]
+    assert [each.order.request_id for each in rest] == ["r4", "r5"]
     other = await asked_of(bed, "i-2")
     for each in rest:
         answers(bed, each)
@@ -353,7 +351,7 @@ async def test_a_request_that_moved_before_its_source_died_has_moved(network: Fa
     asked = await asked_of(bed)
     network.lose("mem://i-0")
     await settle()
-    tells_downtime(bed, asked.migration_id)
+    tells_downtime(bed, asked.order.migration_id)
     (attempt,) = await moving
     assert (attempt.outcome, attempt.code, attempt.downtime_s) == ("migrated", "", 0.024)
 
@@ -368,7 +366,7 @@ async def test_a_move_that_takes_too_long_goes_on_and_is_counted(network: FakeNe
     answers(bed, asked)
     await settle()
     log = bed.controller.operator_moves.log
-    assert [move.record.migration_id for move in log.recent] == [asked.migration_id]
+    assert [move.record.migration_id for move in log.recent] == [asked.order.migration_id]
     assert log.last_minute(bed.controller.now_s()) == (1, 0)
 
 
@@ -390,9 +388,7 @@ async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None
 async def test_a_plan(network: FakeNetwork) -> None:
     bed = await serving(network)
     operator_moves = bed.controller.operator_moves
-    planning = asyncio.create_task(
-        plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
-    )
+    planning = asyncio.create_task(operator_moves.plan(ORDER, "i-1"))
     asked = await asked_of(bed)
     assert asked.dry_run
     found = MovePlan(60, 4, 4096, 0.01)
@@ -400,12 +396,10 @@ async def test_a_plan(network: FakeNetwork) -> None:
     assert (await planning).plan == found
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        await plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
+        await operator_moves.plan(ORDER, "i-1")
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(calls.PATIENCE_S, abs=0.2)
-    planning = asyncio.create_task(
-        plan(bed.controller.queries, "i-0", "r", operator_moves.destination("i-1"))
-    )
+    planning = asyncio.create_task(operator_moves.plan(ORDER, "i-1"))
     await settle()
     network.lose("mem://i-0")
     with pytest.raises(MemberDiedError):
@@ -422,11 +416,11 @@ async def refused(bed: Bed, instance_id: str, *refusals: tuple[str, str]) -> Any
 async def test_all_instances_are_asked_at_once_who_cannot_move(network: FakeNetwork) -> None:
     bed = await serving(network)
     wanted = {"i-0": ["a", "b"], "i-1": ["c"], "i-2": ["d"]}
-    asking = asyncio.create_task(refusals(bed.controller.queries, wanted))
+    asking = asyncio.create_task(bed.controller.queries.refusals(wanted))
     assert await refused(bed, "i-0", ("b", "in_prefill")) == ("a", "b")
     assert await refused(bed, "i-1") == ("c",)
     began_s = asyncio.get_running_loop().time()
     assert await asking == {"i-0": {"b": "in_prefill"}, "i-1": {}}, "i-2 says nothing"
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(REFUSALS_PATIENCE_S, abs=0.2)
-    assert await refusals(bed.controller.queries, {}) == {}
+    assert await bed.controller.queries.refusals({}) == {}

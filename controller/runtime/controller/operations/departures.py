@@ -13,9 +13,7 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.victims import departing_in_turn
-from controller.runtime.controller.operations import move_queries
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
-from controller.runtime.controller.request_query import find_requests
 
 MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
@@ -54,8 +52,7 @@ class Departures:
         """By the last statuses. `going`: other instances that are no destination either."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
-        found = await find_requests(
-            cluster.queries,
+        found = await cluster.queries.requests(
             frontends,
             instance_id=instance_id,
             states=_THERE,
@@ -102,7 +99,7 @@ class Departures:
         if not records or member is None or not member.serving:
             return {}
         ids = [record.request_id for record in records]
-        answers = await move_queries.refusals(self._cluster.queries, {instance_id: ids})
+        answers = await self._cluster.queries.refusals({instance_id: ids})
         return dict(answers.get(instance_id, {}))
 
     def _destinations(self, going: Collection[str]) -> list[InstanceSnapshot]:

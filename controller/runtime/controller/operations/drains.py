@@ -25,7 +25,6 @@ from controller.core.operations.drain import DrainState, Remainder, is_overdue
 from controller.core.record.event_log import EventKind, Number
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
-from controller.runtime.controller.request_query import find_requests
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.operations import DrainSet
 
@@ -224,8 +223,7 @@ class Drains:
         now_s = self._cluster.now_s()
         if any(f.heard_s is None and now_s < self._began_s + HEARD_WITHIN_S for f in frontends):
             return
-        found = await find_requests(
-            self._cluster.queries,
+        found = await self._cluster.queries.requests(
             [f.member_id for f in frontends if f.serving],
             instance_id=order.instance_id,
             max_requests=1,

@@ -8,11 +8,13 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.move_log import MoveLog
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.queue import QueuedMove
 from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
@@ -21,11 +23,10 @@ from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.choose_destination import choose_destination
 from controller.core.rescheduling.cooling import Cooling
 from controller.core.scheduler import GlobalScheduler
-from controller.runtime.controller.operations import move_queries
 from controller.runtime.controller.operations.move_turns import MoveTurns, NoTurnError
 from controller.runtime.controller.queries import MemberDiedError, MemberQueries
 from controller.runtime.controller.roster import Roster
-from controller.runtime.messages.moves import MoveAnswered
+from controller.runtime.messages.moves import MoveAnswered, MoveAsked
 
 MAX_TRIES = 3
 # Until a request that moved has its next token, and its frontend has said when: some steps. Where
@@ -237,21 +238,39 @@ class OperatorMoves:
         gone = destination_id not in members or not members[destination_id].serving
         return DESTINATION_DIED if gone else ""
 
+    async def plan(self, order: Order, destination_id: str) -> MoveAnswered:
+        """What it would take. Raises TimeoutError and MemberDiedError."""
+        return await self._ask_source(order, destination_id, dry_run=True)
+
+    async def _ask_source(
+        self,
+        order: Order,
+        destination_id: str,
+        migration_id: str = "",
+        *,
+        dry_run: bool = False,
+        patience_s: float | None = None,
+    ) -> MoveAnswered:
+        """Raises TimeoutError (a move goes on) and MemberDiedError."""
+        move = MoveOrder(
+            migration_id,
+            order.request_id,
+            self.destination(destination_id),
+            order.reason,
+            order.verify_kv,
+            order.max_stages,
+        )
+        asked = partial(MoveAsked, order=move, dry_run=dry_run)
+        answer: MoveAnswered = await self._queries.ask(order.source_id, asked, patience_s)
+        return answer
+
     async def _ask(
         self, order: Order, destination_id: str, migration_id: str, patience_s: float
     ) -> Attempt:
         attempt = Attempt(migration_id, destination_id)
         try:
-            answer = await move_queries.move(
-                self._queries,
-                order.source_id,
-                migration_id,
-                order.request_id,
-                self.destination(destination_id),
-                order.reason,
-                verify_kv=order.verify_kv,
-                max_stages=order.max_stages,
-                patience_s=patience_s,
+            answer = await self._ask_source(
+                order, destination_id, migration_id, patience_s=patience_s
             )
         except TimeoutError:
             return replace(attempt, code="timed_out")

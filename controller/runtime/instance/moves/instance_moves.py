@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,14 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination_terms as destination
 from controller.core.migration import source_terms as source
 from controller.core.migration.limits import MoveLimits
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, MoveMessage, Verb
-from controller.core.migration.record import MoveInFlight
+from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.record.event_log import Number
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.incoming import IncomingMove
-from controller.runtime.instance.moves.outgoing import MoveOrder, OutgoingMove
+from controller.runtime.instance.moves.outgoing import OutgoingMove
 from controller.runtime.messages.moves import (
     FenceAnswered,
     MoveEnvelope,
@@ -27,6 +29,7 @@ from controller.runtime.messages.moves import (
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_MOVES = MoveLimits().max_moves
+NO_NUMBERS: Mapping[str, Number] = {}
 
 
 class InstanceMoves:
@@ -82,9 +85,14 @@ class InstanceMoves:
             return MoveRefusal.TOO_MANY_MOVES
         return None
 
-    def begin(self, order: MoveOrder) -> OutgoingMove:
+    def begin(
+        self,
+        order: MoveOrder,
+        on_closed: Callable[[MoveRecord], None],
+        decision: Mapping[str, Number] = NO_NUMBERS,
+    ) -> OutgoingMove:
         """Raises KeyError if the request is not here; ask `refusal` first."""
-        move = OutgoingMove(self._host, order, self._block_size)
+        move = OutgoingMove(self._host, order, self._block_size, on_closed, decision)
         self._peers.add(order.destination)
         self._host.transfer.warm_up(order.destination)
         self._outgoing[order.migration_id] = self._leaving[order.request_id] = move

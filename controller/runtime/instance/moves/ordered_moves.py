@@ -9,7 +9,6 @@ from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.instance.moves.outgoing import MoveOrder
 from controller.runtime.messages.moves import (
     MoveAnswered,
     MoveAsked,
@@ -30,25 +29,17 @@ class OrderedMoves:
         self._controller_address = controller_address
 
     def asked(self, asked: MoveAsked) -> None:
-        refusal = self._moves.refusal(asked.request_id)
+        order = asked.order
+        refusal = self._moves.refusal(order.request_id)
         waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES  # for its turn
         if refusal is not None and not waits:
             self._answer(MoveAnswered(asked.query_id, refusal))
         elif asked.dry_run:
             self._host.between_steps(
-                partial(self._plan, asked.request_id), partial(self._on_planned, asked)
+                partial(self._plan, order.request_id), partial(self._on_planned, asked)
             )
         else:
-            order = MoveOrder(
-                asked.migration_id,
-                asked.request_id,
-                asked.destination,
-                asked.reason,
-                asked.verify_kv,
-                asked.max_stages,
-                partial(self._on_closed, asked.query_id),
-            )
-            self._moves.begin(order)
+            self._moves.begin(order, partial(self._on_closed, asked.query_id))
 
     def refusals_asked(self, asked: MoveRefusalAsked) -> None:
         def refusals(engine: Engine) -> tuple[tuple[str, str], ...]:
@@ -80,7 +71,7 @@ class OrderedMoves:
             return
         num_tokens, num_blocks = found
         num_bytes = num_blocks * self._host.blocks.block_bytes
-        bytes_per_s = self._links.bytes_per_s(asked.destination.instance_id)
+        bytes_per_s = self._links.bytes_per_s(asked.order.destination.instance_id)
         copy_time_s = num_bytes / bytes_per_s if bytes_per_s else None
         plan = MovePlan(num_tokens, num_blocks, num_bytes, copy_time_s)
         self._answer(MoveAnswered(asked.query_id, "", plan))

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import source_terms as source
 from controller.core.migration.machine import SetRank
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
 from controller.core.migration.refusals import MoveRefusal
@@ -41,21 +42,6 @@ STATE = source.SourceState
 
 
 @dataclass(frozen=True, slots=True)
-class MoveOrder:
-    """What is wanted, and who hears how it went."""
-
-    migration_id: str
-    request_id: str
-    destination: InstanceRef
-    reason: str
-    verify_kv: bool
-    max_stages: int
-    on_closed: Callable[[MoveRecord], None]
-    decision: Mapping[str, Number] = field(default_factory=dict)
-    """What it was chosen by, for its event."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Planned:
     """Found between two steps. `outputs` with the first stage only."""
 
@@ -64,8 +50,19 @@ class _Planned:
 
 
 class OutgoingMove:
-    def __init__(self, host: MoveHost, order: MoveOrder, block_size: int) -> None:
+    """`on_closed` hears how it went. `decision`: what it was chosen by, for its event."""
+
+    def __init__(
+        self,
+        host: MoveHost,
+        order: MoveOrder,
+        block_size: int,
+        on_closed: Callable[[MoveRecord], None],
+        decision: Mapping[str, Number],
+    ) -> None:
         self.order = order
+        self._on_closed = on_closed
+        self._decision = decision
         self._host = host
         self._block_size = block_size
         self._live: LiveRequest = host.requests[order.request_id]
@@ -360,14 +357,14 @@ class OutgoingMove:
             self._num_cached,
             self._host.now_s() - self._began_s,
             tuple(self._stages),
-            order.decision,
+            self._decision,
         )
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
         record = self._record(outcome, code)
         if outcome is not STATE.MIGRATED:  # else its frontend says so, which knows the downtime
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
-        self.order.on_closed(record)
+        self._on_closed(record)
 
 
 def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:

@@ -17,11 +17,11 @@ from statistics import median
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import MoveCancelled, SourceState
-from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
@@ -36,7 +36,7 @@ from controller.ports.engine import Engine
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.instance.moves.outgoing import MoveOrder, OutgoingMove
+from controller.runtime.instance.moves.outgoing import OutgoingMove
 from controller.runtime.messages.moves import MoveAnswered
 from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
 
@@ -229,11 +229,9 @@ class ReliefMoves:
                 chosen.request_id,
                 order.destination,
                 decision.reason,
-                verify_kv=False,
-                max_stages=MAX_STAGES,
-                on_closed=self._on_closed,
-                decision={**decision.numbers, **_considered(order)},
-            )
+            ),
+            self._on_closed,
+            {**decision.numbers, **_considered(order)},
         )
         self._nothing_came_of_it = False
         self._sent[migration_id] = _Sent(chosen, order.destination, move)
