@@ -1,7 +1,7 @@
 """What an engine offers so that its requests can move, live, to another instance's engine.
 
-All methods are called between two steps on the thread that built the engine, except those of
-`KvBlocks`, which any thread may call for blocks that are pinned or reserved for it.
+All methods are called between two steps on the thread that built the engine, except `compiling`
+and those of `KvBlocks`, which any thread may call for blocks that are pinned or reserved for it.
 
 On the source a move pins blocks stage by stage while the request decodes on, suspends it at a
 step boundary, and then either releases it (the destination has it) or resumes it. On the
@@ -9,6 +9,7 @@ destination a move reserves blocks stage by stage, and commits or cancels the re
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,6 +113,11 @@ class EngineMoves(Protocol):
         """Forgets a suspended request and frees its blocks, without an output."""
 
     # -- destination ---------------------------------------------------------------------
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        """The compile of the request's grammar, which `Engine.prepare` began; None for a request
+        without one. Until it is done, `commit` refuses the request if that has outputs. May be
+        cancelled when the request does not come."""
 
     def reserve(
         self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int

@@ -91,6 +91,8 @@ class Readers:
         self.model_path = model_path
         self.engines = engines
         self.messages: dict[str, Frames] = {}
+        self.prepared: dict[str, Any] = {}
+        """For the engine that it moves to."""
         self.told: dict[str, Told] = {}
         self.at: dict[str, VllmEngine] = {}
 
@@ -188,6 +190,7 @@ class Readers:
                 reserved = self._reserve(request_id, source, to, num_blocks, None)
                 if isinstance(reserved, MoveRefusal):
                     return reserved
+            self._compiled(request_id, to)
             if queued != frm.is_queued(request_id):
                 return self._give_up(request_id, there)
             suspended = frm.suspend(request_id)
@@ -222,7 +225,8 @@ class Readers:
             corrupt(content)
         moves.release(request_id)
         num_blocks = blocks_for(suspended.num_tokens, engine.block_size)
-        prepared = engine.prepare(self.messages[request_id], 0)
+        self.prepared[request_id] = prepared = engine.prepare(self.messages[request_id], 0)
+        self._compiled(request_id, engine)
         reserved = moves.reserve(prepared, outputs, num_blocks if suspended.block_ids else 0)
         assert isinstance(reserved, ReservedBlocks), reserved
         # What the prefix cache says it has is left as it is, unless it shall be wrong.
@@ -235,8 +239,14 @@ class Readers:
     ) -> Any:
         if held is not None:
             return to.moves.extend(request_id, num_blocks)
-        prepared = to.prepare(self.messages[request_id], 0)
+        self.prepared[request_id] = prepared = to.prepare(self.messages[request_id], 0)
         return to.moves.reserve(prepared, source.moves.outputs(request_id), num_blocks)
+
+    def _compiled(self, request_id: str, to: VllmEngine) -> None:
+        """Once its grammar is, which nothing waits for at the commit."""
+        compiling = to.moves.compiling(self.prepared[request_id])
+        if compiling is not None:
+            compiling.exception(timeout=60)
 
     def _give_up(self, request_id: str, there: Any) -> None:
         there.cancel(request_id)

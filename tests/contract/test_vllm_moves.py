@@ -339,9 +339,8 @@ def test_evicted_in_mid_prefill(readers: Readers) -> None:
 # -- guided decoding ----------------------------------------------------------------------
 
 
-def test_a_commit_waits_for_the_grammar(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, there = readers.engines
-    alone = unmoved(readers, "r", **KINDS["JSON schema"])
+def test_no_commit_waits_for_a_grammar(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = readers.engines
     manager = there._core.structured_output_manager
     create, may_compile = manager._create_grammar, threading.Event()
 
@@ -352,9 +351,21 @@ def test_a_commit_waits_for_the_grammar(readers: Readers, monkeypatch: pytest.Mo
     monkeypatch.setattr(manager, "_create_grammar", slow)
     readers.add("r", **KINDS["JSON schema"])
     readers.run("r", 8)
-    found = readers.move("r", there, num_stages=2, between=may_compile.set)
-    assert isinstance(found, ReservedBlocks)
-    assert readers.finish()["r"] == alone.tokens
+    prepared = there.prepare(readers.messages["r"], 0)
+    compiling = there.moves.compiling(prepared)
+    assert compiling is not None
+    assert isinstance(there.moves.reserve(prepared, here.moves.outputs("r"), 2), ReservedBlocks)
+    suspended = here.moves.suspend("r")
+    assert suspended is not None
+    with pytest.raises(ValueError, match="not compiled here yet"):
+        there.moves.commit("r", suspended.state)
+    may_compile.set()
+    compiling.result(60)
+    there.moves.commit("r", suspended.state)
+    here.moves.release("r")
+    readers.at["r"] = there
+    readers.finish()
+    assert readers.told["r"].finish_reason is not None
 
 
 @pytest.mark.parametrize("compiled", ["when reserved", "when extended"])
@@ -400,8 +411,11 @@ def test_a_grammar_that_does_not_compile_there(
     readers.add("r", **KINDS["JSON schema"])
     readers.run("r", 8)
     prepared = there.prepare(readers.messages["r"], 0)
+    compiling = there.moves.compiling(prepared)
+    assert compiling is not None
     found = there.moves.reserve(prepared, here.moves.outputs("r"), 2)
     if isinstance(found, ReservedBlocks):  # it did not know yet
+        compiling.exception(timeout=60)
         suspended = here.moves.suspend("r")
         assert suspended is not None
         for _ in range(2):

@@ -156,6 +156,9 @@ class EmulatedMoves:
 
     # -- destination ---------------------------------------------------------------------
 
+    def compiling(self, prepared: LiveRequest) -> None:
+        """The answer follows no grammar."""
+
     def reserve(
         self, prepared: LiveRequest, output_token_ids: Sequence[int], num_blocks: int
     ) -> ReservedBlocks | MoveRefusal:

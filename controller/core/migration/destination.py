@@ -1,6 +1,6 @@
 """The destination of a move: reserves, receives, applies COMMIT, remembers how it ended.
 
-    RESERVING   the engine is asked for blocks
+    RESERVING   the engine is asked for blocks, and gets ready for COMMIT if the stage is the last
     RECEIVING   they are there, and the bytes of the stage are expected
     HOLDING     all that was sent has come: the next stage, or COMMIT, may
     APPLYING    COMMIT came: the engine takes the request in at its next step boundary
@@ -96,7 +96,7 @@ class DestinationMove:
 
     def start(self, message: MoveMessage) -> Instructions:
         """With the first PRE_ALLOC."""
-        return [Reserve(0, message.num_blocks)]
+        return self._reserve(message)
 
     def handle(self, event: object, now_s: float) -> Instructions:
         """Takes one event in; returns what to do now, in order. Mutates.
@@ -114,9 +114,12 @@ class DestinationMove:
         return list(instructions)
 
     def tick(self, now_s: float) -> Instructions:
-        """Repeats COMMITTED, or lets the lease expire, when it is due. Mutates."""
+        """Repeats COMMITTED, refuses a stage for which it does not get ready, or lets the lease
+        expire, when it is due. Mutates."""
         if self.state in LEASED and now_s - self._heard_s >= self._timing.lease_s:
             return self.handle(LeaseExpired(), now_s)
+        if self.state is _D.RESERVING and now_s - self._since_s >= self._timing.reserve_timeout_s:
+            return self.handle(NotReserved("not_ready"), now_s)
         unnoted = self.state is _D.COMMITTED and not self._noted
         if unnoted and now_s - self._said_s >= self._timing.retry_s:
             self._said_s = now_s
@@ -158,7 +161,7 @@ class DestinationMove:
 
     def _reserve(self, message: MoveMessage) -> Instructions:
         self.stage = message.stage
-        return [Reserve(message.stage, message.num_blocks)]
+        return [Reserve(message.stage, message.num_blocks, message.last)]
 
     def _received(self, _event: StageReceived) -> tuple[DestinationState, Instructions]:
         pending, self._pending = self._pending, None

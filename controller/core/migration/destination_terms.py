@@ -102,8 +102,12 @@ def code_of(event: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
+    """`last`: the request stops for this stage, so nothing that takes its time may be left to do
+    at the commit."""
+
     stage: int
     num_blocks: int
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)

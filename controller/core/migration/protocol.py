@@ -4,13 +4,15 @@ Every message names its move and both incarnations (the shell's envelope) and ma
 or doubled. So each one that asks is repeated until it is answered, and a repeated question gets
 the same answer:
 
-    PRE_ALLOC   have `num_blocks` blocks in all before `stage`   -> PRE_ALLOCATED, REFUSED
+    PRE_ALLOC   have `num_blocks` blocks in all before `stage`;
+                if it is the `last`, be ready for COMMIT too     -> PRE_ALLOCATED, REFUSED
     COMMIT      the request is yours, in `hop`                   -> COMMITTED, REFUSED
     ABORT       the move is off; frees, in COMMITTED too if a
                 later hop was fenced for the source              -> ABORTED
     END         the client left: end the request if it is yours  -> ENDED
     PRIORITY    it has `rank` from now on                        -> PRIORITY_SET
-    (to a question repeated while the engine is in a long step)    WORKING
+    (to a question repeated while the engine is in a long step,
+    or the request's grammar is being compiled)                    WORKING
     COMMITTED   (is repeated in its turn until the source has
                 freed its copy)                                  -> NOTED
 """
@@ -48,6 +50,8 @@ class MoveMessage:
     verb: Verb
     stage: int = 0
     num_blocks: int = 0
+    last: bool = False
+    """Of PRE_ALLOC: the request stops for this stage."""
     hop: int = 0
     code: str = ""
     """Why: of ABORT and REFUSED."""
@@ -62,11 +66,13 @@ class MoveTiming:
     source says something every quarter of it. The source gives up a stage that takes longer
     than `stage_timeout_s` beyond what the bandwidth limit makes it take, and a destination that
     does not answer for `answer_timeout_s`; once the request is out of the batch
-    `suspended_timeout_s` is all that the last copy has."""
+    `suspended_timeout_s` is all that the last copy has. A destination refuses a stage for which it
+    is not ready within `reserve_timeout_s`, before its source gives up."""
 
     retry_s: float = 0.2
     answer_timeout_s: float = 2.0
     stage_timeout_s: float = 30.0
+    reserve_timeout_s: float = 20.0
     suspended_timeout_s: float = 2.0
     lease_s: float = 10.0
     memory_s: float = 60.0

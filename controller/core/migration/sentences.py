@@ -5,6 +5,7 @@ from controller.core.migration.refusals import SENTENCES, MoveRefusal
 _FAILURES = {
     "no_answer": "the destination did not answer in time",
     "too_slow": "it took too long: by the bandwidth limit, or a long step of its engine",
+    "not_ready": "the destination did not get ready for it in time",
     "destination_died": "the destination died",
     "transfer": "the copy did not get through",
     "lease_expired": "the destination heard nothing of the source for too long",

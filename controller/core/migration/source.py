@@ -165,7 +165,7 @@ class SourceMove:
         if event.last and not self._clock.last_copy_fits:
             return _S.KEPT, self._keep(TookTooLong())
         self._last = event.last
-        self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks)
+        self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks, event.last)
         announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
         return _S.PRE_ALLOCATING, [*announce, Send(self._asked)]
 

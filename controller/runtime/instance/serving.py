@@ -7,6 +7,7 @@ and bookkeeping of token positions (`emission`) stay on this one.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -285,6 +286,9 @@ class Serving:
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         return self._engine.prepare(frames, self._frontend_index(frontend))
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        return self._engine.moves.compiling(prepared)
 
     def encode_kept(self, kept: Kept, request_id: str) -> Frames:
         return self.emission.encode_kept(kept, request_id)

@@ -13,6 +13,7 @@ TIMING = MoveTiming(
     retry_s=0.5,
     answer_timeout_s=2.0,
     stage_timeout_s=4.0,
+    reserve_timeout_s=3.0,
     suspended_timeout_s=2.0,
     lease_s=5.0,
     memory_s=12.0,

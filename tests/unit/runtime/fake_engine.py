@@ -9,6 +9,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from zlib import crc32
@@ -364,6 +365,8 @@ class FakeMoves:
         self.reluctant = False
         """A step that includes the request is under way for ever."""
         self.commits = True
+        self.compiles: dict[str, Future[None]] = {}
+        """Of the grammars of arriving requests, by request."""
 
     def set_rank(self, request_id: str, rank: int) -> None:
         if (request := self._find(request_id)) is not None:
@@ -483,6 +486,9 @@ class FakeMoves:
 
     # destination
 
+    def compiling(self, prepared: FakeRequest) -> Future[None] | None:
+        return self.compiles.get(prepared.request_id)
+
     def reserve(
         self, prepared: FakeRequest, output_token_ids: Sequence[int], num_blocks: int
     ) -> ReservedBlocks | MoveRefusal:
@@ -521,6 +527,9 @@ class FakeMoves:
         num_tokens = arrival.request.num_prompt_tokens + num_outputs
         if not self.commits or queued != arrival.queued:
             raise ValueError("the state does not fit")
+        compiling = self.compiles.get(request_id)
+        if num_outputs and compiling is not None and not compiling.done():
+            raise ValueError("its grammar is not compiled")
         if not queued and blocks_for(num_tokens, BLOCK_SIZE) > len(arrival.table):
             raise ValueError("more tokens than blocks")
         del self.arriving[request_id]

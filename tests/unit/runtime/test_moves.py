@@ -1,13 +1,14 @@
 """Live moves between llumlets with deterministic engines, seen by a streaming client."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 from fake_engine import WRONG, tokens_of
 from fake_transfer import COPY_TIME_S
 from moving_cluster import MovingCluster
 
-from controller.core.migration.protocol import Verb
+from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
 from controller.core.record.event_log import EventKind
@@ -213,6 +214,86 @@ async def test_a_waiting_request_that_is_admitted_meanwhile_stays(moving: Moving
     answer = await moving.answer(move_id)
     assert answer.record is not None
     assert (answer.code, answer.record.outcome) == ("admitted", "kept")
+    await moving.finishes(max_tokens=20)
+    await moving.nothing_is_left()
+
+
+# -- a grammar that compiles --------------------------------------------------------------
+
+
+async def compiling(moving: MovingCluster) -> tuple[str, Future[None]]:
+    """A move whose last stage waits for the request's grammar."""
+    compile_ = moving.b.engine.moves.compiles["r"] = Future()
+    await moving.stream(max_tokens=80)
+    move_id = moving.order()
+
+    def waits() -> bool:
+        move = moving.a.llumlet.serving.instance_moves._outgoing.get(move_id)
+        machine = move.machine if move else None
+        return machine is not None and (machine.state, machine.stage) == ("pre_allocating", 1)
+
+    await moving.until(waits)
+    await moving.until(lambda: moving.destination_state(move_id) == "reserving")
+    return move_id, compile_
+
+
+async def test_a_request_stops_only_once_its_grammar_is_compiled_there(
+    moving: MovingCluster,
+) -> None:
+    move_id, compile_ = await compiling(moving)
+    await moving.more("r", 30, moving.a)
+    compile_.set_result(None)
+    record = (await moving.answer(move_id)).record
+    assert record is not None
+    assert record.outcome == "migrated"
+    assert [stage.num_blocks for stage in record.stages] == [6, 2, 1], "it had outgrown its room"
+    await moving.finishes(max_tokens=80)
+    await moving.nothing_is_left()
+
+
+async def test_a_grammar_that_takes_too_long_there_leaves_the_request_where_it_is(
+    moving: MovingCluster,
+) -> None:
+    move_id, compile_ = await compiling(moving)
+    source = moving.a.llumlet.serving.instance_moves._outgoing[move_id].machine
+    for _ in range(int(DEFAULT_TIMING.reserve_timeout_s)):
+        moving.clock.now_s += 1.0
+        await moving.until(lambda: source.over or source._clock._working_s == moving.clock.now_s)
+    answer = await moving.answer(move_id)
+    assert answer.record is not None
+    assert (answer.code, answer.record.outcome) == ("not_ready", "kept")
+    assert compile_.cancelled()
+    await moving.finishes(max_tokens=80)
+    await moving.nothing_is_left()
+
+
+async def test_a_grammar_that_does_not_compile_there_is_refused(moving: MovingCluster) -> None:
+    move_id, compile_ = await compiling(moving)
+    compile_.set_exception(RuntimeError("no such rule"))
+    answer = await moving.answer(move_id)
+    assert answer.record is not None
+    assert (answer.code, answer.record.outcome) == (MoveRefusal.NOT_TAKEN, "kept")
+    await moving.finishes(max_tokens=80)
+    await moving.nothing_is_left()
+
+
+async def test_nothing_compiles_for_a_move_that_was_called_off(moving: MovingCluster) -> None:
+    move_id, compile_ = await compiling(moving)
+    await moving.evict("r", moving.a)
+    assert (await moving.answer(move_id)).code == "evicted"
+    await moving.until(compile_.cancelled)
+    await moving.finishes(max_tokens=80)
+    await moving.nothing_is_left()
+
+
+async def test_a_request_without_outputs_waits_for_its_grammar_where_it_goes(
+    moving: MovingCluster,
+) -> None:
+    moving.b.engine.moves.compiles["r"] = Future()
+    moving.a.engine.admits = False
+    await moving.frontend.submit("r", 40, 20)
+    await moving.until(lambda: "r" in moving.a.engine.waiting)
+    assert (await moving.move()).code == ""
     await moving.finishes(max_tokens=20)
     await moving.nothing_is_left()
 

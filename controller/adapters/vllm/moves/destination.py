@@ -99,8 +99,6 @@ class DestinationMoves:
 
     def cancel(self, request_id: str) -> None:
         arrival = self._arrivals.pop(request_id, None)
-        if arrival is not None and arrival.grammar is not None:
-            arrival.grammar.cancel()
         if arrival is not None and not arrival.queued:
             self._parts.kv.free(arrival.request)
             self._slots.give_back()

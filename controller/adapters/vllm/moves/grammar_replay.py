@@ -1,21 +1,26 @@
 """Guided decoding of a request that arrives with outputs: its grammar takes them in again.
 
-The grammar compiles in vLLM's own threads from `Engine.prepare` on. What is known of the outputs
-is fed before the cut, so that at COMMIT a few tokens are left (a compiled grammar takes 3 to 9 us
-for each of the embedded model's). Token by token, as after a step: where reasoning ends is then
-found where the source found it.
+The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the request stops at its
+source not before that is done: the engine's thread waits for no compile. What is known of the
+outputs is fed before the cut, so that at COMMIT a few tokens are left (a compiled grammar takes 3
+to 9 us for each of the embedded model's). Token by token, as after a step: where reasoning ends is
+then found where the source found it.
 
 Touch points (vllm 0.32): v1/structured_output/__init__.py `accept_tokens`, which reads of a
-request what `_Decoded` has; v1/structured_output/request.py `grammar`, `_grammar`.
+request what `_Decoded` has; v1/structured_output/request.py `grammar`, `_grammar`,
+`is_grammar_ready`.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-# The engine stands still meanwhile; a request whose grammar takes longer is moved later.
-MAX_WAIT_S = 0.5
+
+def compiling(request: Any) -> Future[Any] | None:
+    structured = request.structured_output_request
+    grammar = None if structured is None else structured._grammar
+    return grammar if isinstance(grammar, Future) else None
 
 
 @dataclass(slots=True)
@@ -59,16 +64,7 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """As `feed`, but waits for the grammar a little; raises ValueError if it is not there."""
-        compiling = self._decoded.structured_output_request._grammar
-        if isinstance(compiling, Future):
-            wait([compiling], MAX_WAIT_S)
-            if not compiling.done():
-                raise ValueError("its grammar is not compiled here yet")
+        """As `feed`, but raises ValueError for a grammar that is not compiled yet, too."""
+        if not self._decoded.structured_output_request.is_grammar_ready:
+            raise ValueError("its grammar is not compiled here yet")
         self.feed(output_token_ids)
-
-    def cancel(self) -> None:
-        """The request does not come."""
-        compiling = self._decoded.structured_output_request._grammar
-        if isinstance(compiling, Future):
-            compiling.cancel()

@@ -5,6 +5,7 @@ that it touches.
 """
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from controller.adapters.vllm.engine.batch_slots import BatchSlots
@@ -13,6 +14,7 @@ from controller.adapters.vllm.engine.parts import EngineParts, parts_of
 from controller.adapters.vllm.moves.candidates import candidates
 from controller.adapters.vllm.moves.cuda_blocks import CudaBlocks
 from controller.adapters.vllm.moves.destination import DestinationMoves
+from controller.adapters.vllm.moves.grammar_replay import compiling
 from controller.adapters.vllm.moves.kv_blocks import HostBlocks
 from controller.adapters.vllm.moves.source import SourceMoves
 from controller.core.migration.refusals import MoveRefusal
@@ -81,6 +83,9 @@ class VllmMoves:
         self._source.release(request_id)
 
     # -- destination -----------------------------------------------------------------------
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        return compiling(prepared)
 
     def reserve(
         self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int

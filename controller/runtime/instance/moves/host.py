@@ -1,6 +1,7 @@
 """What the moves of an llumlet need of it."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from controller.core.instance_ref import InstanceRef
@@ -39,6 +40,9 @@ class MoveHost(Protocol):
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         """Raises ValueError for a request that this engine cannot take."""
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        """The compile of its grammar, for a request that was prepared."""
 
     def encode_kept(self, kept: Kept, request_id: str) -> Frames:
         """That request's part of a step's outputs, for its frontend."""

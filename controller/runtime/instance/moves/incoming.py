@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,8 @@ from controller.runtime.messages.moves import (
 
 log = logging.getLogger(__name__)
 
+_Reserve = Callable[[Engine], ReservedBlocks | MoveRefusal]
+
 
 class IncomingMove:
     def __init__(self, host: MoveHost, first: MoveEnvelope, payload: Sequence[Any]) -> None:
@@ -45,6 +48,8 @@ class IncomingMove:
         self.source: InstanceRef = first.source
         self.machine = DestinationMove(host.now_s())
         self._reserved: ReservedBlocks | None = None
+        self._compiling: Future[Any] | None = None
+        """The compile of the request's grammar."""
         self._holds_something = False
         """On the engine's thread: there is a reservation of this move to cancel."""
         self._num_received = 0
@@ -102,13 +107,15 @@ class IncomingMove:
     def _do(self, instruction: destination.Instruction) -> None:
         host, request_id = self._host, self.request_id
         match instruction:
-            case destination.Reserve(stage=stage, num_blocks=num_blocks):
-                self._reserve(stage, num_blocks)
+            case destination.Reserve() as wanted:
+                self._reserve(wanted)
             case destination.Receive(stage=stage):
                 self._receive(stage)
             case destination.CancelReceive():
                 host.transfer.cancel(self._receiving)
             case destination.Free():
+                if self._compiling is not None:
+                    self._compiling.cancel()
                 host.between_steps(self._free, _nothing)
             case destination.Apply(rank=rank):
                 self._apply(rank)
@@ -128,9 +135,9 @@ class IncomingMove:
 
     # -- blocks --------------------------------------------------------------------------
 
-    def _reserve(self, stage: int, num_blocks: int) -> None:
-        if stage > 0:
-            self._host.between_steps(partial(self._extend, num_blocks), self._on_reserved)
+    def _reserve(self, wanted: destination.Reserve) -> None:
+        if wanted.stage > 0:
+            self._reserve_when_ready(wanted, partial(self._extend, wanted.num_blocks))
             return
         try:
             prepared = self._host.prepare(self._frames, self._arriving.frontend)
@@ -139,9 +146,26 @@ class IncomingMove:
             log.warning("request %s cannot run here: %s", self.request_id, type(error).__name__)
             self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
             return
-        self._host.between_steps(
-            partial(self._reserve_first, prepared, num_blocks), self._on_reserved
-        )
+        self._compiling = self._host.compiling(prepared)
+        self._reserve_when_ready(wanted, partial(self._reserve_first, prepared, wanted.num_blocks))
+
+    def _reserve_when_ready(self, wanted: destination.Reserve, reserve: _Reserve) -> None:
+        """The last stage waits for the request's grammar, unless the request has no outputs: the
+        engine queues such a request until its grammar is compiled."""
+        if wanted.last and self._outputs and self._compiling is not None:
+            compiled = asyncio.wrap_future(self._compiling)
+            compiled.add_done_callback(partial(self._on_compiled, reserve))
+        else:
+            self._host.between_steps(reserve, self._on_reserved)
+
+    def _on_compiled(self, reserve: _Reserve, compiled: "asyncio.Future[Any]") -> None:
+        compiles = not compiled.cancelled() and compiled.exception() is None
+        if self.machine.state is not destination.DestinationState.RESERVING:
+            return  # called off meanwhile
+        if compiles:
+            self._host.between_steps(reserve, self._on_reserved)
+        else:
+            self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
 
     def _reserve_first(
         self, prepared: Any, num_blocks: int, engine: Engine
