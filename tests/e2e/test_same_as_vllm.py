@@ -39,36 +39,38 @@ def ask(base_url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     return choices
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prompt": "the time of", "max_tokens": 100, "temperature": 0},
-        {"prompt": LONG_PROMPT, "max_tokens": 40, "temperature": 0},
-        {"prompt": "one", "max_tokens": 60, "temperature": 1.3, "seed": 11, "top_p": 0.9},
-        {"prompt": "one", "max_tokens": 60, "temperature": 0.8, "seed": 3, "n": 2},
-        {"prompt": "one", "max_tokens": 60, "temperature": 0, "repetition_penalty": 1.3,
-         "presence_penalty": 0.5, "frequency_penalty": 0.5},
-        {"prompt": "one", "max_tokens": 30, "temperature": 0, "logprobs": 3},
-        {"prompt": "the time of", "max_tokens": 200, "temperature": 0, "stop": ["."]},
-    ],
-    ids=["greedy", "long prompt", "seeded", "n=2", "penalties", "logprobs", "stop"],
-)  # fmt: skip
-def test_completion(cluster: Cluster, vllm_url: str, body: dict[str, Any]) -> None:
-    ours, theirs = (ask(url, "/v1/completions", body) for url in (cluster.url, vllm_url))
-    assert ours == theirs
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PERSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (COMPLETIONS, {"prompt": "the time of", "max_tokens": 100, "temperature": 0}),
+    "long prompt": (COMPLETIONS, {"prompt": LONG_PROMPT, "max_tokens": 40, "temperature": 0}),
+    "seeded": (COMPLETIONS, {"prompt": "one", "max_tokens": 60, "temperature": 1.3, "seed": 11,
+                             "top_p": 0.9}),
+    "n=2": (COMPLETIONS, {"prompt": "one", "max_tokens": 60, "temperature": 0.8, "seed": 3,
+                          "n": 2}),
+    "penalties": (COMPLETIONS, {"prompt": "one", "max_tokens": 60, "temperature": 0,
+                                "repetition_penalty": 1.3, "presence_penalty": 0.5,
+                                "frequency_penalty": 0.5}),
+    "logprobs": (COMPLETIONS, {"prompt": "one", "max_tokens": 30, "temperature": 0,
+                               "logprobs": 3}),
+    "stop": (COMPLETIONS, {"prompt": "the time of", "max_tokens": 200, "temperature": 0,
+                           "stop": ["."]}),
+    "chat, greedy": (CHAT, {"messages": MESSAGES, "max_tokens": 60, "temperature": 0}),
+    "chat, seeded": (CHAT, {"messages": MESSAGES, "max_tokens": 60, "temperature": 1.0, "seed": 5,
+                            "logprobs": True, "top_logprobs": 2}),
+    "chat, json schema": (CHAT, {"messages": MESSAGES, "max_tokens": 120, "temperature": 0,
+                                 "response_format": PERSON_SCHEMA}),
+}  # fmt: skip
+ORDINARY = "chat, seeded"
+"""This row goes through most: the chat template, the sampler and log probabilities."""
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"max_tokens": 60, "temperature": 0},
-        {"max_tokens": 60, "temperature": 1.0, "seed": 5, "logprobs": True, "top_logprobs": 2},
-        {"max_tokens": 120, "temperature": 0, "response_format": {
-            "type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
-    ],
-    ids=["greedy", "seeded", "json schema"],
-)  # fmt: skip
-def test_chat(cluster: Cluster, vllm_url: str, body: dict[str, Any]) -> None:
-    body = {"messages": MESSAGES} | body
-    ours, theirs = (ask(url, "/v1/chat/completions", body) for url in (cluster.url, vllm_url))
+    "row",
+    [pytest.param(row, marks=[] if row == ORDINARY else pytest.mark.full) for row in ROWS],
+)
+def test_same_as_vllm(cluster: Cluster, vllm_url: str, row: str) -> None:
+    """`make test` asks one row, `make test-full` all."""
+    path, body = ROWS[row]
+    ours, theirs = (ask(url, path, body) for url in (cluster.url, vllm_url))
     assert ours == theirs

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
 from dispatch_oracle import Candidate, choose
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch.policies import POLICIES, find_policy
@@ -47,7 +47,6 @@ def test_kv_ratio_counts_what_a_prefill_still_takes() -> None:
     assert LOADS["kv-ratio"](snapshot_of([prefilling]), Unreported()) == 10 / 100
 
 
-@settings(deadline=None, max_examples=100)
 @given(snapshots(), st.integers(0, 3), st.integers(0, 20))
 def test_an_unreported_request_makes_no_load_smaller_while_there_is_room(
     snapshot: InstanceSnapshot, number: int, demand: int
@@ -132,7 +131,6 @@ def test_nobody_to_choose(name: str) -> None:
         assert choose(POLICIES[name], candidates, NORMAL, DEFAULT_LEVELS) is None
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(snapshots(), st.booleans()), min_size=1, max_size=6),
     st.sampled_from(THREE_LEVELS),
@@ -155,7 +153,6 @@ def test_a_draining_instance_is_never_chosen_nor_scored(
         assert choice.scores.keys() == open_ids
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.sampled_from(list(POLICIES)),
     st.sampled_from([NORMAL, HIGH]),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from core_builders import BLOCK_SIZE, THREE_LEVELS, queued, running, snapshot_of, snapshots
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
@@ -191,7 +191,6 @@ def destinations(draw: st.DrawFn) -> list[InstanceSnapshot]:
     ]
 
 
-@settings(deadline=None)
 @given(requests=departing(), others=destinations())
 def test_a_plan_never_takes_more_than_there_is(
     requests: list[Candidate], others: list[InstanceSnapshot]
@@ -214,7 +213,6 @@ def test_a_plan_never_takes_more_than_there_is(
             assert each.code == each.request.refusal
 
 
-@settings(deadline=None)
 @given(requests=departing(), others=destinations())
 def test_who_stays_would_not_have_fitted_alone(
     requests: list[Candidate], others: list[InstanceSnapshot]

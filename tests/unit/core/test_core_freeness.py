@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from controller.core.load.freeness import (
@@ -111,7 +111,6 @@ def test_high_requests_gather_and_normal_ones_keep_away() -> None:
         assert (at_high > elsewhere) is prefers_high
 
 
-@settings(deadline=None, max_examples=200)
 @given(snapshots(), LEVEL, UNREPORTED)
 def test_finite_except_when_draining(
     snapshot: InstanceSnapshot, level: Level, unreported: Unreported
@@ -123,7 +122,6 @@ def test_finite_except_when_draining(
     assert dispatch_freeness(draining, level, THREE_LEVELS, unreported) == -math.inf
 
 
-@settings(deadline=None, max_examples=300)
 @given(snapshots(), LEVEL, UNREPORTED, st.integers(0, 50), st.data())
 def test_more_usage_by_the_same_requests_never_raises_freeness(
     snapshot: InstanceSnapshot,
@@ -160,7 +158,6 @@ def test_more_usage_by_the_same_requests_never_raises_freeness(
     )
 
 
-@settings(deadline=None, max_examples=200)
 @given(snapshots(), LEVEL, UNREPORTED, st.integers(0, 50))
 def test_another_request_never_raises_freeness_while_there_is_room(
     snapshot: InstanceSnapshot, level: Level, unreported: Unreported, demand: int

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
@@ -82,7 +82,6 @@ def test_a_cluster_has_at_least_one() -> None:
         plan_scale(spec(2), 0, {})
 
 
-@settings(deadline=None)
 @given(
     num=st.integers(1, 8),
     removing=st.sets(st.integers(0, 7)),

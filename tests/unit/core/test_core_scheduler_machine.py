@@ -277,7 +277,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert now == self.schedulable()
 
 
-SchedulerMachine.TestCase.settings = settings(
-    deadline=None, max_examples=120, stateful_step_count=40
-)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
 TestGlobalScheduler = SchedulerMachine.TestCase

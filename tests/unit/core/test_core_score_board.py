@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from core_builders import THREE_LEVELS, queued, request, running, status
 from dispatch_oracle import Candidate, choose
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch import policies as dispatch_module
@@ -103,7 +103,6 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
     return draw(st.sampled_from([0.0, 0.0, 0.0, 0.5, STALL_S, STALL_S + 0.1])), event
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.sampled_from(list(POLICIES)), st.lists(steps(), min_size=20, max_size=80))
 def test_every_decision_is_that_of_asking_everybody(
     policy: str, drawn: list[tuple[float, Event]]

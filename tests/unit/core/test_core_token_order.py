@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.token_order import Delivery, Epoch, TokenOrder
@@ -182,7 +182,6 @@ def _segments(draw: st.DrawFn, epoch: Epoch, num_tokens: int) -> list[Message]:
     return cover + extra + doubled
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.integers(0, 30))
 def test_any_shuffle_of_one_epoch_gives_each_token_once_and_then_the_notice(
     data: st.DataObject, num_tokens: int
@@ -203,7 +202,6 @@ def test_any_shuffle_of_one_epoch_gives_each_token_once_and_then_the_notice(
     assert order.num_held == 0
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.integers(1, 20))
 def test_any_shuffle_over_three_owners_gives_each_token_once_in_order(
     data: st.DataObject, num_tokens: int
@@ -225,7 +223,6 @@ def _shifted(messages: list[Message], begin: int) -> list[Message]:
     return [(epoch, begin + first, tokens) for epoch, first, tokens in messages]
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.lists(st.integers(0, 12), min_size=3, max_size=3))
 def test_any_shuffle_over_three_owners_gives_each_token_of_its_own_owner(
     data: st.DataObject, lengths: list[int]
@@ -244,7 +241,6 @@ def test_any_shuffle_over_three_owners_gives_each_token_of_its_own_owner(
     assert order.num_held == 0
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data(), st.integers(0, 5), st.lists(st.integers(1, 8), min_size=3, max_size=3))
 def test_nothing_of_a_fenced_owner_is_delivered(
     data: st.DataObject, next_index: int, lengths: list[int]

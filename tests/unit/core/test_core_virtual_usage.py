@@ -11,7 +11,7 @@ from core_builders import (
     snapshot_of,
     snapshots,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from usage_oracle import headroom_share_blocks, request_virtual_usage
 
@@ -116,7 +116,6 @@ def test_a_shared_block_counts_once() -> None:
     assert instance_virtual_usage(sharing, DEFAULT_LEVELS) == 16
 
 
-@settings(deadline=None, max_examples=200)
 @given(request_lists(), st.integers(1, 2000), st.booleans())
 def test_requests_add_up_to_the_instance(
     requests: list[RequestSnapshot], total_blocks: int, with_urgent: bool
@@ -131,7 +130,6 @@ def test_requests_add_up_to_the_instance(
         assert over_m == pytest.approx(0), "one level alone never exceeds M"
 
 
-@settings(deadline=None, max_examples=200)
 @given(snapshots())
 def test_headroom_is_at_most_m(snapshot: InstanceSnapshot) -> None:
     assert 0 <= total_headroom_blocks(snapshot, THREE_LEVELS) <= snapshot.capacity_blocks

@@ -404,7 +404,5 @@ class MigrationMachine(RuleBasedStateMachine):
         return self.instances[ref.instance_id].ref != ref
 
 
-MigrationMachine.TestCase.settings = settings(
-    deadline=None, max_examples=300, stateful_step_count=60, print_blob=True
-)
+MigrationMachine.TestCase.settings = settings(stateful_step_count=60)
 TestMigration = MigrationMachine.TestCase

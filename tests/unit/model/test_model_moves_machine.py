@@ -287,5 +287,5 @@ class TwoEngines(RuleBasedStateMachine):
             assert (found.num_running, found.num_running_by_rank) == (0, {})
 
 
-TwoEngines.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TwoEngines.TestCase.settings = settings(stateful_step_count=50)
 TestTwoEngines = TwoEngines.TestCase

@@ -191,5 +191,5 @@ def _order(seen: Seen) -> tuple[int, float, str]:
     return -seen.request.rank, seen.request.arrival_time_s, seen.request.request_id
 
 
-AnyUse.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+AnyUse.TestCase.settings = settings(stateful_step_count=30)
 TestAnyUse = AnyUse.TestCase

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from relief_builders import instance, queued, running
 
@@ -225,7 +225,6 @@ def in_order(loads: list[InstanceLoad], config: ReschedulingConfig) -> list[tupl
     return pairs
 
 
-@settings(deadline=None)
 @given(clusters(), st.sampled_from(sorted(PAIRINGS)))
 def test_with_nothing_left_out_the_ith_goes_with_the_next_that_suits_it(
     loads: list[InstanceLoad], name: str
@@ -234,7 +233,6 @@ def test_with_nothing_left_out_the_ith_goes_with_the_next_that_suits_it(
     assert ids(loads, config) == in_order(loads, config)
 
 
-@settings(deadline=None)
 @given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.data())
 def test_what_is_left_out_is_never_paired_and_costs_nobody_else_a_pair(
     loads: list[InstanceLoad], name: str, data: st.DataObject
@@ -254,7 +252,6 @@ def test_what_is_left_out_is_never_paired_and_costs_nobody_else_a_pair(
                 assert (source.instance_id, to.instance_id) in left_out
 
 
-@settings(deadline=None)
 @given(clusters(), st.sampled_from(sorted(PAIRINGS)), st.floats(0, 200), st.floats(0, 200))
 def test_each_instance_is_in_one_pair_at_most(
     loads: list[InstanceLoad], name: str, low: float, more: float
@@ -278,7 +275,6 @@ def test_each_instance_is_in_one_pair_at_most(
     assert pair(list(reversed(loads)), config) == pairs, "in whatever order they come"
 
 
-@settings(deadline=None)
 @given(clusters())
 def test_nobody_is_left_over_on_both_sides(loads: list[InstanceLoad]) -> None:
     pairs = pair(loads, CONFIG)

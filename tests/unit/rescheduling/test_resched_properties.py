@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
 
@@ -76,7 +76,6 @@ def projected(view: ReliefView) -> tuple[float, float]:
     )
 
 
-@settings(deadline=None)
 @given(views())
 def test_every_move_is_needed_and_fits(view: ReliefView) -> None:
     """And relief ends: by being none any more, or with a code for everybody who was tried."""
@@ -113,7 +112,6 @@ def test_every_move_is_needed_and_fits(view: ReliefView) -> None:
             assert running <= refused
 
 
-@settings(deadline=None)
 @given(views())
 def test_a_draining_instance_sends_whatever_can_go(view: ReliefView) -> None:
     view = replace(
@@ -129,7 +127,6 @@ def test_a_draining_instance_sends_whatever_can_go(view: ReliefView) -> None:
     }
 
 
-@settings(deadline=None)
 @given(views())
 def test_one_under_way_counts_as_if_it_had_arrived(view: ReliefView) -> None:
     """Once: the next decision is the one that is made when both instances have reported it."""
@@ -193,7 +190,6 @@ class StandingCluster:
         self.requests[destination_id].append(arrived)
 
 
-@settings(deadline=None)
 @given(st.lists(request_lists("r"), min_size=2, max_size=4), st.sampled_from(sorted(PAIRINGS)))
 def test_a_cluster_that_stands_still_comes_to_rest(
     lists: list[list[Candidate]], pairing: str

@@ -183,4 +183,4 @@ class RosterMachine(RuleBasedStateMachine):
 
 
 TestRosterMachine = RosterMachine.TestCase
-TestRosterMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestRosterMachine.settings = settings(stateful_step_count=30)
