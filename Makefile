@@ -13,9 +13,9 @@ help:
 	@echo "make down            stop it"
 	@echo "make install         only install what is missing, into $(VENV)"
 	@echo "make lint            format, types, import contracts"
-	@echo "make test            lint, types, contracts, all tests (real vLLM engines; about 20 minutes)"
-	@echo "make test-unit       the tests without Ray and vLLM (about a minute)"
-	@echo "make test-full       the whole matrix of faults in moves on real vLLM engines"
+	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
+	@echo "make test-unit       the tests without Ray and vLLM, with few examples of each property"
+	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
@@ -61,8 +61,8 @@ test: lint
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
-test-full: $(STAMP)
-	$(BIN)/python -m pytest tests/faults/test_vllm_processes.py -m "full or not full" $(ARGS)
+test-full:
+	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'
 
 bench-endpoint: $(STAMP)
 	$(BIN)/python -m benchmarks.endpoint $(ARGS)
