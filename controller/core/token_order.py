@@ -103,7 +103,7 @@ class TokenOrder(Generic[T]):
         """
         if first_index < 0 or num_tokens < 0:
             raise ValueError(f"bad token range: {num_tokens} tokens at index {first_index}")
-        if epoch < self._epoch and not self._still_true(epoch, first_index, num_tokens):
+        if self.shuts_out(epoch, first_index, num_tokens):
             return []
         self.raise_epoch(epoch, first_index)
         if first_index > self._next_index:
@@ -119,10 +119,13 @@ class TokenOrder(Generic[T]):
             self._accept(*key, self._held.pop(key), delivered)
         return delivered
 
-    def _still_true(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
-        """What an epoch says that is not the highest. A notice is about an owner that was."""
+    def shuts_out(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
+        """A higher epoch began before the end of these tokens. A notice of a lower one is about an
+        owner that was."""
+        if epoch >= self._epoch:
+            return False
         end = next(index for later, index in self._began if later > epoch)
-        return num_tokens > 0 and first_index + num_tokens <= end
+        return num_tokens == 0 or first_index + num_tokens > end
 
     def _accept(
         self, first_index: int, num_tokens: int, item: T, delivered: list[Delivery[T]]

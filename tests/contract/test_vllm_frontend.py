@@ -22,6 +22,7 @@ from controller.adapters.vllm.endpoint.connections import KeepAlive
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
+from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
@@ -206,7 +207,7 @@ class Bed:
                     items.append(OutputItem(emitted.request_id, 0, 0, first, emitted.num_tokens))
                     if emitted.request_id in self.router.live:
                         self.router.live[emitted.request_id] += emitted.num_tokens
-                header = OutputsEmitted("i-0", 1, tuple(items))
+                header = OutputsEmitted(InstanceRef("i-0", 1, "mem://i-0"), tuple(items))
                 frames = [memoryview(bytes(frame)) for frame in self.engine.encode(out.body)]
                 self.llm.engine_core.receive(header, frames)
                 for emitted in out.emitted:

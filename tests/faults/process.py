@@ -208,7 +208,7 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
                 request_id=output.request_id,
                 tokens=output.new_token_ids[num_skip:],
                 finished=output.finish_reason is not None,
-                instance_id=emitted.instance_id,
+                instance_id=emitted.sender.instance_id,
             )
 
     def on_error(request_id: str, why: str) -> None:

@@ -9,7 +9,8 @@
                 is when a source says that it gave it to a destination that died. What a
                 dead one said before counts if it is late, but gives the request to nobody
 
-So whatever two instances believe, the client reads one of them.
+So whatever two instances believe, the client reads one of them. The other one, and one that was
+taken for dead but lives, must be told to stop (`shuts_out`).
 """
 
 from dataclasses import dataclass
@@ -103,13 +104,24 @@ class Ownership(Generic[T]):
         self._take_over(sender)
         return delivered
 
-    def fence(self, owner: InstanceRef, hop: int) -> bool:
-        """The source wants it back in `hop`: granted, or it is the destination's. Mutates."""
+    def shuts_out(
+        self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int
+    ) -> bool:
+        """These tokens count for nothing, and so will all that this sender says in this epoch."""
+        if epoch > self.epoch:
+            return sender.key in self._dead
+        return self._order.shuts_out(epoch, first_index, num_tokens)
+
+    def fence(self, owner: InstanceRef, hop: int) -> bool | None:
+        """The source wants it back in `hop`: granted, or it is the destination's. None: the source
+        was taken for dead; it gets nothing, and what the destination has is not known. Mutates."""
         fenced = Epoch(self.epoch.attempt, hop)
         if self.epoch >= fenced:
             return True
-        if self.epoch.hop == hop - 1 or owner.key in self._dead:
+        if self.epoch.hop == hop - 1:
             return False
+        if owner.key in self._dead:
+            return None
         self._order.raise_epoch(fenced)
         self._take_over(owner)
         return True

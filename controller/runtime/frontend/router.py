@@ -98,7 +98,7 @@ class Router:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)
         self._tasks = [
             asyncio.create_task(self._member.keep_saying_hello()),
-            asyncio.create_task(self.routes.ask_for_what_is_missing()),
+            asyncio.create_task(self.routes.keep_asking()),
             asyncio.create_task(self.rank_changes.keep_telling()),
         ]
 
@@ -173,7 +173,6 @@ class Router:
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
         """Of `outputs` (each with a `request_id`), those due now, in order."""
         by_id = {output.request_id: output for output in outputs}
-        address = ""
         now_s = asyncio.get_running_loop().time()
         due: list[Delivery[Any]] = []
         received: list[tuple[str, int]] = []
@@ -181,16 +180,15 @@ class Router:
             request_id = item.request_id
             route = self.routes.get(request_id)
             output = by_id.get(request_id)
-            if route is None or output is None:
+            if output is None:
+                continue
+            place = emitted.sender, Epoch(item.attempt, item.hop), item.first_index, item.num_tokens
+            if route is None or route.ownership.shuts_out(*place):
+                self.routes.unread(emitted.sender, item)
                 continue
             ownership = route.ownership
-            sender = self.routes.sender(emitted, ownership)
-            address = sender.address or address
             before = ownership.next_index
-            epoch = Epoch(item.attempt, item.hop)
-            offered = ownership.offer(
-                sender, epoch, item.first_index, item.num_tokens, (item, output)
-            )
+            offered = ownership.offer(*place, (item, output))
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
                 self._time(route, Epoch(delivered.attempt, delivered.hop), now_s)
@@ -202,9 +200,9 @@ class Router:
                 received.append((request_id, ownership.next_index))
             if ownership.gap is not None:
                 self.routes.find_unclear(request_id, route)
-        if received and address:
+        if received:
             confirmed = OutputsReceived(tuple(received))
-            self._mailbox.send(address, encode(confirmed), droppable=True)
+            self._mailbox.send(emitted.sender.address, encode(confirmed), droppable=True)
         return due
 
     def _time(self, route: Route, epoch: Epoch, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """Which instance runs each request of a frontend: what instances say of moves, and of deaths.
 
 Who is right is decided in core/migration/ownership.py; here it is carried out. What is missing,
-tokens or an owner that is known to live, is asked for until it comes or is given up.
+tokens or an owner that is known to live, is asked for until it comes or is given up. An instance
+that sends tokens which count for nothing is told so, or it would go on to the request's end.
 """
 
 import asyncio
@@ -31,11 +32,17 @@ from controller.runtime.messages.moves import (
     RequestMoved,
     RequestNotMoved,
 )
-from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsMissing
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    OutputItem,
+    OutputsMissing,
+    OutputsUnread,
+)
 
 log = logging.getLogger(__name__)
 
-# Tokens that are missing for so long are asked for, and so is an owner; again and again.
+# Tokens that are missing for so long are asked for, and so is an owner; again and again. As often
+# an instance hears which of its tokens are not read.
 MISSING_S = 0.05
 # And given up after so long: the client gets an error rather than no end.
 UNCLEAR_S = 5.0
@@ -73,6 +80,8 @@ class Routes:
         self._routes: dict[str, Route] = {}
         self._unclear: set[str] = set()
         """Requests that lack tokens, or an owner that is known to live."""
+        self._unread: dict[str, set[tuple[str, int]]] = {}
+        """(request id, hop) by the address of the instance that is to be told."""
 
     def __len__(self) -> int:
         return len(self._routes)
@@ -97,16 +106,6 @@ class Routes:
             owner_id = route.ownership.owner.instance_id
             load[owner_id] = load.get(owner_id, 0) + 1
         return load
-
-    def sender(self, emitted: OutputsEmitted, ownership: Ownership[Any]) -> InstanceRef:
-        """A controller that was just restarted may not list it yet, so what is known of the
-        request comes first."""
-        key = (emitted.instance_id, emitted.incarnation)
-        for holder in ownership.holders:
-            if holder.key == key:
-                return holder
-        entry = self._known.find(*key)
-        return InstanceRef(*key, address="") if entry is None else ref(entry)
 
     # -- moves ---------------------------------------------------------------------------
 
@@ -148,13 +147,19 @@ class Routes:
             self._fail(lost.request_id, route, lost.owner)
 
     def _fence_asked(self, asked: FenceAsked) -> None:
-        """A request that is over here is nobody's: its source may have it back and hears that
+        """A request that is over here is nobody's: its source may have it back, and hears that
         nobody wants it."""
-        route, owner = self._routes.get(asked.request_id), asked.owner
+        request_id, owner = asked.request_id, asked.owner
+        route = self._routes.get(request_id)
         fenced = route is None or route.ownership.fence(owner, asked.hop)
-        self.send(owner.address, FenceAnswered(asked.request_id, asked.hop, fenced))
+        if route is not None and fenced is None:  # of one that was taken for dead
+            if route.ownership.to_ask is not None:
+                return  # it asks again, and the destination has answered by then
+            self._fail(request_id, route, owner)
+            route, fenced = None, True
+        self.send(owner.address, FenceAnswered(request_id, asked.hop, bool(fenced)))
         if route is None:
-            self.send(owner.address, AbortRequests((asked.request_id,)))
+            self.send(owner.address, AbortRequests((request_id,)))
 
     def _move_timed(self, timed: MoveTimed) -> None:
         route = self._routes.get(timed.record.request_id)
@@ -214,9 +219,21 @@ class Routes:
             self._unclear.add(request_id)
             route.unclear_s = route.asked_s = asyncio.get_running_loop().time()
 
-    async def ask_for_what_is_missing(self) -> None:
+    def unread(self, sender: InstanceRef, item: OutputItem) -> None:
+        """The sender is told with the next turn, once for all that it sends until then. A request
+        that ended where nobody reads it has no other end."""
+        if item.finish_reason is None:
+            self._unread.setdefault(sender.address, set()).add((item.request_id, item.hop))
+        elif (route := self._routes.get(item.request_id)) and route.ownership.lost_in(item.hop):
+            self._fail(item.request_id, route, sender)
+
+    async def keep_asking(self) -> None:
+        """For what is missing; and tell what is unread."""
         while True:
             await asyncio.sleep(MISSING_S)
+            unread, self._unread = self._unread, {}
+            for address, items in unread.items():
+                self.send(address, OutputsUnread(tuple(sorted(items))))
             now_s = asyncio.get_running_loop().time()
             for request_id in list(self._unclear):
                 try:

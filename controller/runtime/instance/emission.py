@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.load.latency_window import LatencyWindow
 from controller.ports.engine import Engine, StepOutputs
 from controller.ports.frames import Frames
@@ -111,5 +112,6 @@ class Emission:
                 self._finished.popitem(last=False)
 
     def _send(self, frontend: str, items: Sequence[OutputItem], payload: Sequence[Any]) -> None:
-        header = OutputsEmitted(self._member.member_id, self._member.incarnation, tuple(items))
-        self._mailbox.send(frontend, encode(header), payload)
+        member = self._member
+        me = InstanceRef(member.member_id, member.incarnation, self._mailbox.address)
+        self._mailbox.send(frontend, encode(OutputsEmitted(me, tuple(items))), payload)

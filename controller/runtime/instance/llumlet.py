@@ -33,6 +33,7 @@ from controller.runtime.messages.requests import (
     AddRequest,
     DispatchUnused,
     OutputsReceived,
+    OutputsUnread,
     RequestRefused,
 )
 
@@ -75,6 +76,7 @@ class Llumlet:
                 MoveAsked: self._refuse_early_move,
                 AbortRequests: _ignore,
                 OutputsReceived: _ignore,
+                OutputsUnread: _ignore,
                 InstanceLost: _ignore,
             },
             {AddRequest: self._refuse_early},

@@ -38,6 +38,7 @@ from controller.runtime.messages.moves import (
     MoveLimitsSet,
     MoveRefusalAsked,
     OwnerAsked,
+    RequestLost,
     TransferMessage,
 )
 from controller.runtime.messages.operations import DrainSet, RankConfirmed, RankSet, ReliefOrdered
@@ -46,6 +47,7 @@ from controller.runtime.messages.requests import (
     AddRequest,
     OutputsMissing,
     OutputsReceived,
+    OutputsUnread,
     RequestEvents,
     RequestRefused,
 )
@@ -102,6 +104,7 @@ class Serving:
             AbortRequests: lambda aborted: self.abort(aborted.request_ids),
             OutputsReceived: self._on_received,
             OutputsMissing: self.emission.send_again,
+            OutputsUnread: self._on_unread,
             RankSet: self._take_rank,
             InstanceLost: self._on_instance_lost,
             MoveAsked: self._orders.asked,
@@ -184,6 +187,19 @@ class Serving:
         self._thread.command(lambda engine: engine.abort(request_ids))
         for request_id in request_ids:
             self.instance_moves.client_left(request_id, hops.get(request_id, 0))
+
+    def _on_unread(self, unread: OutputsUnread) -> None:
+        for request_id, hop in unread.items:
+            self._stop_unread(request_id, hop)
+
+    def _stop_unread(self, request_id: str, hop: int) -> None:
+        """What runs here in another hop is read, and so may be what went on to another instance."""
+        live = self.requests.get(request_id)
+        if live is None or live.hop != hop or self.instance_moves.handed_on(request_id, hop):
+            return
+        log.warning("request %s is read by nobody in hop %d: aborted", request_id, hop)
+        self.abort((request_id,))
+        self.send(live.frontend, RequestLost(request_id, self.me, hop))
 
     def fenced(self) -> None:
         """Another incarnation begins: nothing of this one goes on."""

@@ -55,6 +55,7 @@ from controller.runtime.messages.requests import (
     OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
+    OutputsUnread,
     Refused,
     RequestEvents,
     RequestRefused,
@@ -83,6 +84,7 @@ AnyMessage = (
     | AbortRequests
     | OutputsEmitted
     | OutputsReceived
+    | OutputsUnread
     | OutputsMissing
     | RequestRefused
     | MoveAsked

@@ -122,7 +122,8 @@ class RequestNotMoved(Message, frozen=True):
 
 
 class RequestLost(Message, frozen=True):
-    """Source to frontend: I gave it to this instance in `hop`, and that one died."""
+    """Source to frontend: I gave it to this instance in `hop`, and that one died. Or that one
+    itself, which the frontend takes for dead: I had it in `hop`, and it ended."""
 
     request_id: str
     owner: InstanceRef

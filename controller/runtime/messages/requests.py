@@ -3,6 +3,7 @@ requests."""
 
 import msgspec
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.message import Message
@@ -107,13 +108,20 @@ class OutputItem(msgspec.Struct, frozen=True, array_like=True):
 class OutputsEmitted(Message, frozen=True):
     """Instance to frontend; payload frames: the engine's own output encoding, item by item."""
 
-    instance_id: str
-    incarnation: int
+    sender: InstanceRef
     items: tuple[OutputItem, ...]
 
 
 class OutputsReceived(Message, frozen=True):
     """Frontend to instance, now and then: (request id, index of the next token it lacks)."""
+
+    items: tuple[tuple[str, int], ...]
+
+
+class OutputsUnread(Message, frozen=True):
+    """Frontend to whoever sends outputs that it does not read, and never will: (request id, hop).
+    The request is over for its client, or another instance owns it, or its frontend took the
+    sender for dead."""
 
     items: tuple[tuple[str, int], ...]
 

@@ -281,7 +281,7 @@ class Pair:
     def _fence_asked(self, hop: int) -> None:
         if self.client == "reads":
             granted = self.ownership.fence(SOURCE, hop)
-            if self.source.state is SourceState.FENCING:
+            if granted is not None and self.source.state is SourceState.FENCING:
                 self.tell_source(src.EpochFenced() if granted else src.AlreadyMoved())
         else:
             self.engine_aborts_at(SOURCE)

@@ -19,6 +19,7 @@ from simulated_messages import (
     Network,
     NotMoved,
     OwnerAsked,
+    Unread,
 )
 
 from controller.core.instance_ref import InstanceRef
@@ -60,10 +61,22 @@ class Frontend:
         for holder in route.ownership.holders:
             self.network.send(FRONTEND, holder, Abort(request_id))
 
+    def reads(self, sender: InstanceRef, request_id: str, hop: int) -> bool:
+        """Or has not heard of it yet."""
+        if (route := self.routes.get(request_id)) is None:
+            return False
+        read = route.ownership.epoch.hop
+        return read < hop or (read == hop and route.ownership.owner == sender)
+
     def instance_died(self, key: tuple[str, int]) -> None:
         self.dead.add(key)
         for request_id, route in list(self.routes.items()):
             self._lose(request_id, route, key)
+
+    def connection_lost(self, key: tuple[str, int]) -> None:
+        for request_id, route in list(self.routes.items()):
+            if any(holder.key == key for holder in route.ownership.holders):
+                self._lose(request_id, route, key)
 
     def tick(self) -> None:
         """Asks again for what is missing, and for who owns what."""
@@ -103,21 +116,34 @@ class Frontend:
             case FenceAsked(owner=owner, hop=hop):
                 fenced = ownership.fence(owner, hop)
                 self.network.note("fence", request_id, owner.key, hop, fenced)
-                self.network.send(FRONTEND, sender, FenceAnswered(request_id, hop, fenced))
+                if fenced is not None:
+                    self.network.send(FRONTEND, sender, FenceAnswered(request_id, hop, fenced))
+                elif ownership.to_ask is None:
+                    self._close(request_id, "error")
+                    self.network.send(FRONTEND, sender, Abort(request_id))
             case LostThere(hop=hop):
                 if ownership.lost_in(hop):
                     self._close(request_id, "error")
         ownership.check()
 
     def _not_wanted(self, sender: InstanceRef, body: Any) -> None:
-        """The request is over here; whoever believes to own it hears so."""
-        if isinstance(body, FenceAsked | Moved):
-            self.network.send(FRONTEND, sender, Abort(body.request_id))
+        """The request is over here, or read from another; whoever believes to own it hears so."""
+        match body:
+            case FenceAsked() | Moved():
+                self.network.send(FRONTEND, sender, Abort(body.request_id))
+            case Emitted(finished=False):
+                self.network.send(FRONTEND, sender, Unread(body.request_id, body.hop))
 
     def _emitted(self, sender: InstanceRef, route: Route, emitted: Emitted) -> None:
         request_id, epoch = emitted.request_id, Epoch(0, emitted.hop)
+        first_index, num_tokens = emitted.first_index, len(emitted.tokens)
+        if route.ownership.shuts_out(sender, epoch, first_index, num_tokens):
+            self._not_wanted(sender, emitted)
+            if emitted.finished and route.ownership.lost_in(emitted.hop):
+                self._close(request_id, "error")
+            return
         for item, num_skip in route.ownership.offer(
-            sender, epoch, emitted.first_index, len(emitted.tokens), emitted
+            sender, epoch, first_index, num_tokens, emitted
         ):
             if item.first_index + num_skip != route.num_read:
                 raise Violation(f"{request_id}: token {route.num_read} was skipped or repeated")

@@ -28,6 +28,7 @@ from simulated_messages import (
     Network,
     NotMoved,
     OwnerAsked,
+    Unread,
 )
 
 from controller.core.instance_ref import InstanceRef
@@ -469,6 +470,8 @@ class Instance:
                 self.between_steps(lambda: self.engine.add(asked))
             case Abort(request_id=request_id):
                 self.end(request_id)
+            case Unread(request_id=request_id, hop=hop):
+                self._unread(request_id, hop)
             case Missing() as missing:
                 self._send_again(missing)
             case MoveEnvelope() as envelope if envelope.message.verb in FROM_SOURCE:
@@ -482,6 +485,22 @@ class Instance:
                         move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
             case OwnerAsked() as asked_for:
                 self._owner_asked(asked_for)
+
+    def _unread(self, request_id: str, hop: int) -> None:
+        """What another may have by now, or has, is left alone."""
+        live = self.live.get(request_id)
+        if live is None or live.hop != hop or self._handed_on(request_id, hop):
+            return
+        self.end(request_id)
+        self.tell_frontend(LostThere(request_id, hop))
+
+    def _handed_on(self, request_id: str, hop: int) -> bool:
+        return any(
+            move.request_id == request_id
+            and move.machine.hop >= hop
+            and move.machine.state in (SourceState.MIGRATED, *src.IN_DOUBT)
+            for move in self.outgoing.values()
+        )
 
     def _send_again(self, missing: Missing) -> None:
         live = self.live.get(missing.request_id) or self.finished.get(missing.request_id)

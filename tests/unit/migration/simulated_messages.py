@@ -43,6 +43,12 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    request_id: str
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     request_id: str
     first_index: int

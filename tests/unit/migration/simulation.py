@@ -3,8 +3,10 @@
 Three instances and a frontend exchange messages through a network that loses, doubles, delays
 and reorders what two instances say to each other (that between an instance and the frontend is
 a stream: in order and whole, but slow at times, and cut by a death). Instances crash and come
-back as a new incarnation, or stop for a while; blocks run short; clients leave, priorities
-change, moves are called off. Then all is healed, and soon nothing may be left of any move.
+back as a new incarnation, or stop for a while, or the frontend takes one for dead that lives;
+blocks run short; clients leave, priorities change, moves are called off. Then all is healed, and
+soon nothing may be left of any move. An instance that hears and is heard never decodes for long
+what the frontend does not read.
 """
 
 import hashlib
@@ -26,6 +28,8 @@ TURN_S = 0.25
 """Between two steps of an engine."""
 FAULTS_S = 16.0
 QUIET_S = 4 * TIMING.lease_s + TIMING.memory_s
+UNREAD_S = 4.0
+"""For so long an instance may decode what the frontend does not read: a few turns and messages."""
 SERVED_S = 120.0
 """An engine that is short of blocks serves one request after the other: 7 of 50 tokens at most."""
 INSTANCE_IDS = ("a", "b", "c")
@@ -62,8 +66,11 @@ class Simulation:
         """Those of which nothing is taken; what else is slow trickles."""
         self._expected: dict[str, tuple[InstanceRef, Expected]] = {}
         self._cut: dict[tuple[str, str], float] = {}
+        self._unread_since_s: dict[tuple[tuple[str, int], str], float] = {}
+        """By incarnation and request."""
         self._healed = False
-        self.num_deaths = 0
+        self.num_lost = 0
+        """Instances that died, or seemed to."""
         rng = self.rng
         self.in_order = rng.random() < 0.3
         """Between instances too: a good network, though a slow one."""
@@ -156,6 +163,7 @@ class Simulation:
             (self._evict, 1.0),
             (self._change_rank, 1.0),
             (self._cancel_moves, 0.5),
+            (self._false_alarm, 0.5),
         )
         for fault, mean in faults:
             for _ in range(_how_many(rng, mean)):
@@ -202,7 +210,7 @@ class Simulation:
         """Something goes wrong just when who owns a request is in doubt."""
         rng = self.rng
         seconds = rng.choice([1.0, 3.0, 8.0])
-        match rng.randrange(5):
+        match rng.randrange(6):
             case 0:
                 self.after(rng.uniform(0, 1), self._crash, rng.choice((a, b)))
             case 1:
@@ -211,10 +219,13 @@ class Simulation:
                 self._cut[a, b] = self._cut[b, a] = self.now_s + seconds
             case 3:
                 self._stalled_until[a, b] = self.now_s + seconds
-            case _:
+            case doubt:
                 slow = rng.choice((a, b))
                 self._stalled_until[slow, FRONTEND.instance_id] = self.now_s + seconds
                 self._cut[a, b] = self._cut[b, a] = self.now_s + seconds
+                if doubt == 5:  # one gets the request back, and dies before the other hears of it
+                    other = a if slow == b else b
+                    self.after(TIMING.answer_timeout_s + rng.uniform(0, 2), self._crash, other)
 
     def _crash_one(self) -> None:
         self._crash(self.rng.choice(INSTANCE_IDS))
@@ -224,7 +235,7 @@ class Simulation:
         if host.instance is None or self._healed:
             return
         dead, host.instance = host.instance, None
-        self.num_deaths += 1
+        self.num_lost += 1
         self.note("crash", dead.ref.key)
         host.inbox.clear()
         host.paused = False
@@ -252,6 +263,14 @@ class Simulation:
             self._fail_copies_with(here.ref, dead)
 
         self._do_there(here.ref, hear)
+
+    def _false_alarm(self) -> None:
+        """The frontend's connection to an instance breaks; both live."""
+        host = self.hosts[self.rng.choice(INSTANCE_IDS)]
+        if host.instance is not None:
+            self.num_lost += 1
+            self.note("false alarm", host.instance.ref.key)
+            self.frontend.connection_lost(host.instance.ref.key)
 
     def _pause_one(self) -> None:
         self._pause(self.rng.choice(INSTANCE_IDS))
@@ -336,6 +355,7 @@ class Simulation:
         self.after(TURN_S, self._frontend_turn)
         self.frontend.tick()
         self.check_owners()
+        self.check_read()
 
     # -- deliveries ----------------------------------------------------------------------
 
@@ -460,12 +480,34 @@ class Simulation:
             if len(owners) > 1:
                 raise Violation(f"{request_id} has two owners in hop {hop}: {owners}")
 
+    def check_read(self) -> None:
+        """What an instance decodes the frontend reads, or it will, or it says that it does not."""
+        since_s, self._unread_since_s = self._unread_since_s, {}
+        for instance in self._instances():
+            for request_id, live in instance.live.items():
+                request = instance.engine.requests.get(request_id)
+                if request is None or request.place != "running" or self._is_held_up(instance.ref):
+                    continue
+                if self.frontend.reads(instance.ref, request_id, live.hop):
+                    continue
+                orphan = instance.ref.key, request_id
+                self._unread_since_s[orphan] = since_s.get(orphan, self.now_s)
+                if self.now_s - self._unread_since_s[orphan] > UNREAD_S:
+                    raise Violation(f"{request_id} runs at {orphan[0]} and nobody reads it")
+
+    def _is_held_up(self, ref: InstanceRef) -> bool:
+        """It stands still, or what it and the frontend said to each other takes its time."""
+        ways = (ref.key, FRONTEND.key), (FRONTEND.key, ref.key)
+        arrival_s = max(self._last_arrival.get(way, 0.0) for way in ways)
+        is_late = arrival_s > self.now_s + self.slowness_s
+        return self.hosts[ref.instance_id].paused or is_late
+
     def check_quiet(self) -> None:
         for request_id, outcomes in self.frontend.outcomes.items():
             if len(outcomes) != 1:
                 raise Violation(f"{request_id} ended {len(outcomes)} times: {outcomes}")
-            if outcomes == ["error"] and not self.num_deaths:
-                raise Violation(f"{request_id} failed, though no instance died")
+            if outcomes == ["error"] and not self.num_lost:
+                raise Violation(f"{request_id} failed, though no instance was lost")
         for instance in self._instances():
             if not instance.quiet:
                 raise Violation(f"something is left on {instance.ref.key}: {leftovers(instance)}")

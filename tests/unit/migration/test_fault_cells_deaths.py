@@ -86,7 +86,7 @@ def test_source_dies__commit_in_doubt__its_late_words_give_the_request_to_nobody
     ownership: Ownership[str] = Ownership(SOURCE)
     ownership.announce(DESTINATION, 1)
     assert ownership.lost(*SOURCE.key) is Loss.ASK
-    assert ownership.fence(SOURCE, 2) is False
+    assert ownership.fence(SOURCE, 2) is None
     assert ownership.offer(SOURCE, Epoch(0, 2), 0, 1, "later epoch") == []
     assert [each.item for each in ownership.offer(SOURCE, Epoch(0, 0), 0, 1, "0")] == ["0"]
     assert ownership.to_ask == (DESTINATION, 1)

@@ -5,6 +5,10 @@ simulation must find each of them, and find nothing without them.
     a watchdog freed the blocks of a move, but not its slot
     bytes that did not come made the destination forget a move, but not free its blocks
     a queued request whose COMMIT failed was put back among the running ones
+
+And one of our own:
+
+    an instance decoded to its end what no frontend read
 """
 
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from typing import Any
 
 import pytest
 from simulated_engine import SimulatedEngine
+from simulated_instance import Instance
 from simulation import HistoryError, run_seed
 
 from controller.core.migration import destination, source
@@ -59,6 +64,10 @@ def _queued_resumes_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedEngine, "resume", resume)
 
 
+def _unread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Instance, "_unread", lambda *_said: None)
+
+
 DEFECTS: dict[str, tuple[PutBack, str]] = {
     "commit_timeout_resumes_at_once": (
         _resumes_without_asking,
@@ -76,6 +85,7 @@ DEFECTS: dict[str, tuple[PutBack, str]] = {
         _queued_resumes_into_the_batch,
         "runs without blocks",
     ),
+    "unread_goes_on": (_unread_goes_on, "nobody reads it"),
 }
 
 

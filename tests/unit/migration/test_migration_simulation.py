@@ -27,7 +27,7 @@ def test_histories_are_not_all_alike() -> None:
         for _, what, *rest in simulation.trace:
             if what == "closed":
                 closed[rest[1]] = closed.get(rest[1], 0) + 1
-            if what == "fence":
+            if what == "fence" and rest[3] is not None:
                 fences[rest[3]] += 1
         for (outcome,) in simulation.frontend.outcomes.values():
             outcomes[outcome] = outcomes.get(outcome, 0) + 1

@@ -14,6 +14,7 @@ from fakes import (
     settle,
 )
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
@@ -30,6 +31,8 @@ from controller.runtime.messages.requests import (
 )
 
 HERE = "mem://f-0"
+I0 = InstanceRef("i-0", 1, "mem://i-0")
+I1 = InstanceRef("i-1", 1, "mem://i-1")
 BOTH = directory(idle_snapshot("i-0"), idle_snapshot("i-1"))
 
 
@@ -91,7 +94,7 @@ class Bed:
         finish_reason = "length" if last else None
         item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)
         output = FakeOutput(r, tokens, last)
-        return self.router.accept(OutputsEmitted("i-0", 1, (item,)), [output])
+        return self.router.accept(OutputsEmitted(I0, (item,)), [output])
 
 
 def new_tokens(deliveries: list[Delivery[FakeOutput]]) -> list[int]:

@@ -21,13 +21,14 @@ from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.member import Membership
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
-from controller.runtime.messages.moves import MoveAnswered, MoveAsked
+from controller.runtime.messages.moves import MoveAnswered, MoveAsked, RequestLost
 from controller.runtime.messages.operations import StatusIntervalSet
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     DispatchUnused,
     OutputsEmitted,
+    OutputsUnread,
     RequestRefused,
 )
 
@@ -172,7 +173,7 @@ async def test_outputs_carry_the_epoch_that_the_request_came_with(bed: Bed) -> N
     bed.add("r", attempt=2, hop=3)
     emitted, _ = await bed.output()
     item = emitted.items[0]
-    assert (emitted.instance_id, emitted.incarnation) == ("i-0", 1)
+    assert emitted.sender == InstanceRef("i-0", 1, "mem://i-0")
     assert (item.attempt, item.hop, item.first_index, item.num_tokens) == (2, 3, 0, 1)
 
 
@@ -192,6 +193,25 @@ async def test_abort_frees_the_blocks_and_nothing_is_emitted_afterwards(bed: Bed
     assert before <= 1
     await bed.pull()
     assert len(bed.f0.received(OutputsEmitted)) == before
+    assert bed.llumlet.num_live_reqs == 0
+
+
+async def test_what_nobody_reads_is_aborted_in_its_hop(bed: Bed) -> None:
+    await bed.start()
+    bed.engine.hold()
+    bed.add("r", max_tokens=200, hop=2)
+    bed.engine.allow(1)
+    await bed.output()
+    bed.f0.send(HERE, OutputsUnread((("r", 1), ("unknown", 1))))
+    bed.engine.allow(1)
+    await bed.output()
+    assert bed.llumlet.num_live_reqs == 1
+    bed.f0.send(HERE, OutputsUnread((("r", 2),)))
+    me = InstanceRef("i-0", 1, HERE)
+    assert await bed.f0.receive(RequestLost) == RequestLost("r", me, 2)
+    bed.engine.go_on()
+    quiet = await bed.status(lambda s: s.snapshot.num_running == 0)
+    assert quiet.snapshot.num_free_blocks == 64
     assert bed.llumlet.num_live_reqs == 0
 
 

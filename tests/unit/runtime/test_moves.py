@@ -528,7 +528,7 @@ async def test_outputs_lost_with_the_source_come_from_the_destination(
 ) -> None:
     """Also when the request is over there at once."""
     await moving.stream(max_tokens=15 + num_left, first=5)
-    moving.network.drops = lambda m: isinstance(m, OutputsEmitted) and m.instance_id == "i-0"
+    moving.network.drops = lambda m: isinstance(m, OutputsEmitted) and m.sender.instance_id == "i-0"
     moving.a.engine.allow(10)
     await moving.until(lambda: moving.a.llumlet.serving.requests["r"].next_index == 15)
     assert (await moving.move()).code == ""
@@ -605,7 +605,7 @@ async def test_what_a_destination_emits_that_was_fenced_off_is_not_read(
     await moving.stream()
 
     def from_b(envelope: AnyMessage) -> bool:
-        emitted = isinstance(envelope, OutputsEmitted) and envelope.instance_id == "i-1"
+        emitted = isinstance(envelope, OutputsEmitted) and envelope.sender.instance_id == "i-1"
         return emitted or isinstance(envelope, RequestMoved) or says(Verb.COMMITTED)(envelope)
 
     moving.network.hold(from_b)

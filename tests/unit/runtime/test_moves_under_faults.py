@@ -16,7 +16,8 @@ from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.members import Welcome
-from controller.runtime.messages.moves import FenceAsked, MoveEnvelope
+from controller.runtime.messages.moves import FenceAsked, MoveEnvelope, RequestMoved
+from controller.runtime.messages.requests import OutputsUnread
 
 
 @dataclass
@@ -372,6 +373,47 @@ async def test_a_second_move_is_not_begun(moving: MovingCluster, hold: Hold) -> 
     if hold in AFTER_COMMIT:
         again = await moving.move("i-1", "i-2")
         assert (again.code, again.record) == ("moving", None)
+    phase.let_go()
+    await moving.finishes()
+    await moving.nothing_is_left()
+
+
+# -- outputs that nobody reads ---------------------------------------------------------------
+
+
+async def test_an_instance_that_was_lost_by_mistake_does_not_go_on(moving: MovingCluster) -> None:
+    await moving.stream(max_tokens=500)
+    moving.frontend.router.routes.address_lost(moving.a.address)
+    assert await moving.frontend.ended["r"] == "failed"
+    moving.a.engine.allow(1)
+    await moving.nothing_is_left()
+
+
+async def test_a_destination_that_was_fenced_off_does_not_go_on_without_its_source(
+    moving: MovingCluster,
+) -> None:
+    """It has the request, says so too late, and the source's ABORT is lost with the source."""
+    await moving.stream(max_tokens=500)
+    moving.network.drops = lambda m: (
+        says(Verb.COMMITTED)(m) or says(Verb.ABORT)(m) or isinstance(m, RequestMoved)
+    )
+    move_id = moving.order()
+    await moving.until(lambda: moving.destination_state(move_id) == "committed")
+    moving.clock.now_s += 3.0
+    await moving.until(lambda: moving.source_state(move_id) == "resumed")
+    await moving.kill("i-0")
+    assert await moving.frontend.ended["r"] == "failed"
+    moving.b.engine.allow(1)
+    await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("hold", [committing, committed, fencing])
+async def test_what_the_destination_may_have_is_not_aborted_as_unread(
+    moving: MovingCluster, hold: Hold
+) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    moving.frontend.router.routes.send(moving.a.address, OutputsUnread((("r", 0),)))
     phase.let_go()
     await moving.finishes()
     await moving.nothing_is_left()

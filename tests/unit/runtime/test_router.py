@@ -11,7 +11,7 @@ from fakes import (
     settle,
     virtual_time,
 )
-from router_bed import BOTH, HERE, Bed, new_tokens
+from router_bed import BOTH, HERE, I0, Bed, new_tokens
 
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
@@ -361,7 +361,7 @@ async def test_one_message_with_several_requests(network: FakeNetwork) -> None:
         OutputItem(r, 0, 0, 0, 1, "stop" if r == "a" else None) for r in ("b", "gone", "a")
     )
     outputs = [FakeOutput(r, [1], r == "a") for r in ("a", "b", "gone", "aborted there")]
-    due = bed.router.accept(OutputsEmitted("i-0", 1, items), outputs)
+    due = bed.router.accept(OutputsEmitted(I0, items), outputs)
     assert [delivery.item.request_id for delivery in due] == ["b", "a"]
     assert bed.router.live_request_ids == ["b"]
 
@@ -377,7 +377,7 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     await bed.controller.receive(Hello, lambda h: h.incarnation == 3)
     bed.say(DrainFrontend(2.5))
     bed.say(FrontendLimitsSet(3, None, 4.0))
-    emitted = OutputsEmitted("i-0", 1, ())
+    emitted = OutputsEmitted(I0, ())
     bed.say(emitted, bed.instances["i-0"])
     bed.say(StatusPull())  # not for a frontend: logged, and nothing else happens
     await settle()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeOutput, tokens_of
 from fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
-from router_bed import HERE, Bed, new_tokens
+from router_bed import HERE, I0, I1, Bed, new_tokens
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
@@ -20,6 +20,7 @@ from controller.runtime.messages.moves import (
     MoveAnnounced,
     MoveTimed,
     OwnerAsked,
+    RequestLost,
     RequestMoved,
     RequestNotMoved,
 )
@@ -29,12 +30,11 @@ from controller.runtime.messages.requests import (
     OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
+    OutputsUnread,
     RequestEvents,
     RequestsAsked,
 )
 
-I0 = InstanceRef("i-0", 1, "mem://i-0")
-I1 = InstanceRef("i-1", 1, "mem://i-1")
 T = tokens_of("r", 100)
 
 
@@ -48,7 +48,7 @@ class MoveBed(Bed):
         """New tokens of "r" at its client."""
         finish_reason = "length" if last else None
         item = OutputItem("r", 0, hop, first, end - first, finish_reason)
-        emitted = OutputsEmitted(ref.instance_id, ref.incarnation, (item,))
+        emitted = OutputsEmitted(ref, (item,))
         return new_tokens(self.router.accept(emitted, [FakeOutput("r", T[first:end], last)]))
 
     async def hear(self, *messages: Any) -> None:
@@ -224,3 +224,74 @@ async def test_a_move_that_failed_changes_no_state(network: FakeNetwork) -> None
     await bed.hear(RequestEvents((event,)))
     assert bed.record().state is RequestState.WAITING
     assert event in bed.record().history
+
+
+@virtual_time
+async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(
+    network: FakeNetwork,
+) -> None:
+    """The destination applied COMMIT, its words were late, and the source died with its ABORT."""
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), FenceAsked("r", I0, 2))
+    for first in range(5, 8):
+        assert bed.emit(I1, 1, first, first + 1) == []
+    assert bed.emit(I0, 0, 4, 5) == [], "what is only late"
+    await bed.hear(InstanceLost("i-0", 1))
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+    assert bed.emit(I1, 1, 8, 9) == []
+    await asyncio.sleep(MISSING_S * 3)
+    assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 1),))]
+    assert bed.instances["i-0"].received(OutputsUnread) == []
+
+
+@virtual_time
+async def test_an_instance_that_was_lost_by_mistake_is_told_to_stop(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(InstanceLost("i-0", 1))
+    assert bed.emit(I0, 0, 5, 6) == []
+    assert bed.emit(I0, 0, 6, 7, last=True) == []
+    await asyncio.sleep(MISSING_S * 3)
+    assert bed.instances["i-0"].received(OutputsUnread) == [OutputsUnread((("r", 0),))]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@virtual_time
+async def test_a_request_that_moved_to_one_lost_by_mistake_ends(
+    network: FakeNetwork, finished: bool
+) -> None:
+    """Its tokens do not count there, and its source has let go of it."""
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-1", 1), RequestMoved("r", I1, 1, 5))
+    assert bed.emit(I1, 1, 5, 6, last=finished) == []
+    if not finished:
+        assert bed.told.failed == []
+        await asyncio.sleep(MISSING_S * 3)
+        assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 1),))]
+        await bed.hear(RequestLost("r", I1, 1))
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+
+
+@virtual_time
+async def test_one_lost_by_mistake_is_not_told_that_its_request_moved_on(
+    network: FakeNetwork,
+) -> None:
+    """It would let go of it; what the destination has is not known yet."""
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-0", 1), FenceAsked("r", I0, 2))
+    assert bed.instances["i-0"].received(FenceAnswered) == []
+    await bed.hear(RequestMoved("r", I1, 1, 5), FenceAsked("r", I0, 2))
+    assert bed.instances["i-0"].received(FenceAnswered) == [FenceAnswered("r", 2, False)]
+
+
+@virtual_time
+async def test_a_request_that_only_one_lost_by_mistake_has_ends(network: FakeNetwork) -> None:
+    bed = MoveBed(network)
+    await bed.begin()
+    await bed.hear(MoveAnnounced("r", I1, 1), InstanceLost("i-1", 1), FenceAsked("r", I1, 3))
+    assert [request_id for request_id, _ in bed.told.failed] == ["r"]
+    assert bed.instances["i-1"].received(FenceAnswered) == [FenceAnswered("r", 3, True)]
+    assert bed.instances["i-1"].received(AbortRequests) == [AbortRequests(("r",))]

@@ -95,7 +95,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         for output in body.outputs:
             if output.finish_reason == FinishReason.ERROR:
                 self._app.fail(output.request_id, _bad_request(UNFOLLOWABLE))
-        body.engine_index = min(_ordinal(emitted.instance_id), self._limits.max_engine_index)
+        body.engine_index = min(_ordinal(emitted.sender.instance_id), self._limits.max_engine_index)
         self._outputs.put_nowait(body)
 
     async def get_output_async(self) -> EngineCoreOutputs:

@@ -116,6 +116,17 @@ class InstanceMoves:
             if arriving.request_id == request_id:
                 arriving.handle(destination.ClientLeft())
 
+    def handed_on(self, request_id: str, hop: int) -> bool:
+        """Another instance has it in the hop after this one, or may have."""
+        handed = (source.SourceState.MIGRATED, *source.IN_DOUBT)
+        moves = self._outgoing.values()
+        return any(
+            move.order.request_id == request_id
+            and move.machine.hop >= hop
+            and move.machine.state in handed
+            for move in moves
+        )
+
     def request_evicted(self, request_id: str) -> None:
         if move := self._live_of(request_id):
             move.handle(source.RequestEvicted())
