@@ -1,6 +1,6 @@
 """Live moves of an emulated engine's requests (`controller.ports.moves`).
 
-The model keeps the books; here are the blocks' contents and what else of a request travels. Its
+The model keeps the state; here are the blocks' contents and what else of a request travels. Its
 answer needs no copy, being a function of the prompt, but it is right only where the KV blocks
 are: a request that arrives with a wrong one answers wrongly from there on, without any other
 sign, like on a real engine.

@@ -70,7 +70,7 @@ class DestinationMove:
         self._asked = False
         self._ended = False
         self._dropped = False
-        self._noted = False
+        self._acknowledged = False
         self._last_change = 0
         """Of the rank: the newest that was heard of."""
 
@@ -84,15 +84,15 @@ class DestinationMove:
         return self.state is _D.RECEIVING
 
     @property
-    def settled(self) -> bool:
+    def is_final(self) -> bool:
         """The source may not have the request back any more. Until then the request must not
         move on: the hop after ours is the source's, if it fences ours."""
-        return self.state is _D.ABORTED or (self.state is _D.COMMITTED and self._noted)
+        return self.state is _D.ABORTED or (self.state is _D.COMMITTED and self._acknowledged)
 
     def forgettable(self, now_s: float) -> bool:
         """The source knows how it ended, or is dead, or will ask for it no more."""
         past = now_s >= self._since_s + self._timing.memory_s
-        return past and self.settled
+        return past and self.is_final
 
     def start(self, message: MoveMessage) -> Instructions:
         """With the first PRE_ALLOC."""
@@ -120,8 +120,8 @@ class DestinationMove:
             return self.handle(LeaseExpired(), now_s)
         if self.state is _D.RESERVING and now_s - self._since_s >= self._timing.reserve_timeout_s:
             return self.handle(NotReserved("not_ready"), now_s)
-        unnoted = self.state is _D.COMMITTED and not self._noted
-        if unnoted and now_s - self._said_s >= self._timing.retry_s:
+        unanswered = self.state is _D.COMMITTED and not self._acknowledged
+        if unanswered and now_s - self._said_s >= self._timing.retry_s:
             self._said_s = now_s
             return [self._committed()]
         return []
@@ -204,9 +204,9 @@ class DestinationMove:
     def _committed_again(self, _said: MoveMessage) -> Instructions:
         return [self._committed()]
 
-    def _note(self, _event: object) -> Instructions:
+    def _acknowledge(self, _event: object) -> Instructions:
         """The source has let go of the request: it says so, or is dead."""
-        self._noted = True
+        self._acknowledged = True
         return []
 
     # -- calling it off ------------------------------------------------------------------
@@ -220,7 +220,7 @@ class DestinationMove:
     def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
         """With COMMIT here what it sent before may still be on its way: its link's end decides."""
         if self._has_commit():
-            self._noted = True
+            self._acknowledged = True
             return _D.RECEIVING, []
         return _D.FREEING, self._abort(event)
 
@@ -330,16 +330,16 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.APPLYING, Verb.END): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, ClientLeft): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, Verb.ABORT): rule(move._drop_later, _D.APPLYING),
-        (_D.APPLYING, SourceDied): rule(move._note, _D.APPLYING),
+        (_D.APPLYING, SourceDied): rule(move._acknowledge, _D.APPLYING),
         (_D.FREEING, StageReceived): rule(move._freed, _D.ABORTED),
         (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
         (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
-        (_D.COMMITTED, Verb.ACKNOWLEDGED): rule(move._note, _D.COMMITTED),
+        (_D.COMMITTED, Verb.ACKNOWLEDGED): rule(move._acknowledge, _D.COMMITTED),
         (_D.COMMITTED, Verb.ABORT): rule(move._drop, _D.ABORTED),
         (_D.COMMITTED, Verb.END): rule(move._end, _D.COMMITTED),
         (_D.COMMITTED, Verb.PRIORITY): rule(move._set_rank, _D.COMMITTED),
         (_D.COMMITTED, OwnerAsked): rule(move._moved, _D.COMMITTED),
-        (_D.COMMITTED, SourceDied): rule(move._note, _D.COMMITTED),
+        (_D.COMMITTED, SourceDied): rule(move._acknowledge, _D.COMMITTED),
     }
     for state in LEASED:
         called_off = _D.FREEING if state is _D.RECEIVING else _D.ABORTED

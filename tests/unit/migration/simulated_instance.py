@@ -446,7 +446,7 @@ class Instance:
 
     def _moving(self, request_id: str) -> bool:
         arriving = any(
-            move.request_id == request_id and not move.machine.settled
+            move.request_id == request_id and not move.machine.is_final
             for move in self.incoming.values()
         )
         return arriving or bool(self._live_of(request_id))

@@ -269,7 +269,7 @@ def test_a_death_leaves_nothing_to_be_repeated() -> None:
         after = _copy_of(machine)
         after.handle(dst.SourceDied(), NOW_S)
         if after.state is DestinationState.COMMITTED:
-            assert after.settled
+            assert after.is_final
 
 
 def test_each_source_move_that_is_over_can_be_forgotten() -> None:

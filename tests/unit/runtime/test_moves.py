@@ -415,7 +415,8 @@ async def test_moves_in_flight_are_part_of_the_status(moving: MovingCluster) -> 
     move_id = moving.order()
     statuses = moving.controller.statuses
     await moving.until(lambda: {"i-0", "i-1"} <= statuses.keys())
-    await moving.until(lambda: statuses["i-0"].moves and statuses["i-1"].num_moves_in)
+    await moving.until(lambda: [move.state for move in statuses["i-0"].moves] == ["copying"])
+    await moving.until(lambda: statuses["i-1"].num_moves_in)
     (move,) = statuses["i-0"].moves
     assert (move.migration_id, move.destination_id) == (move_id, "i-1")
     assert move.num_blocks == 7, "six full ones, and the one that is being filled"

@@ -294,7 +294,7 @@ class InstanceMoves:
 
     def _moving(self, request_id: str) -> bool:
         arriving = any(
-            move.request_id == request_id and not move.machine.settled
+            move.request_id == request_id and not move.machine.is_final
             for move in self._incoming.values()
         )
         return arriving or self._live_of(request_id) is not None
