@@ -5,15 +5,7 @@ from dataclasses import dataclass, field
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
-
-
-@dataclass(frozen=True, slots=True)
-class FrontendLimits:
-    """Of each frontend; a time of None is no limit."""
-
-    max_live_requests: int = 4096
-    request_timeout_s: float | None = None
-    write_timeout_s: float = 60.0
+from controller.runtime.messages.operations import FrontendLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from controller.api.wire.settings import SettingChanges, SettingList
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveLimitsSet
-from controller.runtime.messages.operations import FrontendLimitsSet, StatusIntervalSet
+from controller.runtime.messages.operations import FrontendLimits, StatusIntervalSet
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 
 Both = tuple[Listener, httpx.AsyncClient]
@@ -97,9 +97,9 @@ async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     assert told(both, "i-1", StatusIntervalSet)[-1] == StatusIntervalSet(0.5)
     assert both[0].cluster.view().policy == "round-robin"
     await patched(both, {"endpoint.max_live_requests": 9, "endpoint.request_timeout_s": 3})
-    assert told(both, "f-0", FrontendLimitsSet)[-1] == FrontendLimitsSet(9, 3.0, 60.0)
+    assert told(both, "f-0", FrontendLimits)[-1] == FrontendLimits(9, 3.0, 60.0)
     await patched(both, {"endpoint.request_timeout_s": None})
-    assert told(both, "f-0", FrontendLimitsSet)[-1] == FrontendLimitsSet(9, None, 60.0)
+    assert told(both, "f-0", FrontendLimits)[-1] == FrontendLimits(9, None, 60.0)
     await patched(both, {"priority.high.target_load_tokens": 320})
     high = next(level for level in both[0].cluster.view().levels if level.name == "high")
     assert high.target_load_tokens == 320
@@ -107,7 +107,7 @@ async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     await patched(both, {"control.max_events": 2})
     answer = await both[1].get("/v1/events", headers=AUTHORIZED)
     assert len(EventPage.model_validate_json(answer.content).events) == 2
-    assert len(told(both, "f-0", FrontendLimitsSet)) == 3  # what is as it was is not said again
+    assert len(told(both, "f-0", FrontendLimits)) == 3  # what is as it was is not said again
 
 
 async def test_one_that_comes_later_is_told_too(both: Both) -> None:
@@ -117,7 +117,7 @@ async def test_one_that_comes_later_is_told_too(both: Both) -> None:
         cluster.mailbox.lose(f"mem://{member_id}")
         cluster.hello(member_id, nonce="b")
     assert told(both, "i-1")[-1] == MoveLimitsSet(7, None)
-    assert told(both, "f-0", FrontendLimitsSet)[-1].write_timeout_s == 2.0
+    assert told(both, "f-0", FrontendLimits)[-1].write_timeout_s == 2.0
 
 
 async def test_a_dry_run_changes_nothing(both: Both) -> None:

@@ -8,7 +8,8 @@ from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
-from controller.runtime.live_config import FrontendLimits, LiveConfig
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.messages.operations import FrontendLimits
 
 
 def live_config(settings: Settings) -> LiveConfig:

@@ -58,7 +58,6 @@ from controller.runtime.messages.members import (
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
 from controller.runtime.messages.operations import (
-    FrontendLimitsSet,
     RankChangeAnswered,
     ReliefFruitless,
     StatusIntervalSet,
@@ -432,9 +431,4 @@ def _config_for(member: Member, config: LiveConfig) -> tuple[Message, ...]:
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
             StatusIntervalSet(config.status_interval_s),
         )
-    frontends = config.frontends
-    return (
-        FrontendLimitsSet(
-            frontends.max_live_requests, frontends.request_timeout_s, frontends.write_timeout_s
-        ),
-    )
+    return (config.frontends,)

@@ -25,7 +25,7 @@ from controller.runtime.messages.members import (
     InstanceEntry,
     Welcome,
 )
-from controller.runtime.messages.operations import FrontendLimitsSet, RankChangeAsked, RankConfirmed
+from controller.runtime.messages.operations import FrontendLimits, RankChangeAsked, RankConfirmed
 from controller.runtime.messages.requests import (
     RECEIVED_EVERY,
     AbortRequests,
@@ -51,7 +51,7 @@ class RouterEvents:
     """A request (id, why) that no instance would take."""
     on_directory: Callable[[Sequence[InstanceEntry]], None]
     on_drain: Callable[[DrainFrontend], None]
-    on_limits: Callable[[FrontendLimitsSet], None]
+    on_limits: Callable[[FrontendLimits], None]
 
 
 class Router:
@@ -80,7 +80,7 @@ class Router:
                 RankConfirmed: self.rank_changes.confirmed,
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
-                FrontendLimitsSet: events.on_limits,
+                FrontendLimits: events.on_limits,
                 **self.routes.handlers,
             }
         )

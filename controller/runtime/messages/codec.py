@@ -36,7 +36,7 @@ from controller.runtime.messages.moves import (
 )
 from controller.runtime.messages.operations import (
     DrainSet,
-    FrontendLimitsSet,
+    FrontendLimits,
     RankChangeAnswered,
     RankChangeAsked,
     RankConfirmed,
@@ -108,7 +108,7 @@ AnyMessage = (
     | RankConfirmed
     | DrainSet
     | StatusIntervalSet
-    | FrontendLimitsSet
+    | FrontendLimits
     | ReliefOrdered
     | ReliefFruitless
 )

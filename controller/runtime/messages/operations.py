@@ -99,10 +99,10 @@ class StatusIntervalSet(Message, frozen=True):
     status_interval_s: float
 
 
-class FrontendLimitsSet(Message, frozen=True):
-    """Controller to frontend: what it may do at once, and how long a request may take. None: no
-    limit."""
+class FrontendLimits(Message, frozen=True):
+    """Controller to each frontend: what it may do at once, and how long a request may take. None:
+    no limit."""
 
-    max_live_requests: int
-    request_timeout_s: float | None
-    write_timeout_s: float
+    max_live_requests: int = 4096
+    request_timeout_s: float | None = None
+    write_timeout_s: float = 60.0

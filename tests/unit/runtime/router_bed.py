@@ -21,7 +21,7 @@ from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
 from controller.runtime.messages.members import Directory
-from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (
     AddRequest,
     DispatchAsked,
@@ -43,7 +43,7 @@ class Told:
     failed: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
-    limits: list[FrontendLimitsSet] = field(default_factory=list)
+    limits: list[FrontendLimits] = field(default_factory=list)
     outputs: list[OutputsEmitted] = field(default_factory=list)
 
 

@@ -23,7 +23,7 @@ from controller.runtime.messages.members import (
     StatusPull,
     Welcome,
 )
-from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.operations import FrontendLimits
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
@@ -376,13 +376,13 @@ async def test_it_belongs_to_the_cluster(network: FakeNetwork) -> None:
     bed.say(Welcome(nonce, 3))
     await bed.controller.receive(Hello, lambda h: h.incarnation == 3)
     bed.say(DrainFrontend(2.5))
-    bed.say(FrontendLimitsSet(3, None, 4.0))
+    bed.say(FrontendLimits(3, None, 4.0))
     emitted = OutputsEmitted(I0, ())
     bed.say(emitted, bed.instances["i-0"])
     bed.say(StatusPull())  # not for a frontend: logged, and nothing else happens
     await settle()
     assert bed.told.drains == [2.5]
-    assert bed.told.limits == [FrontendLimitsSet(3, None, 4.0)]
+    assert bed.told.limits == [FrontendLimits(3, None, 4.0)]
     assert bed.told.outputs == [emitted]
     await bed.router.close()
     assert HERE not in network.mailboxes

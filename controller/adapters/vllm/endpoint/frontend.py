@@ -20,7 +20,7 @@ from controller.runtime.frontend.request_book import RequestBook, RequestObserve
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
 from controller.runtime.messages.members import DrainFrontend, EngineInfo, InstanceEntry
-from controller.runtime.messages.operations import FrontendLimitsSet
+from controller.runtime.messages.operations import FrontendLimits
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class OpenAIFrontend:
         if instances and not self._info.done():
             self._info.set_result(instances[0].info)
 
-    def _on_limits(self, limits: FrontendLimitsSet) -> None:
+    def _on_limits(self, limits: FrontendLimits) -> None:
         """Told once this serves, and when they change. What has come already keeps those that it
         came under."""
         self._gate.limits = replace(
