@@ -25,6 +25,7 @@ import zmq
 from benchmarks.loop_probe import LoopProbe
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.runtime.controller.controller import Controller
@@ -323,7 +324,7 @@ class _Frontend:
             request_id = f"r-{self._num_asked}"
             tokens = self._dice.randint(16, 512)
             self._asked_s[request_id] = time.perf_counter()
-            asked = DispatchAsked(request_id, "f-0", tokens, 0, time.time())
+            asked = DispatchAsked(DispatchRequested(request_id, "f-0", tokens, 0, time.time()))
             self._mailbox.send(self._member.controller_address, encode(asked))
 
     def on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:

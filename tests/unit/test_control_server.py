@@ -15,6 +15,7 @@ from controller.api.wire.models import (
     InstanceState,
     StopProgress,
 )
+from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import QueueHead
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
@@ -110,7 +111,7 @@ async def test_the_load_of_an_instance() -> None:
         queue_head=head,
         num_evictions=4,
     )
-    cluster.mailbox.say(encode(DispatchAsked("r", "f-0", 100, 0, 1.0)), [])
+    cluster.mailbox.say(encode(DispatchAsked(DispatchRequested("r", "f-0", 100, 0, 1.0))), [])
     load = cluster.view().instances[0]
     assert load.freeness_steps == 16 * (98 - 60 - 30) / 4
     assert (load.virtual_usage_blocks, load.headroom_blocks, load.kv_cache_usage) == (90, 0, 0.6)

@@ -14,6 +14,7 @@ from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.models import EventPage
 from controller.api.wire.settings import SettingChanges, SettingList
+from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveLimitsSet
@@ -257,7 +258,7 @@ async def test_requests_are_dispatched_on_while_settings_change(both: Both) -> N
                 "priority.high.target_load_tokens": 16 * number,
             }
             await patched(both, changes)
-        ask = DispatchAsked(f"r-{number}", "f-0", 160, number % 2, float(number))
+        ask = DispatchAsked(DispatchRequested(f"r-{number}", "f-0", 160, number % 2, float(number)))
         cluster.mailbox.say(encode(ask), [])
         if number % 7 == 0:
             cluster.report("i-0", num_free_blocks=100 - number % 50)

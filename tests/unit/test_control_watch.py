@@ -24,9 +24,9 @@ from controller.api.wire.models import (
     RequestList,
     StatusFrame,
 )
-from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.events import DispatchRequested
+from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
-from controller.runtime.controller.journal import Journal
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
@@ -64,7 +64,7 @@ def happened(cluster: Cluster, *request_ids: str) -> None:
 
 async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
     own, client = both
-    ask = DispatchAsked("r1", "f-0", 40, 1, 3.0)
+    ask = DispatchAsked(DispatchRequested("r1", "f-0", 40, 1, 3.0))
     own.cluster.mailbox.say(encode(ask), [])
     happened(own.cluster, "r1")
     own.cluster.mailbox.lose("mem://i-0")
@@ -135,8 +135,7 @@ async def test_watching_statuses_and_events(both: Both) -> None:
 
 async def test_resuming_after_a_position_and_a_gap(both: Both) -> None:
     own, client = both
-    journal = Journal("x", max_events=3)
-    own.cluster.controller.journal = journal
+    own.cluster.controller.journal.log = EventLog("x", 3, ())
     happened(own.cluster, *"abcde")
     params = {"after": "x-1"}
     async with client.stream("GET", "/v1/watch", params=params) as stream:

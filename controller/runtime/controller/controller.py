@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 
 from controller.core.events import (
     Dispatch,
-    DispatchCancelled,
-    DispatchRequested,
     Event,
     FrontendDied,
     InstanceDied,
@@ -269,7 +267,7 @@ class Controller:
             MoveAnswered: self._on_move_answer,
             ReliefFruitless: self.rescheduler.fruitless,
             DispatchAsked: self._on_dispatch_asked,
-            DispatchWithdrawn: self._on_dispatch_withdrawn,
+            DispatchWithdrawn: lambda told: self.handle(told.withdrawn),
             Hello: self._on_hello,
         }
 
@@ -279,21 +277,10 @@ class Controller:
             self.drains.move_ended(answer.record)
 
     def _on_dispatch_asked(self, ask: DispatchAsked) -> None:
-        if ask.frontend_id not in self.roster.members:
-            log.warning("a stranger asks for a dispatch: %s", ask.frontend_id)
+        if ask.asked.frontend_id not in self.roster.members:
+            log.warning("a stranger asks for a dispatch: %s", ask.asked.frontend_id)
             return
-        self.handle(
-            DispatchRequested(
-                ask.request_id,
-                ask.frontend_id,
-                ask.num_prompt_tokens,
-                ask.rank,
-                ask.arrival_time_s,
-            )
-        )
-
-    def _on_dispatch_withdrawn(self, withdrawn: DispatchWithdrawn) -> None:
-        self.handle(DispatchCancelled(withdrawn.request_id, withdrawn.frontend_id))
+        self.handle(ask.asked)
 
     def _on_status(self, status: StatusPushed) -> None:
         snapshot = status.snapshot

@@ -6,11 +6,10 @@ When that one does not answer in time the frontend decides by itself on the last
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from controller.core.dispatch.bypass import choose_without_controller
+from controller.core.events import DispatchCancelled, DispatchRequested
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.member import Membership
@@ -52,7 +51,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Asked:
-    ask: DispatchAsked
+    request: DispatchRequested
     answer: asyncio.Future[Dispatched]
 
 
@@ -93,14 +92,14 @@ class Dispatcher:
     async def find(self, arrival: Arrival) -> Dispatched | None:
         """None: aborted meanwhile. Raises NotDispatchedError."""
         request_id = arrival.request_id
-        ask = DispatchAsked(
+        request = DispatchRequested(
             request_id,
             self._member.member_id,
             arrival.num_prompt_tokens,
             arrival.rank,
             arrival.arrival_time_s,
         )
-        asked = _Asked(ask, asyncio.get_running_loop().create_future())
+        asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._asked[request_id] = asked
         try:
             answer = await self._ask(asked)
@@ -126,8 +125,8 @@ class Dispatcher:
         """A controller that holds it puts it in its new place. Nothing if it is not one of
         these."""
         if asked := self._asked.get(request_id):
-            asked.ask = msgspec.structs.replace(asked.ask, rank=rank)
-            self._send(asked.ask)
+            asked.request = replace(asked.request, rank=rank)
+            self._send(DispatchAsked(asked.request))
 
     def dispatched(self, dispatched: Dispatched) -> None:
         asked = self._asked.get(dispatched.request_id)
@@ -144,12 +143,12 @@ class Dispatcher:
     async def _ask(self, asked: _Asked) -> Dispatched:
         """Asks again and again: a question, or a controller that held it, may get lost."""
         while True:
-            self._send(asked.ask)
+            self._send(DispatchAsked(asked.request))
             done, _ = await asyncio.wait({asked.answer}, timeout=CONTROLLER_SILENCE_S)
             if done:
                 return asked.answer.result()
             if self._controller_is_silent():
-                return self._decide_alone(asked.ask.request_id)
+                return self._decide_alone(asked.request.request_id)
 
     def _controller_is_silent(self) -> bool:
         now_s = asyncio.get_running_loop().time()
@@ -167,7 +166,9 @@ class Dispatcher:
             if not answer.cancelled() and answer.exception() is None:
                 self.decline(answer.result())
             return
-        self._send(DispatchWithdrawn(asked.ask.request_id, self._member.member_id))
+        request = asked.request
+        cancelled = DispatchCancelled(request.request_id, request.frontend_id)
+        self._send(DispatchWithdrawn(cancelled))
 
     def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
         """To the controller."""

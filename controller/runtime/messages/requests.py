@@ -3,6 +3,7 @@ requests."""
 
 import msgspec
 
+from controller.core.events import DispatchCancelled, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -40,16 +41,11 @@ class RequestsAnswered(Message, frozen=True):
 
 
 class DispatchAsked(Message, frozen=True):
-    request_id: str
-    frontend_id: str
-    num_prompt_tokens: int
-    rank: int
-    arrival_time_s: float
+    asked: DispatchRequested
 
 
 class DispatchWithdrawn(Message, frozen=True):
-    request_id: str
-    frontend_id: str
+    withdrawn: DispatchCancelled
 
 
 class Dispatched(Message, frozen=True):

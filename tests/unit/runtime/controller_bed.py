@@ -5,6 +5,7 @@ from typing import Any
 
 from fakes import FakeLauncher, FakeNetwork, FakePeer, hello, idle_snapshot, settle
 
+from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.controller.controller import Controller
@@ -60,7 +61,7 @@ class Bed:
             peer.inbox.clear()
 
     def asks(self, request_id: str = "r", frontend_id: str = "f-0", tokens: int = 160) -> None:
-        self.says("f-0", DispatchAsked(request_id, frontend_id, tokens, 0, 1.0))
+        self.says("f-0", DispatchAsked(DispatchRequested(request_id, frontend_id, tokens, 0, 1.0)))
 
     async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatched:
         self.asks(request_id, tokens=tokens)

@@ -11,6 +11,7 @@ from fake_engine import FakeEngine, assert_empty, tokens_of
 from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
 from members import CONTROLLER, Frontend, Instance
 
+from controller.core.events import DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.order import MoveOrder
@@ -76,7 +77,7 @@ class ScriptedController:
                 self.statuses[snapshot.instance_id] = status
             case EventsReported(events=events):
                 self.events.extend(events)
-            case DispatchAsked(request_id=request_id, frontend_id=frontend_id):
+            case DispatchAsked(asked=DispatchRequested(request_id, frontend_id)):
                 instance_id = self.places.get(request_id, "i-0")
                 self._num_dispatched += 1
                 ref = self.ref(instance_id)

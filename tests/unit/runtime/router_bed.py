@@ -83,7 +83,7 @@ class Bed:
     async def runs_on(self, instance_id: str, request_id: str = "r", seq: int = 1) -> AddRequest:
         """Dispatch there and see it arrive."""
         submitted = self.submit(request_id)
-        await self.controller.receive(DispatchAsked, lambda a: a.request_id == request_id)
+        await self.controller.receive(DispatchAsked, lambda a: a.asked.request_id == request_id)
         self.say(Dispatched(request_id, instance_id, 1, seq))
         await submitted
         return await self.instances[instance_id].receive(AddRequest)

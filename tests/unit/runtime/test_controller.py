@@ -7,6 +7,7 @@ import pytest
 from controller_bed import CONFIG, HERE, Bed
 from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
+from controller.core.events import DispatchCancelled
 from controller.core.migration.limits import MoveLimits
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
@@ -129,7 +130,7 @@ async def test_requests_are_held_while_nothing_may_take_them(network: FakeNetwor
         bed.asks(request_id)
     refused = await bed.f0.receive(Refused)
     assert (refused.request_id, refused.code) == ("c", "overloaded")
-    bed.says("f-0", DispatchWithdrawn("a", "f-0"))
+    bed.says("f-0", DispatchWithdrawn(DispatchCancelled("a", "f-0")))
     await settle()
     assert bed.controller.scheduler.num_held == 1
     await bed.joins("i-1")

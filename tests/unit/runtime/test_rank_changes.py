@@ -297,11 +297,11 @@ async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.know()
     submitted = bed.submit("r", [b"one"])
-    assert (await bed.controller.receive(DispatchAsked)).rank == 0
+    assert (await bed.controller.receive(DispatchAsked)).asked.rank == 0
     bed.say(change_of(1))
     answer = await bed.controller.receive(RankChangeAnswered)
     assert answer == RankChangeAnswered("p", "", "normal", None)
-    assert (await bed.controller.receive(DispatchAsked, lambda ask: ask.rank == 1)).rank == 1
+    await bed.controller.receive(DispatchAsked, lambda ask: ask.asked.rank == 1)
     bed.say(Dispatched("r", "i-1", 1, 7))
     await submitted
     await bed.instances["i-1"].receive(AddRequest)

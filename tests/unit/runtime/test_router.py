@@ -13,6 +13,7 @@ from fakes import (
 )
 from router_bed import BOTH, HERE, I0, Bed, new_tokens
 
+from controller.core.events import DispatchCancelled, DispatchRequested
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
 from controller.runtime.messages.members import (
@@ -46,7 +47,7 @@ async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) ->
     await bed.know()
     submitted = bed.submit("r", [b"one", b"two"])
     ask = await bed.controller.receive(DispatchAsked)
-    assert ask == DispatchAsked("r", "f-0", 10, 0, 5.0)
+    assert ask == DispatchAsked(DispatchRequested("r", "f-0", 10, 0, 5.0))
     assert bed.router.num_live_reqs == 1
     bed.say(Dispatched("r", "i-1", 1, 7))
     await submitted
@@ -77,7 +78,9 @@ async def test_a_client_that_leaves_while_its_request_is_held_withdraws_it(
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
     submitted.cancel()
-    assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn("r", "f-0")
+    assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn(
+        DispatchCancelled("r", "f-0")
+    )
     with pytest.raises(asyncio.CancelledError):
         await submitted
     assert bed.router.num_live_reqs == 0
