@@ -248,3 +248,18 @@ async def test_what_is_remembered_is_bounded(
             await process.finish(text)
         await asking
     assert [text for text, _ in process.tried] == ["a 0", "b 0", "c 0", "b 0"]
+
+
+async def test_when_trials_stop_whoever_waits_and_whoever_comes_is_refused(
+    trials: GrammarTrials, process: PlayedProcess
+) -> None:
+    waits = [check(trials, "takes 0.5"), check(trials, "takes 0.6")]
+    await until(lambda: process.under_way)
+    trials.stop("the cluster stopped")
+    for task in (*waits, check(trials, "takes 0.5")):
+        assert await refusal_of(task) == (
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "the cluster stopped",
+        )
+    assert trials.num_waiting == 0
+    await until(lambda: not process.under_way)

@@ -698,3 +698,17 @@ async def test_a_late_abort_at_an_instance_that_it_left_twice(moving: MovingClus
     await moving.until(lambda: not moving.b.llumlet.serving.requests)
     moving.frontend.router.abort(["r"], RequestState.ABORTED, "the client left")
     await moving.nothing_is_left()
+
+
+@pytest.mark.parametrize("code", ["", "draining"])
+async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: str) -> None:
+    """Though it is remembered for a minute, refused or not."""
+    await moving.stream()
+    moves = moving.b.llumlet.serving.instance_moves
+    moves.draining = bool(code)
+    move_id = moving.order()
+    assert (await moving.answer(move_id)).code == code
+    over = moves._incoming[move_id]
+    assert [*over._frames, *over._outputs, *over._state, *over._kept] == []
+    await moving.finishes()
+    await moving.nothing_is_left()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 # machine for itself. One that comes sooner starts it.
 TRIALS_START_AFTER_S = 10.0
 
+CUT = "the cluster stopped before this request ended"
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
@@ -180,17 +182,26 @@ class OpenAIFrontend:
         return bool(self.router.num_live_reqs or self._grammars.num_waiting)
 
     async def _drain(self, grace_s: float) -> None:
-        """New requests get 503; live ones may end by themselves for `grace_s`."""
+        """The server ends however this goes: `down` waits for that."""
         if self._server is None:
             return  # nothing was served yet
+        try:
+            await self._end_requests(grace_s)
+        except Exception:
+            log.exception("the drain failed; its requests end with their connections")
+        finally:
+            self._server.should_exit = True
+
+    async def _end_requests(self, grace_s: float) -> None:
+        """New requests get 503; live ones may end by themselves for `grace_s`."""
         self._gate.closed = True
         self._keep_alive.ends = True
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while self._is_at_work and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.02)
+        self._grammars.stop(CUT)
         for request_id in self.router.live_request_ids:
-            self._on_failed(request_id, "the cluster stopped before this request ended")
-        self._server.should_exit = True
+            self._on_failed(request_id, CUT)
 
 
 async def _start_later(process: GrammarProcess) -> None:

@@ -115,6 +115,13 @@ class GrammarTrials:
         self._queues = queues or (short_queue(), long_queue())
         self._trials: dict[bytes, _Trial] = {}
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._stopped: GrammarRefusedError | None = None
+
+    def stop(self, why: str) -> None:
+        """Whoever waits for a trial, and whoever comes, is refused: 503."""
+        self._stopped = GrammarRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        for trial in self._trials.values():
+            trial.task.cancel()
 
     @property
     def num_waiting(self) -> int:
@@ -123,7 +130,9 @@ class GrammarTrials:
 
     async def check(self, grammar: Grammar) -> None:
         """Raises GrammarRefusedError: 400 if it is wrong or too costly, 429 if too many wait,
-        503 if it could not be tried. Cancelled with its request."""
+        503 if it could not be tried or no trial goes on. Cancelled with its request."""
+        if self._stopped:
+            raise self._stopped
         key = _key(grammar)
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -158,6 +167,10 @@ class GrammarTrials:
         trial.num_waiting += 1
         try:
             return await asyncio.shield(trial.task)
+        except asyncio.CancelledError:
+            if self._stopped and trial.task.cancelled():
+                raise self._stopped from None
+            raise
         finally:
             trial.num_waiting -= 1
             if not trial.num_waiting and not trial.task.done():

@@ -42,7 +42,7 @@ class IncomingMove:
         self._host = host
         self._arriving: ArrivingRequest = first.arriving
         self._frames = [bytes(frame) for frame in payload[:-1]]
-        self._outputs = output_tokens.decode(payload[-1])
+        self._outputs: Sequence[int] = output_tokens.decode(payload[-1])
         self._first = first
         self.migration_id, self.request_id = first.migration_id, first.request_id
         self.source: InstanceRef = first.source
@@ -80,13 +80,23 @@ class IncomingMove:
 
     def handle(self, event: object) -> None:
         self._carry_out(self.machine.handle(event, self._host.now_s()))
+        self._let_go()
 
     def tick(self) -> None:
         self._carry_out(self.machine.tick(self._host.now_s()))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """A move that is over is remembered for long, but its prompt and its tokens are not
+        needed any more."""
+        if self.machine.over:
+            self._frames, self._outputs, self._state, self._kept = [], (), [], []
+            self._compiling = None
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
         """By the source."""
-        if envelope.committed is not None and self._committed is None:
+        is_news = self._committed is None and not self.machine.over
+        if envelope.committed is not None and is_news:
             self._take_committed(envelope.committed, payload)
         self.handle(envelope.message)
 
@@ -147,7 +157,8 @@ class IncomingMove:
             self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
             return
         self._compiling = self._host.compiling(prepared)
-        self._reserve_when_ready(wanted, partial(self._reserve_first, prepared, wanted.num_blocks))
+        first = partial(self._reserve_first, prepared, self._outputs, wanted.num_blocks)
+        self._reserve_when_ready(wanted, first)
 
     def _reserve_when_ready(self, wanted: destination.Reserve, reserve: _Reserve) -> None:
         """The last stage waits for the request's grammar, unless the request has no outputs: the
@@ -168,10 +179,10 @@ class IncomingMove:
             self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
 
     def _reserve_first(
-        self, prepared: Any, num_blocks: int, engine: Engine
+        self, prepared: Any, outputs: Sequence[int], num_blocks: int, engine: Engine
     ) -> ReservedBlocks | MoveRefusal:
         """On the engine's thread."""
-        found = engine.moves.reserve(prepared, self._outputs, num_blocks)
+        found = engine.moves.reserve(prepared, outputs, num_blocks)
         self._holds_something = isinstance(found, ReservedBlocks)
         return found
 
