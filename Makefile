@@ -89,7 +89,7 @@ bench-rehearsal: $(STAMP)
 	$(BIN)/python -m benchmarks.rehearsal $(ARGS)
 
 paths: $(STAMP)
-	PYTHONPATH=tests/unit/runtime:tests/unit/emulated $(BIN)/python -m benchmarks.paths $(ARGS)
+	$(BIN)/python -m benchmarks.paths $(ARGS)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)

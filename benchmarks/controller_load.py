@@ -28,6 +28,7 @@ from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.record.event_log import EventKind
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
@@ -74,6 +75,9 @@ class NoLauncher:
     def launch_instance(self, instance_id: str) -> None: ...
 
     def launch_frontend(self, frontend_id: str) -> None: ...
+
+    def no_room(self, num_instances: int) -> str:
+        raise AssertionError(f"{num_instances} more instances: nothing scales here")
 
     def terminate(self, member_id: str) -> None: ...
 
@@ -157,7 +161,7 @@ async def _serve_controller(pipe: Connection, key: str, num_instances: int) -> N
 
 async def _observe(controller: Controller, seconds: float) -> dict[str, Any]:
     counts = controller.journal.counts
-    num_dispatches = counts["dispatched"]
+    num_dispatches = counts[EventKind.DISPATCHED]
     probe = LoopProbe()
     began_s, loop_s, all_s = time.perf_counter(), time.thread_time(), time.process_time()
     num_before = _num_statuses(controller)
@@ -169,7 +173,7 @@ async def _observe(controller: Controller, seconds: float) -> dict[str, Any]:
         "duration_s": duration_s,
         "stall_s": probe.stop(),
         "num_statuses": _num_statuses(controller) - num_before,
-        "num_dispatches": counts["dispatched"] - num_dispatches,
+        "num_dispatches": counts[EventKind.DISPATCHED] - num_dispatches,
     }
 
 

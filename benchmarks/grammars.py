@@ -75,7 +75,7 @@ def attacks() -> Iterator[Attack]:
     yield Attack("a rule that counts", {"structured_outputs": {"grammar": rule}})
     nested = "root ::= " + "(" * 6 + "[a-z]" + "{9,10})" * 6
     yield Attack("nested counts in a rule", {"structured_outputs": {"grammar": nested}})
-    tag = {"type": "structural_tag", "structures": [], "triggers": []}
+    tag: dict[str, Any] = {"type": "structural_tag", "structures": [], "triggers": []}
     tag["structures"] = [
         {"begin": "<a>", "schema": {"type": "string", "pattern": "[a-z]{1,4000}"}, "end": "</a>"}
     ]

@@ -5,7 +5,7 @@ on the network of the unit tests, and traces all threads: while a request comes 
 while one is moved by hand, and while an instance is drained of one. What repeats by the clock
 (greetings, rounds, statuses) is silent while a request or a move is traced; a drain needs it, and
 it counts there. vLLM's app is left out: a path begins and ends where its engine client would be.
-`ARGS=--list` names the functions. make puts the unit tests' folders on the path.
+`ARGS=--list` names the functions.
 """
 
 import argparse
@@ -20,9 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-from emulated_builders import PROFILE, frames
-from fakes import FakeLauncher, FakeNetwork, until
-from members import CONTROLLER, Frontend
 
 from controller.adapters.emulated.engine import EmulatedEngine
 from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
@@ -42,6 +39,9 @@ from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.requests import OutputsEmitted
+from tests.unit.emulated.emulated_builders import PROFILE, frames
+from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
+from tests.unit.runtime.members import CONTROLLER, Frontend
 
 OURS = str(Path(__file__).parents[1] / "controller") + "/"
 OFTEN_S, NEVER_S = 0.02, 3600.0
@@ -129,7 +129,9 @@ class Cluster:
         assert report.outcome == "migrated", report
 
     async def drain(self, request_id: str) -> None:
-        instance_id = self.frontend.router.routes.get(request_id).ownership.owner.instance_id
+        route = self.frontend.router.routes.get(request_id)
+        assert route is not None
+        instance_id = route.ownership.owner.instance_id
         self.controller.drains.begin([DrainOrder("d-1", instance_id, time.time())])
         progress = self.controller.drains.progress
         await until(lambda: progress(instance_id).state is DrainState.DRAINED)

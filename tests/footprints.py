@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
+from controller.api.wire.models import FrontendStatus, InstanceStatus
 from tests.e2e.cluster import Cluster, marked_processes
 
 # A part of the command line, and the role that it tells.
@@ -47,7 +48,8 @@ def members(cluster: Cluster) -> dict[int, str]:
     """pid -> id, of those that the controller knows."""
     with cluster.control() as control:
         status = control.status()
-    return {each.pid: each.id for each in (*status.instances, *status.frontends) if each.pid}
+    known: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
+    return {each.pid: each.id for each in known if each.pid}
 
 
 def sample(

@@ -131,7 +131,7 @@ def _inboxes(run: Run) -> tuple[int, ...]:
     listening = {
         each.laddr.port
         for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.pid in own
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.pid in own
     }
     return tuple(sorted(listening - {run.cluster.port, run.cluster.control_port}))
 

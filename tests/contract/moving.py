@@ -168,22 +168,27 @@ class Readers:
         if source is to:
             return self._move_to_itself(request_id, corrupt)
         queued = frm.is_queued(request_id)
-        reserved: Any = None
+        reserved: ReservedBlocks | MoveRefusal | None = None
         num_copied = 0
         try:
             for _ in range(0 if queued else num_stages):
                 pinned = frm.pin(request_id, num_copied)
                 if pinned is None:
-                    return self._give_up(request_id, there)
+                    there.cancel(request_id)
+                    return None
                 num_blocks = num_copied + len(pinned.block_ids)
                 reserved = self._reserve(request_id, source, to, num_blocks, reserved)
-                if reserved is None or isinstance(reserved, MoveRefusal):
-                    return reserved or self._give_up(request_id, there)
+                if isinstance(reserved, MoveRefusal):
+                    return reserved
+                if reserved is None:
+                    there.cancel(request_id)
+                    return None
                 self._copy(source, to, pinned.block_ids, reserved, num_copied, corrupt)
                 num_copied = num_blocks
                 (between or self.step)()
                 if request_id not in source._scheduler.requests:
-                    return self._give_up(request_id, there)
+                    there.cancel(request_id)
+                    return None
             if reserved is None:
                 num_tokens = source._scheduler.requests[request_id].num_tokens
                 num_blocks = 0 if queued else blocks_for(num_tokens, to.block_size)
@@ -192,16 +197,19 @@ class Readers:
                     return reserved
             self._compiled(request_id, to)
             if queued != frm.is_queued(request_id):
-                return self._give_up(request_id, there)
+                there.cancel(request_id)
+                return None
             suspended = frm.suspend(request_id)
             if suspended is None:
-                return self._give_up(request_id, there)
+                there.cancel(request_id)
+                return None
             if not queued:
                 wanted = blocks_for(suspended.num_tokens, to.block_size)
                 reserved = there.extend(request_id, wanted)
                 if reserved is None:
                     frm.resume(request_id)
-                    return self._give_up(request_id, there)
+                    there.cancel(request_id)
+                    return None
                 rest = suspended.block_ids[num_copied:]
                 self._copy(source, to, rest, reserved, num_copied, corrupt)
             there.commit(request_id, suspended.state)
@@ -211,7 +219,7 @@ class Readers:
         self.at[request_id] = to
         return reserved
 
-    def _move_to_itself(self, request_id: str, corrupt: Any) -> Any:
+    def _move_to_itself(self, request_id: str, corrupt: Any) -> ReservedBlocks | MoveRefusal | None:
         engine = self.at[request_id]
         moves, blocks = engine.moves, engine.moves.blocks
         if not engine.snapshot("i-0", 1).num_free_blocks and not moves.is_queued(request_id):
@@ -236,7 +244,7 @@ class Readers:
 
     def _reserve(
         self, request_id: str, source: VllmEngine, to: VllmEngine, num_blocks: int, held: Any
-    ) -> Any:
+    ) -> ReservedBlocks | MoveRefusal | None:
         if held is not None:
             return to.moves.extend(request_id, num_blocks)
         self.prepared[request_id] = prepared = to.prepare(self.messages[request_id], 0)
@@ -247,9 +255,6 @@ class Readers:
         compiling = to.moves.compiling(self.prepared[request_id])
         if compiling is not None:
             compiling.exception(timeout=60)
-
-    def _give_up(self, request_id: str, there: Any) -> None:
-        there.cancel(request_id)
 
     def _copy(
         self,

@@ -60,10 +60,8 @@ def hear_interrupts() -> None:
 
 def is_empty(instance: dict[str, Any]) -> bool:
     """Of an instance's status: nothing runs or waits there, and every block is free."""
-    return (
-        instance["num_running_reqs"] == instance["num_waiting_reqs"] == 0
-        and instance["num_free_blocks"] == instance["num_total_blocks"]
-    )
+    num_reqs = instance["num_running_reqs"] + instance["num_waiting_reqs"]
+    return bool(num_reqs == 0 and instance["num_free_blocks"] == instance["num_total_blocks"])
 
 
 def marked_processes(nonce: str) -> list[psutil.Process]:
@@ -138,7 +136,7 @@ class Cluster:
         ports = ("--port", str(self.port), "--control-port", str(self.control_port))
         self.state_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._output("out").open("w") as out, self._output("err").open("w") as err:
-            self.process = subprocess.Popen(
+            self.process = process = subprocess.Popen(
                 self.command("up", *self.up_args, *ports),
                 env=self.env,
                 cwd=self.cwd,
@@ -148,15 +146,16 @@ class Cluster:
                 preexec_fn=hear_interrupts,
             )
         run_file = self.state_dir / "run.json"
-        wait_for(lambda: run_file.exists() or self.process.poll() is not None, "the run state", 30)
-        assert self.process.poll() is None, self.read_stderr()
+        wait_for(lambda: run_file.exists() or process.poll() is not None, "the run state", 30)
+        assert process.poll() is None, self.read_stderr()
         state = json.loads(run_file.read_text())
         self.nonce, self.temp_dir = state["nonce"], state["temp_dir"]
 
     def wait_ready(self) -> None:
         """`up` prints the endpoint once everything serves."""
-        assert self.process is not None
-        wait_for(lambda: self.read_stdout() or self.process.poll() is not None, "ready", READY_S)
+        process = self.process
+        assert process is not None
+        wait_for(lambda: self.read_stdout() or process.poll() is not None, "ready", READY_S)
         assert self.read_stdout().splitlines()[:1] == [f"{self.url}/v1"], self.read_stderr()
 
     def read_stdout(self) -> str:
@@ -221,7 +220,7 @@ class Cluster:
         ports = [
             c
             for c in psutil.net_connections("tcp")
-            if c.status == "LISTEN" and c.laddr.port in (self.port, self.control_port)
+            if c.status == "LISTEN" and c.laddr and c.laddr.port in (self.port, self.control_port)
         ]
         return [*processes, *(str(f) for f in files if f.exists()), *map(str, ports)]
 

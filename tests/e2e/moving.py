@@ -12,11 +12,11 @@ import httpx
 
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
-from controller.api.wire.models import RequestStatus
+from controller.api.wire.models import RequestState, RequestStatus
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from tests.e2e.cluster import Cluster, wait_for
 
-LIVE = ("waiting", "running", "evicted")
+LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.EVICTED)
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Plain http needs none, and loading them takes 36 ms of CPU for each stream."""
 
@@ -62,7 +62,11 @@ class Stream:
         """Why moves of it were not begun."""
         self._cluster = cluster
         self._path = path
-        self._body = {"model": "embedded", "return_token_ids": True, "stream": True} | body
+        self._body: dict[str, Any] = {
+            "model": "embedded",
+            "return_token_ids": True,
+            "stream": True,
+        } | body
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -143,6 +147,7 @@ class Stream:
 def _logprobs(found: dict[str, Any]) -> Sequence[Any]:
     """Per token, of either API."""
     if "content" in found:
-        return found["content"]
+        content: Sequence[Any] = found["content"]
+        return content
     rows = (found["tokens"], found["token_logprobs"], found["top_logprobs"])
     return list(zip(*rows, strict=True))

@@ -103,7 +103,8 @@ class Story:
         self._after = client.status().last_event
 
     def events(self, *kinds: str) -> list[Event]:
-        found, after = [], self._after
+        found: list[Event] = []
+        after = self._after
         while (page := self._client.events(after, 1000)).events:
             found += page.events
             after = page.next_position

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from controller.core.migration.protocol import IllegalMoveError
-from controller.core.migration.source import SourceState
+from controller.core.migration.source_terms import SourceState
 from controller.runtime.instance import serving
 from controller.runtime.instance.moves import instance_moves
 from controller.runtime.instance.moves.incoming import IncomingMove
@@ -33,9 +33,9 @@ _held: list["_Breaking"] = []
 
 
 def install() -> None:
-    serving.InstanceMoves = _TellingDesk  # type: ignore[misc]
-    instance_moves.OutgoingMove = _BreakingOutgoing  # type: ignore[misc]
-    instance_moves.IncomingMove = _BreakingIncoming  # type: ignore[misc]
+    vars(serving)["InstanceMoves"] = _TellingDesk
+    vars(instance_moves)["OutgoingMove"] = _BreakingOutgoing
+    vars(instance_moves)["IncomingMove"] = _BreakingIncoming
 
 
 def arm(side: str, state: str, action: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class FaultCluster:
         wanted = {self.children[i].heard("serving")[0]["address"] for i in INSTANCES}
         for frontend_id in FRONTENDS:
             wait_for(
-                lambda i=frontend_id: self._knows(i, wanted),
+                partial(self._knows, frontend_id, wanted),
                 f"{frontend_id} to know all instances",
                 READY_S,
             )

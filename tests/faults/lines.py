@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 Commands = Mapping[str, Callable[..., object]]
@@ -44,7 +45,7 @@ def listen(commands: Commands) -> None:
     def read() -> None:
         for line in sys.stdin:
             command = json.loads(line)
-            loop.call_soon_threadsafe(lambda c=command: commands[c.pop("do")](**c))
+            loop.call_soon_threadsafe(partial(commands[command.pop("do")], **command))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ import uvloop
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination, source
+from controller.core.migration.destination import DestinationMove
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveTiming
+from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
@@ -29,6 +30,7 @@ from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
+from controller.runtime.instance.moves import incoming, outgoing
 from controller.runtime.instance.serving import Serving
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.member import Membership
@@ -48,6 +50,9 @@ class NoLauncher:
 
     def launch_frontend(self, frontend_id: str) -> None:
         """The test starts it."""
+
+    def no_room(self, num_instances: int) -> str:
+        raise AssertionError(f"{num_instances} more instances: no test scales")
 
     def terminate(self, member_id: str) -> None:
         """The test ends it."""
@@ -115,10 +120,8 @@ async def instance(
 
 
 def _set_timing(timing: MoveTiming) -> None:
-    source.SourceMove = partial(source.SourceMove, timing=timing)  # type: ignore[assignment, misc]
-    destination.DestinationMove = partial(  # type: ignore[assignment, misc]
-        destination.DestinationMove, timing=timing
-    )
+    vars(outgoing)["SourceMove"] = partial(SourceMove, timing=timing)
+    vars(incoming)["DestinationMove"] = partial(DestinationMove, timing=timing)
 
 
 def _serving(service: Llumlet) -> Serving:
@@ -248,7 +251,11 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
     await asyncio.Event().wait()
 
 
-ROLES = {"controller": controller, "instance": instance, "frontend": frontend}
+ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "controller": controller,
+    "instance": instance,
+    "frontend": frontend,
+}
 
 
 def main() -> None:

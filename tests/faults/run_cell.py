@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.faults.breakpoints import HOLD
 from tests.faults.cells import Cell
@@ -206,6 +207,10 @@ class CellRun:
         self.cluster.wait_quiet(*alive)
 
 
+def _reads_from(moving: Client, instance_id: str) -> bool:
+    return moving.read().places[-1] == instance_id
+
+
 def move_there_and_back(cluster: FaultCluster, sizes: Sizes, answer: Answer) -> None:
     """Without a fault: nobody can tell but by the events."""
     cluster.mend()
@@ -214,7 +219,7 @@ def move_there_and_back(cluster: FaultCluster, sizes: Sizes, answer: Answer) -> 
     for here, there in ((SOURCE, DESTINATION), (DESTINATION, SOURCE)):
         moving.wait_tokens(len(moving.read().tokens) + 3)
         cluster.move(name, here, there)
-        wait_for(lambda to=there: moving.read().places[-1] == to, f"tokens of {there}")
+        wait_for(partial(_reads_from, moving, there), f"tokens of {there}")
         cluster.wait_report(here, "its move to be over", moves=0)
     read = moving.wait_over()
     assert read.tokens == answer(cluster, moving)

@@ -124,22 +124,20 @@ class Cluster:
 
     def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
         pushed = {key: what.pop(key) for key in ("moves", "num_moves_in") if key in what}
-        snapshot = InstanceSnapshot(
-            **{
-                "instance_id": instance_id,
-                "incarnation": incarnation,
-                "block_size": 16,
-                "num_total_blocks": 100,
-                "num_free_blocks": 100,
-            }
-            | what
-        )
+        fields: dict[str, Any] = {
+            "instance_id": instance_id,
+            "incarnation": incarnation,
+            "block_size": 16,
+            "num_total_blocks": 100,
+            "num_free_blocks": 100,
+        }
+        snapshot = InstanceSnapshot(**(fields | what))
         self.mailbox.say(encode(StatusPushed(snapshot, 0, 12, 0.0072512345, **pushed)), [])
         self.controller._note_readiness()
 
     def up(self) -> None:
-        for member in self.controller.roster.members:
-            self.hello(member)
+        for member_id in self.controller.roster.members:
+            self.hello(member_id)
         for member in self.controller.roster.instances():
             self.report(member.member_id, member.incarnation)
 
@@ -150,7 +148,8 @@ class Cluster:
 
     def states(self) -> list[str]:
         status = self.view()
-        return [str(status.state), *[str(m.state) for m in (*status.instances, *status.frontends)]]
+        instances = [str(each.state) for each in status.instances]
+        return [str(status.state), *instances, *[str(each.state) for each in status.frontends]]
 
 
 class Listener:

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from cli_support import TOKEN, cluster
 from pydantic import BaseModel
 
 from controller.api.state import run_state
@@ -25,6 +24,7 @@ from controller.api.wire.models import (
     RequestList,
     StatusFrame,
 )
+from tests.unit.cli_support import TOKEN, cluster
 
 Answer = tuple[int, BaseModel]
 Orders = Callable[[dict[str, Any]], Answer]
@@ -33,7 +33,11 @@ PING_S = 0.02
 
 
 def event(kind: str = "admitted", **fields: Any) -> Event:
-    known = {"time_s": 1_700_000_000.25, "cause_id": "step-i-0-1-7", "instance_id": "i-0"}
+    known: dict[str, Any] = {
+        "time_s": 1_700_000_000.25,
+        "cause_id": "step-i-0-1-7",
+        "instance_id": "i-0",
+    }
     return Event(kind=kind, **(known | fields))
 
 

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-from control_support import Listener
-
 from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.frontend.request_book import RequestBook
@@ -18,6 +16,7 @@ from controller.runtime.messages.moves import (
     MoveRefusalsAnswered,
     MoveTimed,
 )
+from tests.unit.control_support import Listener
 
 PLAN = MovePlan(num_tokens=153, num_blocks=10, num_bytes=4096, expected_copy_time_s=0.0125)
 

@@ -5,13 +5,13 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from cli_support import cluster
-from fake_controller import event, until
 
 from controller.api import following
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.following import Follower, Lost
 from controller.api.wire.models import EventFrame, Frame, PingFrame, StatusFrame
+from tests.unit.cli_support import cluster
+from tests.unit.fake_controller import event, until
 
 Stream = Callable[[], Iterator[Frame]]
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from cli_support import cluster, instance
 
 from controller.api.text.starts import IMPORTING, LAUNCHING
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState
 from controller.main.start.arguments_taken import are_taken
+from tests.unit.cli_support import cluster, instance
 
 STARTING, ACTIVE = InstanceState.STARTING, InstanceState.ACTIVE
 

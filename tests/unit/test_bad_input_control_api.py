@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
 from controller.api.wire.models import ErrorBody
 from controller.core.migration.limits import MoveLimits
 from controller.runtime.messages.moves import MoveAsked
+from tests.unit.control_support import AUTHORIZED, TOKEN, VIEW_TOKEN, Listener, listening
 
 MAX_ERROR_BYTES = 8192
 

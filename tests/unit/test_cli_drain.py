@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_process import LIMIT_S, interrupted, llumctl
-from cli_support import cluster, instance, remember
-from fake_controller import Answer, FakeController, meanwhile, until
 
 from controller.api.errors import LlumctlError
 from controller.api.state import run_state
@@ -29,6 +26,9 @@ from controller.api.wire.operations import (
 )
 from llumctl.app import run
 from llumctl.following import drain_watch
+from tests.unit.cli_process import LIMIT_S, interrupted, llumctl
+from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.fake_controller import Answer, FakeController, meanwhile, until
 
 Captured = pytest.CaptureFixture[str]
 NO_ROOM = CannotMove(

@@ -5,15 +5,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cli_process import interrupted, llumctl, reader_left
-from cli_support import remember
-from fake_controller import FakeController, event, meanwhile, until
 
 from controller.api import following
 from controller.api.state import run_state
 from llumctl.app import run
 from llumctl.commands import events as events_command
 from llumctl.text import output
+from tests.unit.cli_process import interrupted, llumctl, reader_left
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController, event, meanwhile, until
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import remember
-from fake_controller import FakeController
 
 from controller.api.wire.explain import (
     Considered,
@@ -24,6 +22,8 @@ from controller.api.wire.explain import (
 from controller.api.wire.models import ErrorBody, RequestState, RequestStatus
 from controller.api.wire.moves import MoveStage
 from llumctl.app import run
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController
 
 Captured = pytest.CaptureFixture[str]
 ARRIVED_S = 1_700_000_000.0

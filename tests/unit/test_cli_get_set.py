@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_support import remember
-from control_support import TOKEN, Listener, listening
 
 from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
@@ -18,6 +16,8 @@ from controller.api.text.quantities import setting_value
 from controller.main import down
 from llumctl.app import run
 from llumctl.text import settings as setting_text
+from tests.unit.cli_support import remember
+from tests.unit.control_support import TOKEN, Listener, listening
 
 Captured = pytest.CaptureFixture[str]
 

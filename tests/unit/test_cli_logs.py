@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import interrupted, llumctl, reader_left
-from cli_support import remember
 
 from controller.api.state import run_state
 from llumctl import log_files
 from llumctl.app import run
 from llumctl.log_files import LogTail, harmless
 from llumctl.text import output
+from tests.unit.cli_process import interrupted, llumctl, reader_left
+from tests.unit.cli_support import remember
 
 Captured = pytest.CaptureFixture[str]
 

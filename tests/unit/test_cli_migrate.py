@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cli_support import remember
-from control_support import TOKEN, Listener, listening
-from move_support import Source, serve_running_request
 
 from controller.core.record.request_record import RequestState
 from llumctl.app import run
+from tests.unit.cli_support import remember
+from tests.unit.control_support import TOKEN, Listener, listening
+from tests.unit.move_support import Source, serve_running_request
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from cli_support import cluster, instance
 
 from controller.api.errors import LlumctlError
 from llumctl import errors
 from llumctl.text import output
 from llumctl.text.output import Format
+from tests.unit.cli_support import cluster, instance
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cli_support import remember
-from fake_controller import FakeController, event
 
 from controller.api.wire.models import RequestDetail, RequestList, RequestState, RequestStatus
 from llumctl.app import run
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController, event
 
 Captured = pytest.CaptureFixture[str]
 ARRIVAL_S = 1_700_000_000.0

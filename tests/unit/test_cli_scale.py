@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import interrupted, llumctl
-from cli_support import cluster, instance, remember
-from fake_controller import Answer, FakeController, meanwhile
 
 from controller.api.wire.models import ErrorBody, InstanceState
 from controller.api.wire.operations import DrainList, DrainReport, PriorityReport, ScaleReport
 from llumctl.app import run
+from tests.unit.cli_process import interrupted, llumctl
+from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.fake_controller import Answer, FakeController, meanwhile
 
 Captured = pytest.CaptureFixture[str]
 

@@ -5,10 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli_support import cluster, controller, instance, remember
 
 from controller.api.wire.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
 from llumctl.app import run
+from tests.unit.cli_support import cluster, controller, instance, remember
 
 Captured = pytest.CaptureFixture[str]
 

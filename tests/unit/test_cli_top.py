@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import ended, interrupted, llumctl
-from cli_support import remember, stop
-from fake_controller import FakeController, event, until
 
 from controller.api.recording import RecordingReader
 from controller.api.wire.models import EventFrame, Frame, StatusFrame
 from llumctl.app import run
 from llumctl.text import output
+from tests.unit.cli_process import ended, interrupted, llumctl
+from tests.unit.cli_support import remember, stop
+from tests.unit.fake_controller import FakeController, event, until
 
 Captured = pytest.CaptureFixture[str]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import cluster, instance
 
 from controller.api.errors import TimedOutError
 from controller.api.settings.settings import EndpointTable, Settings
 from controller.api.wire.models import ClusterState, InstanceState
 from llumctl.app import run
 from llumctl.text import progress
+from tests.unit.cli_support import cluster, instance
 
 Captured = pytest.CaptureFixture[str]
 

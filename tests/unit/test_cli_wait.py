@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from cli_process import interrupted, llumctl
-from cli_support import cluster, instance, remember
-from fake_controller import FakeController, meanwhile, until
 from test_cli_requests import fields
 
 from controller.api.errors import NotFoundError, UsageError
@@ -22,6 +19,9 @@ from controller.api.wire.models import (
 from llumctl.app import run
 from llumctl.following import conditions, waiting
 from llumctl.following.conditions import ClusterIs, Idle, MemberIs, RequestIs, Verdict
+from tests.unit.cli_process import interrupted, llumctl
+from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.fake_controller import FakeController, meanwhile, until
 
 Captured = pytest.CaptureFixture[str]
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import LIMIT_S, interrupted, llumctl, reader_left
-from cli_support import cluster, instance, remember
-from fake_controller import FakeController
 
 from controller.api.state import run_state
 from controller.api.wire.models import ClusterState, InstanceState
 from llumctl.app import run
+from tests.unit.cli_process import LIMIT_S, interrupted, llumctl, reader_left
+from tests.unit.cli_support import cluster, instance, remember
+from tests.unit.fake_controller import FakeController
 
 Captured = pytest.CaptureFixture[str]
 EVERY = ("--every", "0.05")

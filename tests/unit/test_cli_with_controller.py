@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from cli_support import remember
-from control_support import TOKEN, Listener, listening
 
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.frontend.request_book import RequestBook
@@ -15,6 +13,8 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
 from llumctl.app import run
 from llumctl.text import output
+from tests.unit.cli_support import remember
+from tests.unit.control_support import TOKEN, Listener, listening
 
 Captured = pytest.CaptureFixture[str]
 

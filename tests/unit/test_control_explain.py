@@ -5,14 +5,14 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
-from move_support import Source, serve_running_request
 
 from controller.api.wire.explain import Explanation
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.request_book import RequestBook
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
+from tests.unit.move_support import Source, serve_running_request
 
 PATH = "/v1/requests/r-1/explain"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
-from move_support import Source, serve_running_request
 
 from controller.api.wire.models import EventPage, RequestDetail, RequestList
 from controller.api.wire.moves import MigrationReport
 from controller.core.migration.record import MoveInFlight
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.moves import MoveAsked
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
+from tests.unit.move_support import Source, serve_running_request
 
 PATH = "/v1/requests/r-1/migrate"
 

@@ -7,8 +7,6 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
-from move_support import serve_running_request
 
 from controller.api.wire.models import EventPage, RequestDetail
 from controller.api.wire.operations import PriorityReport
@@ -18,6 +16,8 @@ from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.routes import Routes
 from controller.runtime.messages.operations import RankChangeAsked
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
+from tests.unit.move_support import serve_running_request
 
 PATH = "/v1/requests/r-1/priority"
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, TOKEN, Cluster, Listener, listening
 
 from controller.api.wire.models import (
     ClusterState,
@@ -19,6 +18,7 @@ from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import QueueHead
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
+from tests.unit.control_support import AUTHORIZED, TOKEN, Cluster, Listener, listening
 
 # -- views --------------------------------------------------------------------------------
 

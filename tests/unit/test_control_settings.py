@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 
 from controller.api.errors import LlumctlError
 from controller.api.settings.live_settings import live_settings
@@ -20,6 +19,7 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveLimitsSet
 from controller.runtime.messages.operations import FrontendLimits, StatusIntervalSet
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 
 Both = tuple[Listener, httpx.AsyncClient]
 PATH = "/v1/settings"

@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, Listener, listening
-from move_support import Source, serve_running_request
 
 from controller.api.client import ControlClient
 from controller.api.errors import ConflictError, NotFoundError, RefusedError
@@ -24,6 +22,8 @@ from controller.api.wire.operations import (
 )
 from controller.core.migration.refusals import MoveRefusal
 from controller.runtime.messages.operations import DrainSet
+from tests.unit.control_support import AUTHORIZED, Listener, listening
+from tests.unit.move_support import Source, serve_running_request
 
 
 class Bed:

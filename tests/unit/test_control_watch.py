@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
 
 from controller.api.client import parse_frame
 from controller.api.state.audit import AuditLog
@@ -31,6 +30,7 @@ from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
 from controller.runtime.messages.requests import DispatchAsked
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
 
 PATIENCE_S = 5.0
 Both = tuple[Listener, httpx.AsyncClient]

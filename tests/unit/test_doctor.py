@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from cli_support import cluster, controller, remember
 
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import ClusterTable, ControlTable, EndpointTable, Settings
@@ -18,6 +17,7 @@ from controller.main.doctor import doctor
 from controller.main.doctor import resources as doctor_resources
 from controller.main.machine import memory, temp_folder
 from llumctl.app import run
+from tests.unit.cli_support import cluster, controller, remember
 
 Captured = pytest.CaptureFixture[str]
 GIB = doctor_resources.GIB

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_support import cluster
 
 from controller.api.errors import UsageError, WrongSettingError
 from controller.api.settings.endpoint_options import (
@@ -20,6 +19,7 @@ from controller.api.settings.settings import Settings
 from controller.api.state.run_state import RunState
 from llumctl.app import run
 from llumctl.config import settings as llumctl_settings
+from tests.unit.cli_support import cluster
 
 Captured = pytest.CaptureFixture[str]
 

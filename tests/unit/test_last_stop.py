@@ -6,7 +6,6 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from cli_support import remember, stop
 
 from controller.api.errors import NotRunningError
 from controller.api.state import run_state
@@ -15,6 +14,7 @@ from controller.api.state.last_stop import last_stop, told
 from controller.api.text.quantities import moment
 from controller.main import down
 from llumctl import connect
+from tests.unit.cli_support import remember, stop
 
 
 @pytest.fixture(autouse=True)

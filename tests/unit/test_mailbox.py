@@ -10,13 +10,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
-from mailbox_support import PATIENCE_S, Inbox
 
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import HIGH_WATER_MARK, MAX_PER_TURN, ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
+from tests.unit.mailbox_support import PATIENCE_S, Inbox
 
 Open = Callable[[], "Inbox"]
 

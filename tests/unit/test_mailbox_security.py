@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from mailbox_support import PATIENCE_S, Inbox
 from zmq.utils.monitor import recv_monitor_message
 
 from controller.adapters.zmq import cluster_key, doorkeeper, mailbox, parts
@@ -21,6 +20,7 @@ from controller.adapters.zmq.mailbox import ZmqMailbox
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
+from tests.unit.mailbox_support import PATIENCE_S, Inbox
 
 SECRET = new_secret_key()
 OWN = (zmq.curve_public(SECRET.encode()), SECRET.encode())

@@ -3,8 +3,6 @@
 import asyncio
 import tomllib
 
-from control_support import LABELS, Cluster
-
 from controller.adapters.http.live_config import live_config
 from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.adapters.http.views import cluster_status
@@ -15,6 +13,7 @@ from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.migration.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
 from controller.runtime.frontend.request_book import RequestBook
+from tests.unit.control_support import LABELS, Cluster
 
 SETTINGS = Settings.model_validate(
     tomllib.loads(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import cluster, instance
 
 from controller.adapters.ray.starts import Starts
 from controller.api.errors import LlumctlError, TimedOutError
@@ -19,6 +18,7 @@ from controller.main.machine.temp_folder import RAY
 from controller.main.start import up
 from controller.main.start.recovery import state_of
 from controller.main.start.waiting import Patience, awaited
+from tests.unit.cli_support import cluster, instance
 from tests.unit.test_security import plan
 
 WHY = "ZMQError: Address already in use"

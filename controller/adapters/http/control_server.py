@@ -61,8 +61,8 @@ Query = TypeVar("Query", bound=BaseModel)
 class EventsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    after: str = Field("", max_length=64)
-    limit: int = Field(1000, ge=1, le=10_000)
+    after: str = Field(default="", max_length=64)
+    limit: int = Field(default=1000, ge=1, le=10_000)
 
 
 @dataclass(frozen=True, slots=True)

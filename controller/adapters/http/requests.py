@@ -20,9 +20,9 @@ _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
 class RequestsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    instance: str | None = Field(None, max_length=64)
+    instance: str | None = Field(default=None, max_length=64)
     state: tuple[RequestState, ...] = ()
-    limit: int = Field(1000, ge=1, le=10_000)
+    limit: int = Field(default=1000, ge=1, le=10_000)
     movable: bool = False
     """Whether the instances are asked, between two steps, which requests could move now."""
 

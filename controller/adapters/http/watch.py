@@ -32,9 +32,9 @@ LATEST = "latest"
 class WatchQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    after: str = Field(LATEST, max_length=64)
+    after: str = Field(default=LATEST, max_length=64)
     events: bool = True
-    status_every_s: float | None = Field(None, ge=0.05, le=3600)
+    status_every_s: float | None = Field(default=None, ge=0.05, le=3600)
 
 
 def frames(

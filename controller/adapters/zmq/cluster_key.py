@@ -10,7 +10,7 @@ away before the handler is asked.
 
 import hmac
 import logging
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import zmq
 import zmq.asyncio
@@ -46,7 +46,7 @@ class ClusterKey:
         asked.bind(ZAP_ADDRESS)
         return asked
 
-    def show(self, out: zmq.asyncio.Socket) -> None:
+    def show(self, out: "zmq.Socket[Any]") -> None:
         """Let a socket that is not yet connected prove itself to guarded inboxes."""
         out.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         out.setsockopt(zmq.CURVE_PUBLICKEY, self._public)

@@ -327,7 +327,7 @@ class StopRequest(WireModel):
     """Stop the cluster. With `drain`, live requests may finish within `grace_s`."""
 
     drain: bool = True
-    grace_s: float = Field(30.0, ge=0, allow_inf_nan=False)
+    grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
 
 
 class StopProgress(WireModel):

@@ -14,14 +14,14 @@ class MigrateRequest(WireModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    to: str | None = Field(None, min_length=1, max_length=64)
+    to: str | None = Field(default=None, min_length=1, max_length=64)
     dry_run: bool = False
     verify_kv: bool = False
     """Compare a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
     """1: a stop-and-copy. None: as many as it takes, 12 at most."""
-    reason: str = Field("", max_length=MAX_REASON_CHARS)
-    timeout_s: float = Field(60.0, gt=0, le=600, allow_inf_nan=False)
+    reason: str = Field(default="", max_length=MAX_REASON_CHARS)
+    timeout_s: float = Field(default=60.0, gt=0, le=600, allow_inf_nan=False)
     """How long to wait for the end. A move that is not over by then goes on."""
 
 

@@ -32,7 +32,7 @@ class DrainRequest(_Order):
     """Empty an instance. `on_deadline` is about the drain and never about requests: `keep` goes
     on and says what is left, `abort` ends the drain, and what is left stays where it runs."""
 
-    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
     on_deadline: OnDeadline = "keep"
     dry_run: bool = False
@@ -112,8 +112,8 @@ class ScaleRequest(_Order):
     """Either a number of instances or a change of it. `deadline_s` (seconds from now) and
     `on_deadline` are those of the drains of a scale-in."""
 
-    target: int | None = Field(None, ge=0, le=MAX_INSTANCES)
-    change: int | None = Field(None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
+    target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
+    change: int | None = Field(default=None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
     if_revision: Revision = None
     dry_run: bool = False
     force: bool = False
@@ -122,7 +122,7 @@ class ScaleRequest(_Order):
     draining: InstanceIds | None = None
     """Drain and remove just these, or do nothing. None: those with the fewest running requests."""
     reason: Reason = ""
-    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"
 
     @model_validator(mode="after")

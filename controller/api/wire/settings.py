@@ -34,8 +34,8 @@ class SettingsPatch(WireModel):
 
     changes: dict[str, SettingValue] = Field(min_length=1, max_length=100)
     dry_run: bool = False
-    reason: str = Field("", max_length=MAX_REASON_CHARS)
-    if_revision: int | None = Field(None, ge=0)
+    reason: str = Field(default="", max_length=MAX_REASON_CHARS)
+    if_revision: int | None = Field(default=None, ge=0)
 
 
 class SettingChange(WireModel):

@@ -10,7 +10,22 @@ from tests.fuzz.families.grammars import regex
 TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 NAMES = ("name", "age", "tags", "x", "a b", "é", "0", "$ref", "properties")
 FORMATS = ("date", "date-time", "time", "email", "uuid", "ipv4", "ipv6", "uri", "hostname", "odd")
-VALUES = ("a", "river", 0, 1, -3, 2.5, True, None, [], [1], {}, {"a": 1}, 'say "so"', "\\n")
+VALUES: tuple[Any, ...] = (
+    "a",
+    "river",
+    0,
+    1,
+    -3,
+    2.5,
+    True,
+    None,
+    [],
+    [1],
+    {},
+    {"a": 1},
+    'say "so"',
+    "\\n",
+)
 COUNTS = (0, 1, 2, 5, 40, 300, 500)
 MESSAGES = [{"role": "user", "content": "tell me of the river"}]
 

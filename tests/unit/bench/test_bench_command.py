@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from bench_server import MODEL, Behaviour, FakeServer
-from cli_support import cluster, controller, instance, remember
 
 from controller.api.state import run_state
 from controller.api.wire.models import LevelStatus
 from llumctl.app import run
+from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
+from tests.unit.cli_support import cluster, controller, instance, remember
 
 Captured = pytest.CaptureFixture[str]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -8,7 +8,6 @@ import time
 
 import httpx
 import pytest
-from bench_server import MODEL, Behaviour, FakeServer
 
 from controller.api.client import ControlClient
 from llumctl.bench import levels, workload
@@ -18,6 +17,7 @@ from llumctl.bench.measure import measure
 from llumctl.bench.response import Answer
 from llumctl.bench.runner import Result, Results, Run, Sender
 from llumctl.bench.workload import Load, Request
+from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
 
 
 def requests(num: int, gap_s: float = 0.001, lengths: tuple[int, int] = (8, 12)) -> list[Request]:

@@ -4,9 +4,9 @@ import time
 
 import httpx
 import pytest
-from bench_server import MODEL, Behaviour, FakeServer
 
 from tests.canary import NO_GAP, Canary, Gap, Span, longest_gap
+from tests.unit.bench.bench_server import MODEL, Behaviour, FakeServer
 
 FREEZE_S = 0.5
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from core_builders import queued, running, snapshot_of, snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.choose_destination import choose_destination, lacks
+from tests.unit.core.core_builders import queued, running, snapshot_of, snapshots
 
 
 def named(instance_id: str, held_blocks: int) -> InstanceSnapshot:

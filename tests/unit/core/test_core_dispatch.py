@@ -1,8 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
-from dispatch_oracle import Candidate, choose
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +15,15 @@ from controller.core.load.snapshot import (
     Unreported,
     blocks_for,
 )
+from tests.unit.core.core_builders import (
+    THREE_LEVELS,
+    RequestSnapshot,
+    queued,
+    running,
+    snapshot_of,
+    snapshots,
+)
+from tests.unit.core.dispatch_oracle import Candidate, choose
 
 ALL_POLICIES = pytest.mark.parametrize("name", list(POLICIES))
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from core_builders import BLOCK_SIZE, THREE_LEVELS, queued, running, snapshot_of, snapshots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,14 @@ from controller.core.rescheduling.choose_destination import NO_DESTINATION
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.relief import ReliefView, _Relief
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
+from tests.unit.core.core_builders import (
+    BLOCK_SIZE,
+    THREE_LEVELS,
+    queued,
+    running,
+    snapshot_of,
+    snapshots,
+)
 
 
 def leaving(

@@ -2,7 +2,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from core_builders import THREE_LEVELS, RequestSnapshot, queued, running, snapshot_of, snapshots
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -19,6 +18,14 @@ from controller.core.load.snapshot import (
     InstanceSnapshot,
     Level,
     Unreported,
+)
+from tests.unit.core.core_builders import (
+    THREE_LEVELS,
+    RequestSnapshot,
+    queued,
+    running,
+    snapshot_of,
+    snapshots,
 )
 
 URGENT = THREE_LEVELS[2]

@@ -2,7 +2,6 @@ from collections import Counter
 from unittest import mock
 
 import pytest
-from core_builders import queued, request, running, status
 
 from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.instance_record import LOST_AFTER_S
@@ -24,6 +23,7 @@ from controller.core.events import (
 )
 from controller.core.load.snapshot import Unreported
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from tests.unit.core.core_builders import queued, request, running, status
 
 CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)
 

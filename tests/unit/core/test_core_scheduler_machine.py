@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from core_builders import queued, request, running, status
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +25,7 @@ from controller.core.events import (
 )
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from tests.unit.core.core_builders import queued, request, running, status
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0
 IDS = st.sampled_from(["a", "b", "c"])

@@ -3,8 +3,6 @@
 from unittest import mock
 
 import pytest
-from core_builders import THREE_LEVELS, queued, request, running, status
-from dispatch_oracle import Candidate, choose
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +27,8 @@ from controller.core.events import (
 )
 from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from tests.unit.core.core_builders import THREE_LEVELS, queued, request, running, status
+from tests.unit.core.dispatch_oracle import Candidate, choose
 
 STALL_S = 5.0
 IDS = [f"i-{index}" for index in range(12)]  # i-10 comes before i-2

@@ -2,18 +2,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from core_builders import (
-    THREE_LEVELS,
-    RequestSnapshot,
-    queued,
-    request_lists,
-    running,
-    snapshot_of,
-    snapshots,
-)
 from hypothesis import given
 from hypothesis import strategies as st
-from usage_oracle import headroom_share_blocks, request_virtual_usage
 
 from controller.core.load.snapshot import (
     DEFAULT_LEVELS,
@@ -27,6 +17,16 @@ from controller.core.load.virtual_usage import (
     instance_virtual_usage,
     total_headroom_blocks,
 )
+from tests.unit.core.core_builders import (
+    THREE_LEVELS,
+    RequestSnapshot,
+    queued,
+    request_lists,
+    running,
+    snapshot_of,
+    snapshots,
+)
+from tests.unit.core.usage_oracle import headroom_share_blocks, request_virtual_usage
 
 URGENT = THREE_LEVELS[2]
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from core_builders import RequestSnapshot
-
 from controller.core.load.snapshot import InstanceSnapshot, Level, blocks_for
 from controller.core.load.virtual_usage import headroom_blocks
+from tests.unit.core.core_builders import RequestSnapshot
 
 
 def headroom_share_blocks(rank: int, snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:

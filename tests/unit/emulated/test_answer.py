@@ -4,12 +4,12 @@ import random
 from typing import Any
 
 import pytest
-from emulated_builders import EOS, frames
 
 from controller.adapters.emulated.answer import Answer, answer_to
 from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.vllm_wire import decode_request
 from controller.api.token_sequence import END, FIRST, first_wrong, natural_length, start, token
+from tests.unit.emulated.emulated_builders import EOS, frames
 
 PROMPT = [300, 301, 2000, 7]
 NATURAL = natural_length(PROMPT)

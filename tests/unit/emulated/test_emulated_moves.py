@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from emulated_builders import EOS, decode, finish, frames, make_engine
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.block_hashes import DIGEST_BYTES
@@ -15,6 +14,7 @@ from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.moves import EngineMoves, ReservedBlocks, SuspendedRequest
+from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
 
 BLOCK_SIZE = 16
 Spoil = Callable[[memoryview], None]

@@ -5,12 +5,20 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from emulated_builders import EOS, PROFILE, Clock, decode, finish, frames, make_engine
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api.token_sequence import END, first_wrong, natural_length, start
 from controller.model.config import ModelConfig
+from tests.unit.emulated.emulated_builders import (
+    EOS,
+    PROFILE,
+    Clock,
+    decode,
+    finish,
+    frames,
+    make_engine,
+)
 
 
 def add(engine: EmulatedEngine, *args: object, frontend: int = 0, **given: object) -> None:

@@ -1,9 +1,9 @@
 """When emulated steps end, and what is said of how well that went."""
 
 import pytest
-from emulated_builders import Clock
 
 from controller.adapters.emulated.pace import MAX_CATCH_UP_S, Pace
+from tests.unit.emulated.emulated_builders import Clock
 
 
 class Bed:

@@ -31,7 +31,8 @@ async def main(folder: str, name: str) -> None:
         await send({"type": "http.response.body", "body": name.encode()})
 
     listening = await SharedListener(Path(folder), name).open()
-    config = Config(app, http=KeepAlive(1000), log_level="critical", lifespan="off")
+    http: Any = KeepAlive(1000)  # uvicorn only calls it
+    config = Config(app, http=http, log_level="critical", lifespan="off")
     server = NamedServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:

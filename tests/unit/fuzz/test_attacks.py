@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from faulty_endpoint import FaultyEndpoint, error
 
 from tests.attack.__main__ import Run, Turns, _write, judge
 from tests.attack.attacks import ATTACKS, Target
@@ -15,6 +14,7 @@ from tests.canary import Gap
 from tests.e2e.cluster import Cluster
 from tests.footprints import Footprint, ProcessKey
 from tests.fuzz.watch import ClusterWatch
+from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"slow_clients", "kept_connections"}))

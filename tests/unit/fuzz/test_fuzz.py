@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from faulty_endpoint import FaultyEndpoint, error, error_json
 
 from tests.footprints import Footprint, ProcessKey
 from tests.fuzz import families
@@ -20,6 +19,7 @@ from tests.fuzz.judge import Fault, judge
 from tests.fuzz.mutation import mutate
 from tests.fuzz.shrink import reductions
 from tests.fuzz.watch import growth, last_lines
+from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error, error_json
 
 FREEZE_S = 0.6
 

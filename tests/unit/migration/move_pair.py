@@ -10,14 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination as dst
-from controller.core.migration import source as src
-from controller.core.migration.destination import DestinationMove, DestinationState
+from controller.core.migration import destination_terms as dst
+from controller.core.migration import source_terms as src
+from controller.core.migration.destination import DestinationMove
+from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.destination_terms import Instruction as DestinationInstruction
+from controller.core.migration.machine import SetRank
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
-from controller.core.migration.source import SourceMove, SourceState
+from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import Instruction as SourceInstruction
+from controller.core.migration.source_terms import SourceState
 from controller.core.token_order import Epoch
 
 SOURCE = InstanceRef("source", 1, "s")
@@ -263,7 +266,7 @@ class Pair:
                     self.at_source = ""
                 case src.Unpin():
                     self.pinned = False
-                case src.SetRank(rank=rank):
+                case SetRank(rank=rank):
                     self.source_rank = rank
 
     def _source_works(self, instruction: SourceInstruction) -> None:
@@ -332,7 +335,7 @@ class Pair:
                     self.at_destination = ""
                 case dst.EndRequest():
                     self.at_destination = ""
-                case dst.SetRank(rank=rank):
+                case SetRank(rank=rank):
                     self.destination_rank = rank
                 case dst.TellFrontend(moved=True, hop=hop):
                     self.todo.append(("moved_told", hop))

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated_engine import Asked, next_value
-from simulated_instance import Violation
-from simulated_messages import (
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration.ownership import Loss, Ownership
+from controller.core.token_order import Epoch
+from tests.unit.migration.simulated_engine import Asked, next_value
+from tests.unit.migration.simulated_instance import Violation
+from tests.unit.migration.simulated_messages import (
     FRONTEND,
     Abort,
     Add,
@@ -21,10 +24,6 @@ from simulated_messages import (
     OwnerAsked,
     Unread,
 )
-
-from controller.core.instance_ref import InstanceRef
-from controller.core.migration.ownership import Loss, Ownership
-from controller.core.token_order import Epoch
 
 ASK_AGAIN_S = 1.0
 

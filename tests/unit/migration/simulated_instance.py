@@ -7,10 +7,21 @@ order, and messages may come in between.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
-from simulated_messages import (
+from controller.core.instance_ref import InstanceRef
+from controller.core.migration import destination_terms as dst
+from controller.core.migration import source_terms as src
+from controller.core.migration.destination import DestinationMove
+from controller.core.migration.destination_terms import DestinationState
+from controller.core.migration.machine import SetRank
+from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
+from controller.core.migration.source import SourceMove
+from controller.core.migration.source_terms import SourceState
+from controller.core.migration.stages import blocks_to_reserve, is_last
+from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
+from tests.unit.migration.simulated_messages import (
     FRONTEND,
     TIMING,
     Abort,
@@ -30,14 +41,6 @@ from simulated_messages import (
     OwnerAsked,
     Unread,
 )
-
-from controller.core.instance_ref import InstanceRef
-from controller.core.migration import destination as dst
-from controller.core.migration import source as src
-from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
-from controller.core.migration.source import SourceMove, SourceState
-from controller.core.migration.stages import blocks_to_reserve, is_last
 
 MAX_STAGES = 4
 
@@ -84,7 +87,7 @@ class Outgoing:
         for instruction in instructions:
             match instruction:
                 case src.PlanStage(stage=stage):
-                    here.between_steps(lambda stage=stage: self._plan(stage), self._on_found)
+                    here.between_steps(partial(self._plan, stage), self._on_found)
                 case src.Send(message=message):
                     self._send(message)
                 case src.AnnounceMove(hop=hop):
@@ -107,7 +110,7 @@ class Outgoing:
                     here.tell_frontend(FenceAsked(request_id, here.ref, hop))
                 case src.TellLost(hop=hop):
                     here.tell_frontend(LostThere(request_id, hop))
-                case src.SetRank(rank=rank):
+                case SetRank(rank=rank):
                     here.set_rank(request_id, rank)
                 case src.Close(outcome=outcome):
                     here.network.note("closed", self.migration_id, str(outcome))
@@ -225,10 +228,7 @@ class Incoming:
         for instruction in instructions:
             match instruction:
                 case dst.Reserve(stage=stage, num_blocks=number):
-                    here.between_steps(
-                        lambda stage=stage, number=number: self._reserve(stage, number),
-                        self.handle,
-                    )
+                    here.between_steps(partial(self._reserve, stage, number), self.handle)
                 case dst.Receive(stage=stage):
                     self._receive(stage)
                 case dst.CancelReceive():
@@ -236,12 +236,12 @@ class Incoming:
                 case dst.Free():
                     here.between_steps(self._free)
                 case dst.Apply(rank=rank):
-                    here.between_steps(lambda rank=rank: self._commit(rank), self._on_committed)
+                    here.between_steps(partial(self._commit, rank), self._on_committed)
                 case dst.Drop(hop=hop):
                     here.drop(request_id, hop)
                 case dst.EndRequest():
                     here.end(request_id, self.machine.hop)
-                case dst.SetRank(rank=rank):
+                case SetRank(rank=rank):
                     here.set_rank(request_id, rank)
                 case dst.Answer(message=message):
                     self._answer(message)
@@ -305,6 +305,16 @@ class Incoming:
         self.here.network.send(self.here.ref, self.source, envelope)
 
 
+Move = TypeVar("Move", Outgoing, Incoming)
+
+
+def _tick(moves: dict[str, Move], now_s: float) -> None:
+    for migration_id, move in list(moves.items()):
+        move.tick()
+        if move.machine.forgettable(now_s):
+            del moves[migration_id]
+
+
 class Instance:
     def __init__(self, ref: InstanceRef, engine: SimulatedEngine, network: Network) -> None:
         self.ref, self.engine, self.network = ref, engine, network
@@ -343,12 +353,12 @@ class Instance:
             work, then = self._work.popleft()
             result = work()
             if then is not None:
-                self._done.append(lambda then=then, result=result: then(result))
+                self._done.append(partial(then, result))
         outputs, evicted = self.engine.step()
         for output in outputs:
-            self._done.append(lambda output=output: self._on_output(output))
+            self._done.append(partial(self._on_output, output))
         for request_id in evicted:
-            self._done.append(lambda request_id=request_id: self._on_evicted(request_id))
+            self._done.append(partial(self._on_evicted, request_id))
 
     def evict_one(self) -> None:
         if (request_id := self.engine.evict_one()) is not None:
@@ -360,11 +370,8 @@ class Instance:
     def loop_turn(self) -> None:
         while self._done:
             self._done.popleft()()
-        for moves in (self.outgoing, self.incoming):
-            for migration_id, move in list(moves.items()):
-                move.tick()
-                if move.machine.forgettable(self.now_s):
-                    del moves[migration_id]
+        _tick(self.outgoing, self.now_s)
+        _tick(self.incoming, self.now_s)
 
     def _on_output(self, output: Any) -> None:
         live = self.live.get(output.request_id)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from simulated_engine import Asked, State, Token
-
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import MoveMessage, MoveTiming
+from tests.unit.migration.simulated_engine import Asked, State, Token
 
 TIMING = MoveTiming(
     retry_s=0.5,

@@ -16,13 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated_engine import Asked, SimulatedEngine, blocks_for
-from simulated_frontend import Frontend
-from simulated_instance import Instance, Violation
-from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
-
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
+from tests.unit.migration.simulated_engine import Asked, SimulatedEngine, blocks_for
+from tests.unit.migration.simulated_frontend import Frontend
+from tests.unit.migration.simulated_instance import Instance, Violation
+from tests.unit.migration.simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
 
 TURN_S = 0.25
 """Between two steps of an engine."""

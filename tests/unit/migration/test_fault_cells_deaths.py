@@ -1,7 +1,12 @@
 """Live migration under faults, cell by cell: who dies, and when (test_fault_cells_table)."""
 
 import pytest
-from move_pair import (
+
+from controller.core.migration import destination as dst
+from controller.core.migration.ownership import Loss, Ownership
+from controller.core.migration.protocol import DEFAULT_TIMING, IllegalMoveError, MoveMessage, Verb
+from controller.core.token_order import Epoch
+from tests.unit.migration.move_pair import (
     DESTINATION,
     ENDED,
     KEPT,
@@ -13,11 +18,6 @@ from move_pair import (
     Pair,
     at,
 )
-
-from controller.core.migration import destination as dst
-from controller.core.migration.ownership import Loss, Ownership
-from controller.core.migration.protocol import DEFAULT_TIMING, IllegalMoveError, MoveMessage, Verb
-from controller.core.token_order import Epoch
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
 UNHEARD, HEARD = list(POSITIONS["commit_unheard"]), list(POSITIONS["commit_heard"])

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from move_pair import DESTINATION, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 
 from controller.core.migration import destination as dst
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
 from controller.core.migration.source import SourceState
+from tests.unit.migration.move_pair import DESTINATION, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
 IN_DOUBT = [

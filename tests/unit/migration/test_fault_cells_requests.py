@@ -2,13 +2,13 @@
 it (test_fault_cells_table)."""
 
 import pytest
-from move_pair import ENDED, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState
 from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.source import SourceState
+from tests.unit.migration.move_pair import ENDED, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
 
 PRE_ALLOCATE, COPYING = list(POSITIONS["pre_allocate"]), list(POSITIONS["copying"])
 IN_DOUBT = [

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulated_engine import SimulatedEngine
-from simulated_instance import Instance
-from simulation import HistoryError, run_seed
 
 from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
 from controller.core.migration.machine import Rule
 from controller.core.migration.source import SourceMove, SourceState
+from tests.unit.migration.simulated_engine import SimulatedEngine
+from tests.unit.migration.simulated_instance import Instance
+from tests.unit.migration.simulation import HistoryError, run_seed
 
 MAX_SEEDS = 300
 PutBack = Callable[[pytest.MonkeyPatch], None]

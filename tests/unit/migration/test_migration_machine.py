@@ -13,13 +13,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_engine import Asked, SimulatedEngine
-from simulated_frontend import Frontend
-from simulated_instance import Instance
-from simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
-from simulation import leftovers
 
 from controller.core.instance_ref import InstanceRef
+from tests.unit.migration.simulated_engine import Asked, SimulatedEngine
+from tests.unit.migration.simulated_frontend import Frontend
+from tests.unit.migration.simulated_instance import Instance
+from tests.unit.migration.simulated_messages import FRONTEND, TIMING, Copy, Expected, MoveEnvelope
+from tests.unit.migration.simulation import leftovers
 
 IDS = ("a", "b", "c")
 INSTANCES = st.sampled_from(IDS)

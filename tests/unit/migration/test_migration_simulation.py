@@ -2,7 +2,8 @@
 alone."""
 
 import pytest
-from simulation import HistoryError, Simulation, run_seed
+
+from tests.unit.migration.simulation import HistoryError, Simulation, run_seed
 
 GROUP = 100
 """So many seeds take about a second."""

@@ -4,13 +4,13 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from move_pair import KEPT, MOVED, RESUMED, Pair, at
 
 from controller.core.migration.protocol import DEFAULT_TIMING
 from controller.core.migration.record import DESTINATION_FAILED
 from controller.core.migration.sentences import why
 from controller.core.migration.source_clock import LIMIT_SLACK, SourceClock
 from controller.core.migration.source_terms import MoveCancelled, SourceState, TimedOut, TookTooLong
+from tests.unit.migration.move_pair import KEPT, MOVED, RESUMED, Pair, at
 
 TIMING = replace(DEFAULT_TIMING, answer_timeout_s=2.0, stage_timeout_s=30.0)
 STALLED_S = 5.0

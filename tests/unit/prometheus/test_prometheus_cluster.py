@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from prometheus_support import SECRET, busy, cluster_of, labels_of, rendered, samples, value
 
 from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
@@ -15,6 +14,15 @@ from controller.api.wire.models import FrontendStatus, InstanceState, InstanceSt
 from controller.core.migration.move_log import OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
+from tests.unit.prometheus.prometheus_support import (
+    SECRET,
+    busy,
+    cluster_of,
+    labels_of,
+    rendered,
+    samples,
+    value,
+)
 
 ABSENT = InstanceStatus(id="i-9", state=InstanceState.RESTARTING, incarnation=3, num_restarts=2)
 

@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_support import ROOT, TYPES, busy, cluster_of, declared, labels_of, rendered
 
 from controller.adapters.prometheus import member_metrics as figures
 from controller.adapters.prometheus.requests import RequestMetrics
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
+from tests.unit.prometheus.prometheus_support import (
+    ROOT,
+    TYPES,
+    busy,
+    cluster_of,
+    declared,
+    labels_of,
+    rendered,
+)
 
 DASHBOARD = ROOT / "examples" / "grafana" / "llumctl.json"
 SCRAPES = ROOT / "examples" / "prometheus.yml"

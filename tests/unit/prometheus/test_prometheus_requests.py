@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_support import labels_of, record, samples, value
 
 from controller.adapters.prometheus import requests, shared
 from controller.adapters.prometheus.requests import RequestMetrics
 from controller.core.record.request_record import RequestState
+from tests.unit.prometheus.prometheus_support import labels_of, record, samples, value
 
 
 @pytest.fixture

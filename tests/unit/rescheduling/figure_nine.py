@@ -7,14 +7,21 @@ Two instances of 20 blocks of 16 tokens, thresholds of 48 steps; moves take no t
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from relief_builders import BLOCK_SIZE, EASY, begun, instance, queued, running, view_of
-
 from controller.core.load.freeness import batch_size, freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.load.virtual_usage import instance_virtual_usage
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, next_move
+from tests.unit.rescheduling.relief_builders import (
+    BLOCK_SIZE,
+    EASY,
+    begun,
+    instance,
+    queued,
+    running,
+    view_of,
+)
 
 TOTAL_BLOCKS = 20
 LEVELS = (Level("normal", 0), Level("high", 1, target_load_tokens=8 * BLOCK_SIZE))

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
@@ -289,4 +290,4 @@ def arrivals(
 ) -> None:
     """Adds each at its time."""
     for time_s, request, instance_id in timed:
-        cluster.at_time(time_s, lambda r=request, i=instance_id: cluster.add(r, i))
+        cluster.at_time(time_s, partial(cluster.add, request, instance_id))

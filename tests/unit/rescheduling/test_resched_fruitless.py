@@ -1,10 +1,9 @@
 """A pair between which nothing moves does not keep others from their work."""
 
-from model_cluster import ModelCluster
-
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FRUITLESS_S, FruitlessPairs
 from controller.model.request import ModelRequest
+from tests.unit.rescheduling.model_cluster import ModelCluster
 
 CONFIG = ReschedulingConfig()
 

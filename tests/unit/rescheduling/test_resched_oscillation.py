@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from model_cluster import ModelCluster, arrivals
 
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.model.request import ModelRequest
+from tests.unit.rescheduling.model_cluster import ModelCluster, arrivals
 
 NO_MOVES = ReschedulingConfig(enabled=False)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relief_builders import instance, queued, running
 
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.core.rescheduling import pairing
@@ -18,6 +17,7 @@ from controller.core.rescheduling.pairing import (
     is_source,
     pair,
 )
+from tests.unit.rescheduling.relief_builders import instance, queued, running
 
 CONFIG = ReschedulingConfig(source_below_steps=50, destination_above_steps=100)
 BALANCED = ReschedulingConfig(pairing="balanced")

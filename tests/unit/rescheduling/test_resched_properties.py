@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
 
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS
@@ -15,6 +14,7 @@ from controller.core.rescheduling.pairing import PAIRINGS, InstanceLoad, pair
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.relief import ReliefView, next_move
 from controller.core.rescheduling.victims import VICTIMS
+from tests.unit.rescheduling.relief_builders import BLOCK_SIZE, EASY, begun, instance, view_of
 
 TOTAL_BLOCKS = 200
 """Twice the target load of a high-priority request."""

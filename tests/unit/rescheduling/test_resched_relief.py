@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from relief_builders import EASY, STEP_TIME_S, begun, instance, queued, running, view_of
 
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
@@ -13,6 +12,15 @@ from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
 from controller.core.rescheduling.relief import Decision, MoveReason, ReliefView, next_move
 from controller.core.rescheduling.victims import VICTIMS
+from tests.unit.rescheduling.relief_builders import (
+    EASY,
+    STEP_TIME_S,
+    begun,
+    instance,
+    queued,
+    running,
+    view_of,
+)
 
 CROWD = [running(f"r{i:02}", 5 + i) for i in range(13)]
 """143 blocks' worth of them do not fit into 100; the tests take what they need."""

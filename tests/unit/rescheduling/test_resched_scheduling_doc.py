@@ -5,13 +5,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from figure_nine import CASES, MAX_ROUNDS, play, table
 
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.refusals import SENTENCES
 from controller.core.rescheduling.relief import MoveReason
 from controller.core.rescheduling.victims import VICTIMS
+from tests.unit.rescheduling.figure_nine import CASES, MAX_ROUNDS, play, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "scheduling.md"
 METRICS = DOCUMENT.with_name("metrics.md")

@@ -3,10 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from relief_builders import BLOCK_BYTES, STEP_TIME_S, instance, queued, running
 
 from controller.core.rescheduling.projection import with_arrivals, with_queued, without
 from controller.core.rescheduling.worth import HeadWait, Link, head_wait, weigh
+from tests.unit.rescheduling.relief_builders import (
+    BLOCK_BYTES,
+    STEP_TIME_S,
+    instance,
+    queued,
+    running,
+)
 
 LINK = Link(BLOCK_BYTES, 1e9)
 BATCH = [running("x", 60, num_tokens_left=300), running("y", 20, num_tokens_left=100)]

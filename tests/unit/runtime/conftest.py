@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from fakes import FakeNetwork
-from members import repeat_often
-from moving_cluster import Clock, MovingCluster
 
 from controller.runtime.instance.serving import Serving
+from tests.unit.runtime.fakes import FakeNetwork
+from tests.unit.runtime.members import repeat_often
+from tests.unit.runtime.moving_cluster import Clock, MovingCluster
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from fakes import FakeLauncher, FakeNetwork, until
-from members import CONTROLLER, Frontend, Instance
-
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
+from tests.unit.runtime.fakes import FakeLauncher, FakeNetwork, until
+from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
 
 
 class ControlledCluster:

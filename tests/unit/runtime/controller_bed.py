@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-from fakes import FakeLauncher, FakeNetwork, FakePeer, hello, idle_snapshot, settle
-
 from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
@@ -13,6 +11,14 @@ from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import StatusPushed
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
+from tests.unit.runtime.fakes import (
+    FakeLauncher,
+    FakeNetwork,
+    FakePeer,
+    hello,
+    idle_snapshot,
+    settle,
+)
 
 HERE = "mem://controller"
 CONFIG = SchedulerConfig(max_held_reqs=2, hold_timeout_s=30.0, stall_timeout_s=5.0)
@@ -43,7 +49,13 @@ class Bed:
         await settle()
 
     async def reports(
-        self, member_id: str, *, incarnation: int = 1, seen: int = 0, num_steps: int = 0, **what
+        self,
+        member_id: str,
+        *,
+        incarnation: int = 1,
+        seen: int = 0,
+        num_steps: int = 0,
+        **what: Any,
     ) -> None:
         snapshot = idle_snapshot(member_id, incarnation, **what)
         self.says(member_id, StatusPushed(snapshot, seen, num_steps, 0.01))

@@ -15,14 +15,14 @@ from functools import lru_cache
 from zlib import crc32
 
 import msgspec
-from fakes import PATIENCE_S
 
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
+from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
+from tests.unit.runtime.fakes import PATIENCE_S
 
 BLOCK_SIZE = 16
 WRONG = -1
@@ -141,7 +141,7 @@ class FakeEngine:
     block_size = BLOCK_SIZE
     max_num_running = 64
     emulation = None
-    supported_tasks = ("generate",)
+    supported_tasks: tuple[str, ...] = ("generate",)
 
     def __init__(self, num_gpu_blocks: int = 65, on_step: Callable[[], None] = lambda: None):
         self.num_gpu_blocks = num_gpu_blocks
@@ -245,7 +245,7 @@ class FakeEngine:
             num_running_by_rank=Counter({0: num_running}),
             num_queued=len(self.waiting),
             queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
-            queue_head=head and QueueHead(head.request_id, 0, head.num_blocks, 0.0),
+            queue_head=QueueHead(head.request_id, 0, head.num_blocks, 0.0) if head else None,
             num_evicted_queued=sum(request_id in self.evicted for request_id in self.waiting),
         )
 
@@ -389,7 +389,7 @@ class FakeMoves:
         return len(self.in_the_batch())
 
     def in_the_batch(self) -> list[FakeRequest]:
-        both = (*self.suspended.values(), *self.arriving.values())
+        both: tuple[_Out | _Arrival, ...] = (*self.suspended.values(), *self.arriving.values())
         return [each.request for each in both if not each.queued]
 
     def held(self) -> list[int]:
@@ -563,7 +563,8 @@ class Scripted:
         return self.engine
 
 
-def assert_empty(engine: FakeEngine) -> None:
+def assert_empty(engine: Engine) -> None:
+    assert isinstance(engine, FakeEngine)
     engine.check()
     assert not engine.running
     assert not engine.waiting

@@ -6,6 +6,7 @@ wrote to it is told once.
 """
 
 import asyncio
+import selectors
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -28,6 +29,8 @@ INFO = EngineInfo(512, 65, 16, ("generate",))
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """A loop whose clock jumps to the next timer instead of waiting for it."""
+
+    _selector: selectors.BaseSelector
 
     def __init__(self) -> None:
         super().__init__()

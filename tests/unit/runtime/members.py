@@ -5,16 +5,18 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
-from fake_transfer import FakeTransfer
-from fakes import FakeNetwork
 
+from controller.ports.engine import Engine
 from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
+from controller.runtime.instance.serving import Serving
 from controller.runtime.member import Membership
 from controller.runtime.messages.requests import OutputsEmitted
+from tests.unit.runtime.fake_engine import FakeEngine, Scripted, decode_outputs, request_frames
+from tests.unit.runtime.fake_transfer import FakeTransfer
+from tests.unit.runtime.fakes import FakeNetwork
 
 CONTROLLER = "mem://controller"
 LEVELS = {0: "normal", 1: "high", -1: "low"}
@@ -53,8 +55,18 @@ class Instance:
     def hold_thread(self) -> threading.Event:
         """The engine's thread waits at its next boundary until the event is set."""
         event = threading.Event()
-        self.llumlet._thread.command(lambda engine: event.wait(10.0) and None)
+
+        def hold(_: Engine) -> None:
+            event.wait(10.0)
+
+        self.llumlet._thread.command(hold)
         return event
+
+    @property
+    def serving(self) -> Serving:
+        """Of an instance that is active."""
+        assert self.llumlet.serving is not None
+        return self.llumlet.serving
 
     async def end(self) -> None:
         self.engine.die(EndedByTestError())

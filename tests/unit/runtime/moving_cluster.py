@@ -7,16 +7,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fake_engine import FakeEngine, assert_empty, tokens_of
-from fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
-from members import CONTROLLER, Frontend, Instance
-
 from controller.core.events import DispatchRequested
 from controller.core.instance_ref import InstanceRef
-from controller.core.migration.destination import DestinationState
+from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
-from controller.core.migration.source import SourceState
+from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.ports.engine import Engine
@@ -34,6 +30,9 @@ from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked
 from controller.runtime.messages.operations import ReliefFruitless
 from controller.runtime.messages.requests import DispatchAsked, Dispatched, RequestsAsked
+from tests.unit.runtime.fake_engine import FakeEngine, assert_empty, tokens_of
+from tests.unit.runtime.fakes import INFO, PATIENCE_S, FakeNetwork, idle_snapshot, until
+from tests.unit.runtime.members import CONTROLLER, Frontend, Instance
 
 T = TypeVar("T")
 
@@ -210,26 +209,25 @@ class MovingCluster:
 
     async def answer(self, move_id: str) -> MoveAnswered:
         await self.until(lambda: move_id in self.controller.answers)
-        return self.controller.answers[move_id]
+        answered: MoveAnswered = self.controller.answers[move_id]
+        return answered
 
     async def move(self, *args: Any, **options: Any) -> MoveAnswered:
         return await self.answer(self.order(*args, **options))
 
     def source_state(self, move_id: str, instance_id: str = "i-0") -> SourceState | None:
-        instance_moves = self.instances[instance_id].llumlet.serving.instance_moves
-        move = instance_moves._outgoing.get(move_id) if instance_moves else None
+        move = self.instances[instance_id].serving.instance_moves._outgoing.get(move_id)
         return move.machine.state if move else None
 
     def destination_state(self, move_id: str, instance_id: str = "i-1") -> DestinationState | None:
-        instance_moves = self.instances[instance_id].llumlet.serving.instance_moves
-        move = instance_moves._incoming.get(move_id) if instance_moves else None
+        move = self.instances[instance_id].serving.instance_moves._incoming.get(move_id)
         return move.machine.state if move else None
 
     # -- ends ----------------------------------------------------------------------------
 
     async def at_boundary(self, instance: Instance, look: Callable[[Engine], T]) -> T:
         found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        instance.llumlet.serving.between_steps(look, found.set_result)
+        instance.serving.between_steps(look, found.set_result)
         return await asyncio.wait_for(found, PATIENCE_S)
 
     async def kill(self, instance_id: str, let_go: Callable[[], None] = lambda: None) -> None:
@@ -253,8 +251,7 @@ class MovingCluster:
         def quiet() -> bool:
             self.clock.now_s += 5.0
             return all(
-                not instance.llumlet.serving.requests
-                and instance.llumlet.serving.instance_moves.quiet
+                not instance.serving.requests and instance.serving.instance_moves.quiet
                 for instance in self.instances.values()
             )
 

@@ -5,15 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_engine import FakeOutput
-from fakes import (
-    FakeNetwork,
-    FakePeer,
-    directory,
-    idle_snapshot,
-    settle,
-)
-
 from controller.core.instance_ref import InstanceRef
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import Arrival
@@ -28,6 +19,14 @@ from controller.runtime.messages.requests import (
     Dispatched,
     OutputItem,
     OutputsEmitted,
+)
+from tests.unit.runtime.fake_engine import FakeOutput
+from tests.unit.runtime.fakes import (
+    FakeNetwork,
+    FakePeer,
+    directory,
+    idle_snapshot,
+    settle,
 )
 
 HERE = "mem://f-0"
@@ -72,7 +71,9 @@ class Bed:
     def say(self, message: Any, of: FakePeer | None = None) -> None:
         (of or self.controller).send(HERE, message)
 
-    def submit(self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)) -> asyncio.Task:
+    def submit(
+        self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)
+    ) -> asyncio.Task[None]:
         arrival = Arrival(request_id, f"client-{request_id}", 10, 0, 5.0)
         return asyncio.create_task(self.router.submit(arrival, payload))
 
@@ -89,7 +90,13 @@ class Bed:
         return await self.instances[instance_id].receive(AddRequest)
 
     def accept(
-        self, first_index: int, tokens: list[int], *, last: bool = False, epoch=(0, 0), r="r"
+        self,
+        first_index: int,
+        tokens: list[int],
+        *,
+        last: bool = False,
+        epoch: tuple[int, int] = (0, 0),
+        r: str = "r",
     ) -> list[Delivery[FakeOutput]]:
         finish_reason = "length" if last else None
         item = OutputItem(r, *epoch, first_index, len(tokens), finish_reason)

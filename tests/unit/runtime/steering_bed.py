@@ -4,9 +4,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from controller_bed import Bed
-from fakes import FakeNetwork, idle_snapshot, settle
-
 from controller.api.errors import LlumctlError
 from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
@@ -21,6 +18,8 @@ from controller.runtime.messages.moves import (
 )
 from controller.runtime.messages.operations import DrainSet
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
+from tests.unit.runtime.controller_bed import Bed
+from tests.unit.runtime.fakes import FakeNetwork, idle_snapshot, settle
 
 ORDER = DrainOrder("op-1", "i-0", began_s=1000.0, actor="ana", reason="a fan")
 MOVE = MoveInFlight("m-1", "r-1", "i-1", "copying", 0, 0, 1, "drain", 0.1)

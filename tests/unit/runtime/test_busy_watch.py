@@ -4,7 +4,6 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from fakes import hello
 
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.runtime.controller.busy_watch import (
@@ -17,6 +16,7 @@ from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
 from controller.runtime.instance.process_cpu import ProcessCpu
 from controller.runtime.messages.members import StatusPushed
+from tests.unit.runtime.fakes import hello
 
 IDLE = InstanceSnapshot("i-0", 1, 16, 100, 100)
 

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from controlled_cluster import ControlledCluster
-from fake_engine import tokens_of
-from fakes import PATIENCE_S, FakeNetwork
-from members import CONTROLLER, Instance, repeat_often
 
 from controller.core.rescheduling.config import ReschedulingConfig
+from tests.unit.runtime.controlled_cluster import ControlledCluster
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
+from tests.unit.runtime.members import CONTROLLER, Instance, repeat_often
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from controller_bed import CONFIG, HERE, Bed
-from fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
 from controller.core.events import DispatchCancelled
 from controller.core.migration.limits import MoveLimits
@@ -30,6 +28,8 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
+from tests.unit.runtime.controller_bed import CONFIG, HERE, Bed
+from tests.unit.runtime.fakes import INFO, FakeNetwork, hello, idle_snapshot, settle, virtual_time
 
 # -- coming up ----------------------------------------------------------------------------
 

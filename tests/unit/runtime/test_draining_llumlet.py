@@ -1,11 +1,10 @@
 """A llumlet that is told to drain: nothing moves in, what is there and what still comes is served,
 and its statuses say so."""
 
-from moving_cluster import MovingCluster
-
 from controller.core.migration.refusals import MoveRefusal
 from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.operations import DrainSet
+from tests.unit.runtime.moving_cluster import MovingCluster
 
 
 async def told(moving: MovingCluster, instance_id: str, draining: bool) -> None:

@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fakes import FakeNetwork, settle, virtual_time
-from steering_bed import MOVE, Disk, SteeringBed
 
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.operations.cluster_spec import DrainOrder
@@ -19,6 +17,8 @@ from controller.runtime.controller.operations.drains import (
 )
 from controller.runtime.messages.members import Directory, InstanceLost
 from controller.runtime.messages.operations import DrainSet
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from tests.unit.runtime.steering_bed import MOVE, Disk, SteeringBed
 
 
 def is_draining(bed: SteeringBed, instance_id: str = "i-0") -> bool:

@@ -4,10 +4,10 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from fake_engine import FakeBlocks
 
 from controller.runtime.instance.moves import kv_digest
 from controller.runtime.instance.moves.kv_digest import KvDigest
+from tests.unit.runtime.fake_engine import FakeBlocks
 
 NUM_BLOCKS = 12
 

@@ -6,14 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
 import pytest
-from fake_engine import FakeEngine, Scripted, decode_outputs, request_frames, tokens_of
-from fake_transfer import FakeTransfer
-from fakes import (
-    INFO,
-    FakeClock,
-    FakeNetwork,
-    FakePeer,
-)
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
@@ -30,6 +22,20 @@ from controller.runtime.messages.requests import (
     OutputsEmitted,
     OutputsUnread,
     RequestRefused,
+)
+from tests.unit.runtime.fake_engine import (
+    FakeEngine,
+    Scripted,
+    decode_outputs,
+    request_frames,
+    tokens_of,
+)
+from tests.unit.runtime.fake_transfer import FakeTransfer
+from tests.unit.runtime.fakes import (
+    INFO,
+    FakeClock,
+    FakeNetwork,
+    FakePeer,
 )
 
 PATIENCE_S = 10.0

@@ -5,12 +5,12 @@ import random
 import time
 
 import pytest
-from fake_engine import tokens_of
-from moving_cluster import MovingCluster
 
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.moving_cluster import MovingCluster
 
 FEW_BLOCKS = pytest.mark.parametrize("moving", [45], indirect=True)
 MAX_MOVES = 6

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from fakes import FakeNetwork, settle, virtual_time
-
 from controller.runtime.member import HELLO_INTERVAL_S, Membership
 from controller.runtime.messages.members import EngineInfo, Hello, Welcome
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 
 def member(network: FakeNetwork) -> Membership:

@@ -4,9 +4,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
-from fake_engine import WRONG, tokens_of
-from fake_transfer import COPY_TIME_S
-from moving_cluster import MovingCluster
 
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.migration.refusals import MoveRefusal
@@ -22,6 +19,9 @@ from controller.runtime.messages.moves import (
     RequestMoved,
 )
 from controller.runtime.messages.requests import AbortRequests, OutputsEmitted, OutputsReceived
+from tests.unit.runtime.fake_engine import WRONG, tokens_of
+from tests.unit.runtime.fake_transfer import COPY_TIME_S
+from tests.unit.runtime.moving_cluster import MovingCluster
 
 
 async def test_a_request_moves_while_it_streams(moving: MovingCluster) -> None:

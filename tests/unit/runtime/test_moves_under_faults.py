@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from fake_engine import assert_empty, tokens_of
-from moving_cluster import MovingCluster
 
 from controller.core.migration.protocol import DEFAULT_TIMING, Verb
 from controller.core.record.event_log import EventKind
@@ -18,6 +16,8 @@ from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.members import Welcome
 from controller.runtime.messages.moves import FenceAsked, MoveEnvelope, RequestMoved
 from controller.runtime.messages.requests import OutputsUnread
+from tests.unit.runtime.fake_engine import assert_empty, tokens_of
+from tests.unit.runtime.moving_cluster import MovingCluster
 
 
 @dataclass

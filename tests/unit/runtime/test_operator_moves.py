@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from controller_bed import Bed
-from fakes import FakeNetwork, settle, virtual_time
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import (
@@ -35,6 +33,8 @@ from controller.runtime.messages.moves import (
     MoveRefusalAsked,
     MoveRefusalsAnswered,
 )
+from tests.unit.runtime.controller_bed import Bed
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
 ORDER = Order("r", "i-0", 4, "by hand")
 PATIENCE_S = 60.0

@@ -5,9 +5,6 @@ change is what counts in the end, at the engine that has the request and in the 
 import asyncio
 
 import pytest
-from fakes import FakeNetwork, settle, virtual_time
-from moving_cluster import MovingCluster
-from router_bed import Bed
 from test_moves_under_faults import (
     AFTER_COMMIT,
     BEFORE_THE_CUT,
@@ -31,6 +28,9 @@ from controller.runtime.messages.operations import (
     RankSet,
 )
 from controller.runtime.messages.requests import AddRequest, DispatchAsked, Dispatched
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.router_bed import Bed
 
 every_phase = pytest.mark.parametrize("hold", PHASES)
 

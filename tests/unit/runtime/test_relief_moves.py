@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from moving_cluster import MovingCluster
 from pydantic import ValidationError
 
 from controller.api.settings.settings import MigrationTable
@@ -20,6 +19,7 @@ from controller.runtime.instance.moves.past_instances import MAX_HOPS
 from controller.runtime.messages.codec import AnyMessage
 from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
 from controller.runtime.messages.operations import DrainSet, Relief, ReliefFruitless, ReliefOrdered
+from tests.unit.runtime.moving_cluster import MovingCluster
 
 CONFIG = ReschedulingConfig()
 UNGUARDED = replace(CONFIG, guard=False)

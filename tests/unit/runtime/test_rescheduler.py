@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from controller_bed import Bed
-from fakes import FakeNetwork, settle
 
 from controller.core.load.snapshot import QueueHead
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.messages.codec import decode
 from controller.runtime.messages.operations import ReliefFruitless, ReliefOrdered
+from tests.unit.runtime.controller_bed import Bed
+from tests.unit.runtime.fakes import FakeNetwork, settle
 
 # Rounds are the tests'.
 NEVER = ReschedulingConfig(interval_s=3600.0)

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from controlled_cluster import ControlledCluster
-from fake_engine import tokens_of
-from fakes import PATIENCE_S, FakeNetwork
-from members import Instance, repeat_often
 
 from controller.core.record.event_log import EventKind
 from controller.core.rescheduling.config import ReschedulingConfig
+from tests.unit.runtime.controlled_cluster import ControlledCluster
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.fakes import PATIENCE_S, FakeNetwork
+from tests.unit.runtime.members import Instance, repeat_often
 
 # Steps take next to no time here, so no move is worth its cost.
 CONFIG = ReschedulingConfig(interval_s=0.01, guard=False)

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from fakes import hello
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.members import Welcome
+from tests.unit.runtime.fakes import hello
 
 
 def roster() -> Roster:

@@ -3,15 +3,6 @@
 import asyncio
 
 import pytest
-from fake_engine import FakeOutput, tokens_of
-from fakes import (
-    FakeNetwork,
-    directory,
-    idle_snapshot,
-    settle,
-    virtual_time,
-)
-from router_bed import BOTH, HERE, I0, Bed, new_tokens
 
 from controller.core.events import DispatchCancelled, DispatchRequested
 from controller.core.record.request_record import RequestState
@@ -37,6 +28,15 @@ from controller.runtime.messages.requests import (
     Refused,
     RequestRefused,
 )
+from tests.unit.runtime.fake_engine import FakeOutput, tokens_of
+from tests.unit.runtime.fakes import (
+    FakeNetwork,
+    directory,
+    idle_snapshot,
+    settle,
+    virtual_time,
+)
+from tests.unit.runtime.router_bed import BOTH, HERE, I0, Bed, new_tokens
 
 # -- dispatch -----------------------------------------------------------------------------
 

@@ -4,9 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_engine import FakeOutput, tokens_of
-from fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
-from router_bed import HERE, I0, I1, Bed, new_tokens
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
@@ -34,6 +31,9 @@ from controller.runtime.messages.requests import (
     RequestEvents,
     RequestsAsked,
 )
+from tests.unit.runtime.fake_engine import FakeOutput, tokens_of
+from tests.unit.runtime.fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
+from tests.unit.runtime.router_bed import HERE, I0, I1, Bed, new_tokens
 
 T = tokens_of("r", 100)
 

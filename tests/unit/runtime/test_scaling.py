@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from fakes import FakeNetwork, settle, virtual_time
-from steering_bed import Disk, SteeringBed
 
 from controller.api.errors import LlumctlError
 from controller.core.operations.drain import DrainState
 from controller.core.operations.scaling import ScalePlan
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.operations.drains import OperationRefusedError
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from tests.unit.runtime.steering_bed import Disk, SteeringBed
 
 
 @virtual_time

@@ -1,11 +1,11 @@
 """The present spec: saved before it counts, and never changed by two at once."""
 
 import pytest
-from controller_bed import Bed
-from fakes import FakeNetwork, virtual_time
 
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError, SpecKeeper
+from tests.unit.runtime.controller_bed import Bed
+from tests.unit.runtime.fakes import FakeNetwork, virtual_time
 
 FIRST = ClusterSpec.first(2)
 

@@ -3,7 +3,6 @@
 from unittest import mock
 
 import pytest
-from fakes import hello
 
 from controller.core.events import Event, InstanceDied, InstanceStarted, StatusReported
 from controller.core.load.snapshot import InstanceSnapshot
@@ -11,6 +10,7 @@ from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
 from controller.runtime.controller.stall_watch import StallWatch
+from tests.unit.runtime.fakes import hello
 
 STALL_S = 5.0
 

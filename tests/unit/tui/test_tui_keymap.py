@@ -1,9 +1,9 @@
 """Rebound keys: what is taken, what is refused, and that they work and are shown."""
 
 import pytest
-import tui_synthetic as synthetic
-from tui_support import FakeSource, dashboard, drawn, settle
 
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 from tui.input import keymap, keys
 from tui.input.keymap import KeymapError
 from tui.input.keys import KEYS

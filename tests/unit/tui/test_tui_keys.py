@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import tui_synthetic as synthetic
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
-from tui_support import (
+
+from controller.api.wire.models import ClusterStatus, StatusFrame
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import (
     NARROW,
     FakeSource,
     dashboard,
@@ -16,8 +18,6 @@ from tui_support import (
     replaying,
     settle,
 )
-
-from controller.api.wire.models import ClusterStatus, StatusFrame
 from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane

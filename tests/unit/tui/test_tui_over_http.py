@@ -2,11 +2,11 @@
 
 import time
 
-from control_support import TOKEN, listening
 from textual.pilot import Pilot
-from tui_support import dashboard, settle, shown
 
 from controller.api.client import ControlClient
+from tests.unit.control_support import TOKEN, listening
+from tests.unit.tui.tui_support import dashboard, settle, shown
 from tui.app import Dashboard
 from tui.feed.source import LiveSource
 from tui.screens.instance import InstanceScreen

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tui_synthetic as synthetic
-from cli_support import remember, stop
-from fake_controller import FakeController
-from pty_process import terminal
 from pydantic import BaseModel
-from tui_support import recorded
 
 from controller.api.recording import RecordingReader
 from controller.api.wire.models import StatusFrame
+from tests.unit.cli_support import remember, stop
+from tests.unit.fake_controller import FakeController
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.pty_process import terminal
+from tests.unit.tui.tui_support import recorded
 
 # What waits for a controller that hangs waits 5 s. Leaving takes 0.2 to 0.6 s (docs/benchmarks.md);
 # a machine that is busy with other things may double that.

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
-import svg_snapshots
-import tui_synthetic as synthetic
-from tui_support import (
+
+from controller.api.recording import RecordingReader
+from controller.api.wire.models import StatusFrame
+from tests.unit.tui import svg_snapshots
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import (
     NARROW,
     WIDE,
     FakeSource,
@@ -15,9 +18,6 @@ from tui_support import (
     replaying,
     settle,
 )
-
-from controller.api.recording import RecordingReader
-from controller.api.wire.models import StatusFrame
 from tui.app import Dashboard
 from tui.feed.replay import ReplaySource
 from tui.feed.state import Arrived, Lost

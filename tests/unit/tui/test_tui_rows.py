@@ -4,10 +4,10 @@ from datetime import UTC
 from typing import Any
 
 import pytest
-import tui_synthetic as synthetic
 
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import Event, InstanceState, QueueHeadStatus, StatusFrame
+from tests.unit.tui import tui_synthetic as synthetic
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, width_of
 from tui.drawing.layout import Pane, arrange

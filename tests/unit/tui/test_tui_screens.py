@@ -1,8 +1,10 @@
 """The screens in odd conditions: sizes, things that vanish, slow painting."""
 
 import pytest
-import tui_synthetic as synthetic
-from tui_support import (
+
+from controller.api.wire.models import Event, EventFrame, StatusFrame
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import (
     NARROW,
     WIDE,
     FakeSource,
@@ -10,8 +12,6 @@ from tui_support import (
     drawn,
     settle,
 )
-
-from controller.api.wire.models import Event, EventFrame, StatusFrame
 from tui.drawing.format import ASCII, Span, Tone
 from tui.drawing.layout import Pane
 from tui.drawing.themes import THEMES

@@ -1,10 +1,10 @@
 """Pictures of the screens at both sizes."""
 
 import pytest
-import svg_snapshots
-import tui_synthetic as synthetic
-from tui_support import NARROW, WIDE, FakeSource, dashboard, settle
 
+from tests.unit.tui import svg_snapshots
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import NARROW, WIDE, FakeSource, dashboard, settle
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_support import TOKEN
-from fake_controller import FakeController, event, until
 
 from controller.api import following
 from controller.api.client import ControlClient
@@ -20,6 +18,8 @@ from controller.api.wire.models import (
     PingFrame,
     StatusFrame,
 )
+from tests.unit.cli_support import TOKEN
+from tests.unit.fake_controller import FakeController, event, until
 from tui.feed import source as source_module
 from tui.feed.source import LiveSource
 from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived

@@ -1,7 +1,5 @@
 """The reducer: frames in, what the dashboard knows out."""
 
-import tui_synthetic as synthetic
-
 from controller.api.wire.models import (
     Event,
     EventFrame,
@@ -10,6 +8,7 @@ from controller.api.wire.models import (
     PingFrame,
     StatusFrame,
 )
+from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.state import (
     MAX_EVENTS,
     Arrived,

@@ -1,10 +1,10 @@
 """More rows than fit: the top of the order stays in view until somebody moves the cursor."""
 
 import pytest
-import tui_synthetic as synthetic
-from tui_support import NARROW, FakeSource, dashboard, drawn, settle
 
 from controller.api.wire.models import InstanceState, StatusFrame
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane

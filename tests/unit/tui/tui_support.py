@@ -7,7 +7,6 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-import tui_synthetic as synthetic
 from textual.app import App
 from textual.dom import DOMNode
 from textual.pilot import Pilot
@@ -16,6 +15,7 @@ from textual.widget import Widget
 
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.models import Frame, RequestList
+from tests.unit.tui import tui_synthetic as synthetic
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.drawing.themes import DEFAULT

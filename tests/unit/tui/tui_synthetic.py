@@ -140,7 +140,9 @@ def moving(status: ClusterStatus) -> ClusterStatus:
     return status.model_copy(update=found)
 
 
-def instance(id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fields: Any) -> Any:
+def instance(
+    id_: str = "i-0", state: InstanceState = InstanceState.ACTIVE, **fields: Any
+) -> InstanceStatus:
     """One that has reported; `fields` say what is different about it."""
     known: dict[str, Any] = {
         "incarnation": 1,
