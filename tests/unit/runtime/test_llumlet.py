@@ -133,7 +133,8 @@ class Bed:
 
     async def end(self) -> None:
         self.engine.die(EndedByTestError())
-        await asyncio.wait({self.task}, timeout=PATIENCE_S)
+        if self.llumlet.serving is not None:  # else its thread has ended, or never asks the engine
+            await asyncio.wait({self.task}, timeout=PATIENCE_S)
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
