@@ -178,11 +178,12 @@ def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -
         assert Completion(pair, wanted[index]).result() == expected[index]
 
     with Load(len(wanted), ask) as load:
-        # Three requests have less than 618 steps left, two more than 688: the third instance gets
-        # two. Rounds so often that they come before new requests fill it.
+        # Three requests leave an instance less than 618 steps, two 800 to 960, one 1,850: whenever
+        # the third instance has none or one, it gets another from one that has two or three. With
+        # thresholds between three and two, new requests filled it before the first round did.
         thresholds = ("migration.source_below_steps", "migration.destination_above_steps")
         often = "migration.interval_s=0.02"
-        done(pair, "set", *(f"{key}=650" for key in thresholds), often)
+        done(pair, "set", *(f"{key}=1000" for key in thresholds), often)
         (new,) = json_of(pair, "scale", "+1", "--wait")["added"]
         wait_for(lambda: story.moves("balance", to=new), f"{new} to be filled by moves")
         done(pair, "set", *(f"{key}=96" for key in thresholds))
