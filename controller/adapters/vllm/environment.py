@@ -13,7 +13,7 @@ ENVIRONMENT = {
     # all that we log in a frontend would be gone.
     "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
     # Of compiled grammars that no request runs under any more, 512 by default. One has at most 32
-    # (grammar_trials.py); that of a tool's schema and a vocabulary of 128,000 has 0.1.
+    # (grammars/trials.py); that of a tool's schema and a vocabulary of 128,000 has 0.1.
     "VLLM_XGRAMMAR_CACHE_MB": "64",
     # Would let vLLM put pickles into what frontends and instances send each other.
     "VLLM_ALLOW_INSECURE_SERIALIZATION": None,

@@ -1,6 +1,6 @@
 """The round of continuous rescheduling: which instance is to relieve itself towards which other.
 
-It looks at one status per instance and never at a request; sources pick those (`moves.relief`).
+It looks at one status per instance and never at a request; sources pick those (`relief_moves`).
 It remembers who has an order, and for a second which pairs came to nothing; so a controller that
 starts again goes on with its first round. Until then orders end by themselves.
 """

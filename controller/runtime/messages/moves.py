@@ -1,5 +1,5 @@
 """What is said about moves: between the two instances, to the frontend that owns the request, and
-between the controller and a source. See `messages` for how they travel.
+between the controller and a source. See `codec` for how they travel.
 """
 
 import msgspec

@@ -1,4 +1,4 @@
-"""What is said when operators, or the policy for them, steer a running cluster. See `messages`
+"""What is said when operators, or the policy for them, steer a running cluster. See `codec`
 for how they travel.
 """
 

@@ -1,7 +1,7 @@
 """Bounds on structured outputs: what an engine would take too long, or too much memory, to follow.
 
 They are the first line, quick to check and quick to explain. What they let pass is tried before
-an engine gets it (grammar_trials.py), and watched at each step (grammar_guard.py).
+an engine gets it (grammars/trials.py), and watched at each step (engine/grammar_guard.py).
 
 Regular expressions, also those in JSON schemas, are judged by regex_ambiguity.py. A request has so
 many of them, of so many characters, and so large when every repeat is written out: what a pattern

@@ -3,9 +3,9 @@
 **Steps.** What a grammar costs grows with the text, so a first slow step comes well before a
 hopeless one. Called slow by the thread's own CPU time: a busy machine is no reason. A single call
 that never returns is beyond this guard; for regular expressions and schemas the frontend
-refuses what could do that (constraint_checks.py).
+refuses what could do that (checks/constraints.py).
 
-**Compiling.** What a frontend sends has been compiled within bounds before (grammar_trials.py).
+**Compiling.** What a frontend sends has been compiled within bounds before (grammars/trials.py).
 Here it is compiled once more, in threads of vLLM's, which nobody can end: a compiled grammar is
 slower to read than to compile (6.5 s instead of 0.15 s for 50 tool schemas, 72 MB). So a request
 whose client has left is not compiled any more if that has not begun, nothing keeps what comes of

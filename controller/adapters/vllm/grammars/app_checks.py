@@ -1,7 +1,7 @@
 """What vLLM checks of structured outputs on a frontend's event loop, without what takes long.
 
 vLLM converts every grammar there, to see whether it can: `[a-z]{1,10000}` in a JSON schema took
-37.8 s, for which all streams stood still. Here that is left to a trial (grammar_trials.py), which
+37.8 s, for which all streams stood still. Here that is left to a trial (grammars/trials.py), which
 a request passes before it is sent to an instance. What remains takes time in proportion to the
 request.
 

@@ -1,4 +1,4 @@
-"""The process in which a frontend has grammars tried (grammar_trial.py), and one trial in it.
+"""The process in which a frontend has grammars tried (grammars/trial.py), and one trial in it.
 
 A trial's socket is its life line: whoever is cancelled closes it, and with it ends the fork.
 """

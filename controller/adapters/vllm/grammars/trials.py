@@ -1,6 +1,6 @@
 """Which grammars an engine may be asked to compile: those that a trial has shown to be bounded.
 
-Every grammar is tried once in a process of its own (grammar_process.py), and what came of it is
+Every grammar is tried once in a process of its own (grammars/process.py), and what came of it is
 remembered. Most take milliseconds; a hostile one takes all that it may, so it must not keep the
 others waiting: whoever is not done within the short trial goes to the end of another, shorter
 queue, and starts anew there with the full time.

@@ -1,6 +1,6 @@
 """Live moves of a vLLM engine's requests (EngineMoves): stock vLLM, without a patch.
 
-The halves are in source_moves.py and destination_moves.py; each file names the parts of vLLM
+The halves are in source.py and destination.py; each file names the parts of vLLM
 that it touches.
 """
 
