@@ -53,10 +53,10 @@ class Declared:
 
     @property
     def bounds(self) -> dict[str, Any]:
-        queries = [self.node.value, *ast.walk(self.node.annotation)]
+        calls = [self.node.value, *ast.walk(self.node.annotation)]
         return {
             keyword.arg: ast.literal_eval(keyword.value)
-            for call in queries
+            for call in calls
             if isinstance(call, ast.Call) and _name(call.func) == "Field"
             for keyword in call.keywords
             if keyword.arg in _BOUNDS and _is_literal(keyword.value)

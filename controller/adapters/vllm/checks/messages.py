@@ -43,8 +43,8 @@ def find_in_messages(request: dict[str, Any]) -> Fault | None:
 
 
 def _find_in_message(message: dict[str, Any]) -> str | None:
-    queries = message.get("tool_calls")
-    if queries is not None and not isinstance(queries, list):
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
         return "tool_calls must be a list"
     parts = message.get("content")
     if isinstance(parts, list) and not all(isinstance(part, dict | str) for part in parts):

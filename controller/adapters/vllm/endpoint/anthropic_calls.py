@@ -20,8 +20,8 @@ def leave_out_cut_calls(serving: Any) -> None:
 
     def converted(answer: Any) -> Any:
         for choice in answer.choices:
-            queries = choice.message.tool_calls
-            choice.message.tool_calls = [c for c in queries if is_whole(c.function.arguments)]
+            calls = choice.message.tool_calls
+            choice.message.tool_calls = [c for c in calls if is_whole(c.function.arguments)]
         return convert(answer)
 
     serving.messages_full_converter = converted
