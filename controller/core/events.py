@@ -29,7 +29,7 @@ class StatusReported:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDied:
-    """That incarnation will never run anything again."""
+    """This incarnation will never run anything again."""
 
     instance_id: str
     incarnation: int
@@ -44,8 +44,8 @@ class InstanceRemoved:
 
 @dataclass(frozen=True, slots=True)
 class DrainBegan:
-    """From now on the instance gets nothing, in whatever incarnation, until `DrainEnded`. It need
-    not be known yet."""
+    """No incarnation of the instance gets requests from now on, until `DrainEnded`. The instance
+    need not be known yet."""
 
     instance_id: str
 
@@ -59,8 +59,8 @@ class DrainEnded:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRequested:
-    """A frontend asks where to send a request. A replay of the request asks again, and so does one
-    whose rank has changed while it was held."""
+    """A frontend asks where to send a request. It asks again for a replay, and if the rank changed
+    while the request was held."""
 
     request_id: str
     frontend_id: str
@@ -86,7 +86,7 @@ class FrontendDied:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed. Wanted every second or so while requests are held."""
+    """Time passed. The scheduler needs this every second or so while it holds requests."""
 
 
 Event = (
@@ -105,7 +105,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request there; it carries `seq` and is refused by any other incarnation.
+    """Send the request with `seq` to this incarnation; any other one refuses it.
 
     `scores` are those of the instances considered, kept for a later explanation.
     """

@@ -11,5 +11,5 @@ class InstanceRef:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What it is told apart by."""
+        """Tells incarnations apart."""
         return self.instance_id, self.incarnation

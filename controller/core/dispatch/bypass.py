@@ -12,7 +12,8 @@ from controller.core.load.snapshot import InstanceSnapshot
 def choose_without_controller(
     snapshots: Iterable[InstanceSnapshot], num_own_reqs: Mapping[str, int]
 ) -> InstanceSnapshot | None:
-    """Fewest own requests, then most free blocks, then id; None if nothing may be chosen."""
+    """The instance with the fewest own requests, then the most free blocks, then the first id; None
+    if all drain."""
     return min(
         (snapshot for snapshot in snapshots if not snapshot.draining),
         key=lambda s: (num_own_reqs.get(s.instance_id, 0), -s.num_free_blocks, s.instance_id),

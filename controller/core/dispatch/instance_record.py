@@ -12,8 +12,8 @@ from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import InstanceSnapshot, Unreported, blocks_for
 
 LOST_AFTER_S = 10.0
-"""A request is at its instance within milliseconds of its dispatch. One that a status from so much
-later does not name is not coming: its frontend died, or the message was lost."""
+"""A request reaches its instance within milliseconds of its dispatch. If a status from this much
+later does not count the request, its frontend died or the message was lost."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class InstanceRecord:
         self.incarnation = incarnation
         self.alive = True
         self.draining = draining
-        """It was told to drain: it counts as draining also while its status does not say so. The
-        other way round too, so that after a drain its own word ends it."""
+        """Whether the instance was told to drain. It counts as draining also while only its status
+        says so, so that a drain ends by the instance's own word."""
         self.snapshot: InstanceSnapshot | None = None
         """The last status of this incarnation."""
         self.last_report_s = float("-inf")
@@ -61,14 +61,12 @@ class InstanceRecord:
         """The last sequence number given out to this incarnation."""
         self.unreported = NOTHING_UNREPORTED
         self._unreported: deque[_OnItsWay] = deque()
-        """What `unreported` is the sum of; sequence numbers ascend."""
+        """The requests that `unreported` sums up; their sequence numbers ascend."""
         self.stall_timeout_s = stall_timeout_s
 
     def schedulable(self, now_s: float) -> bool:
-        """May get requests: alive, reported lately in this incarnation, not draining.
-
-        `refusal` is None, spelled out: that way 1,024 instances would take 120 us, so 85.
-        """
+        """Whether the instance may get requests: `refusal` is None, written out, because 1,024
+        instances take 85 us this way and 120 us by calling `refusal`."""
         return (
             self.alive
             and now_s - self.last_report_s <= self.stall_timeout_s
@@ -77,8 +75,8 @@ class InstanceRecord:
         )
 
     def refusal(self, now_s: float) -> str | None:
-        """Why it gets no requests, as a reason code; None when it is schedulable. One that drains
-        and hangs is stalled: it does not drain."""
+        """The code of why the instance gets no requests; None when it is schedulable. A draining
+        instance that hangs is stalled, because it does not drain."""
         if not self.alive:
             return "dead"
         if self.snapshot is None:
@@ -88,12 +86,12 @@ class InstanceRecord:
         return "draining" if self.snapshot.draining else None
 
     def reports(self, now_s: float) -> bool:
-        """It serves and says so, whether it drains or not."""
+        """Whether the instance serves and says so, draining or not."""
         return self.refusal(now_s) in (None, "draining")
 
     def report(self, snapshot: InstanceSnapshot, last_dispatch_seq: int, now_s: float) -> None:
-        """Takes a status of this incarnation; what it has seen is unreported no more, nor what
-        would have been there by now."""
+        """Takes a status of this incarnation. Requests that the status counts are unreported no
+        more, nor those dispatched `LOST_AFTER_S` ago."""
         self.snapshot = replace(snapshot, draining=True) if self.draining else snapshot
         self.last_report_s = now_s
         # A scheduler that was restarted goes on where its predecessor stopped: numbers below
@@ -107,7 +105,7 @@ class InstanceRecord:
             self._account()
 
     def dispatch(self, num_prompt_tokens: int, frontend_id: str, now_s: float) -> int:
-        """Accounts for one request sent there; returns its sequence number. Needs a status."""
+        """Accounts for one dispatched request; returns its sequence number. Needs a status."""
         assert self.snapshot is not None
         self.last_dispatch_seq += 1
         demand_blocks = blocks_for(num_prompt_tokens, self.snapshot.block_size)
@@ -120,18 +118,18 @@ class InstanceRecord:
         return self.last_dispatch_seq
 
     def drain(self) -> None:
-        """Gets nothing from now on, before its next status says so."""
+        """The instance gets no requests from now on, even before its status says that it drains."""
         self.draining = True
         if self.snapshot is not None:
             self.snapshot = replace(self.snapshot, draining=True)
 
     def frontend_died(self, frontend_id: str) -> None:
-        """What it has not sent it will not send."""
+        """Forgets the unreported requests of a dead frontend: it will not send them."""
         self._unreported = deque(e for e in self._unreported if e.frontend_id != frontend_id)
         self._account()
 
     def die(self) -> None:
-        """Gets nothing any more. The last status stays, to look at."""
+        """This incarnation gets no requests any more; its last status can still be read."""
         self.alive = False
         self._unreported.clear()
         self._account()

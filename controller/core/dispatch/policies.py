@@ -22,7 +22,7 @@ PickFunction = Callable[[Sequence[str], Sequence[float], str | None], int]
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`pick` takes ids (at least one, ascending), their scores and the instance chosen last; it
-    gives a place among them and decides ties by id, so by the first."""
+    returns an index into them, of equal scores the first."""
 
     name: str
     score: ScoreFunction
@@ -39,7 +39,7 @@ def pick_lowest(_ids: Sequence[str], scores: Sequence[float], _last: str | None)
 
 
 def pick_next(ids: Sequence[str], _scores: Sequence[float], last: str | None) -> int:
-    """The id that follows `last`, then around; right even if `last` is gone by now."""
+    """The id that follows `last`, which may be gone by now; after the highest id the first."""
     place = 0 if last is None else bisect_right(ids, last)
     return place if place < len(ids) else 0
 

@@ -1,10 +1,10 @@
 """The schedulable instances and their scores, kept from one decision to the next.
 
-A decision among 1,024 instances may not ask each of them in Python: that took 160 us where no
-score had changed, 720 where all had. So the list of those that may take requests stays as it is
-until one comes, goes or stalls, and a score is computed when its instance reports or is sent a
-request: 0.4 us of a status, which takes many times that to receive. What is left of a decision is
-the search for the best, which is C's. The outcome is as if each had been asked.
+To ask each of 1,024 instances in Python took 160 us where no score had changed, and 720 where all
+had. So the list of schedulable instances is kept until one comes, goes or stalls, and a score is
+computed when its instance reports or is sent a request: 0.4 us of a status, which takes many times
+that to receive. A decision then only searches for the best score, in C; the outcome is as if each
+instance had been asked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from controller.core.dispatch.scores import Scores
 from controller.core.load.snapshot import Level
 
 MAX_RANKS = 8
-"""Scores are kept for so many ranks at most: a request may name any, and each one is work with
-every status."""
+"""Scores are kept for this many ranks at most: a request may name any rank, and each kept rank adds
+work to every status."""
 
 
 class ScoreBoard:
-    """`records` are the scheduler's own, by id. Whoever changes one says so here: `changed` after
-    a status or a dispatch, `forget` after anything else."""
+    """`records` are the scheduler's own, by id. The scheduler calls `changed` after a status or a
+    dispatch, and `forget` after any other change of a record."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class ScoreBoard:
         self._stall_timeout_s = stall_timeout_s
         self._is_known = False
         self._ready: list[InstanceRecord] = []
-        """The schedulable ones, ids ascending."""
+        """The schedulable instances, ids ascending."""
         self._ids: tuple[str, ...] = ()
         self._places: dict[str, int] = {}
         self._oldest_report_s = 0.0
-        """None of them reported before this: until it is a stall timeout ago, none can have
-        stalled."""
+        """The earliest of their last reports: none can have stalled until this is a stall timeout
+        ago."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
-        """By rank, for the ranks that were asked for; parallel to `_ready`."""
+        """Scores by rank, parallel to `_ready`, for the ranks that were asked for."""
 
     def forget(self) -> None:
         """An instance came or went, or may take requests from now on, or may no longer."""
         self._is_known = False
 
     def changed(self, record: InstanceRecord, now_s: float) -> None:
-        """It reported, or was sent a request."""
+        """The instance reported, or was sent a request."""
         if not self._is_known:
             return
         place = self._places.get(record.instance_id)
@@ -66,8 +66,8 @@ class ScoreBoard:
         return bool(self._ready)
 
     def choose(self, level: Level, last: str | None) -> tuple[InstanceRecord, Scores]:
-        """For a new request of `level`, after `any_schedulable` was true. `last`: the choice
-        before this one."""
+        """Chooses for a new request of `level`, after `any_schedulable` was true. `last` is the
+        choice before this one."""
         known = self._scores.get(level.rank)
         scores = self._begin(level) if known is None else known[1]
         place = self._policy.pick(self._ids, scores, last)

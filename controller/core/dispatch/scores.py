@@ -1,4 +1,4 @@
-"""What a policy thought of each instance at one decision."""
+"""The scores that a policy gave to each instance at one decision."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 class Scores(Mapping[str, float]):
     """Score by instance id, ids ascending.
 
-    Made for every decision and looked at for few of its entries, so it is no dict: `ids` and
-    `places` are shared by many, and `values` (parallel to `ids`) is all that is copied, 1 us for
-    1,024 of them where a dict takes 30.
+    Every decision makes one, and few of its entries are looked at. So this is no dict: decisions
+    share `ids` and `places` and copy only `values` (parallel to `ids`), which takes 1 us for 1,024
+    instances where a dict takes 30.
     """
 
     __slots__ = ("_ids", "_low_is_better", "_places", "_values")
@@ -37,7 +37,8 @@ class Scores(Mapping[str, float]):
         return len(self._ids)
 
     def best(self, number: int, chosen: str) -> list[tuple[str, float]]:
-        """The chosen one, whatever it was chosen for, then the best of the others, ties by id."""
+        """`number` (id, score) pairs: the chosen instance, whatever its score, then the best of the
+        others, ties by id."""
         find = heapq.nsmallest if self._low_is_better else heapq.nlargest
         places = find(number, range(len(self._ids)), key=self._values.__getitem__)
         others = [place for place in places if self._ids[place] != chosen]

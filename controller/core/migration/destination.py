@@ -1,21 +1,21 @@
 """The destination of a move: reserves, receives, applies COMMIT, remembers how it ended.
 
     RESERVING   the engine is asked for blocks, and gets ready for COMMIT if the stage is the last
-    RECEIVING   they are there, and the bytes of the stage are expected
-    HOLDING     all that was sent has come: the next stage, or COMMIT, may
+    RECEIVING   the blocks are reserved, and the bytes of the stage are expected
+    HOLDING     all bytes of the stage have come: the next stage, or COMMIT, may follow
     APPLYING    COMMIT came: the engine takes the request in at its next step boundary
-    FREEING     called off while bytes may still come: nothing is freed under the receiver's hands
+    FREEING     the move was called off; its blocks are freed when no bytes can come any more
 
     COMMITTED   the request lives here
-    ABORTED     nothing of it is held here, and never will be
+    ABORTED     nothing of the request is held here, and never will be by this move
 
-Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may be here
-before the last bytes are: it is `pending` until then.
+Bytes and messages take different ways, so the next stage's PRE_ALLOC, or COMMIT, may be here before
+the last bytes are: the message is `pending` until they are.
 
-Who hears nothing of its source for a lease frees what it holds. A COMMIT that comes later is
-refused, for which the source resumes the request; that answer is final, as every one of a move
-that is over. The frontend may ask who owns the request when its source died: a move whose COMMIT
-did not come is then called off for good, so that the answer stays true.
+A destination that hears nothing of its source for a lease frees what it holds. It refuses a COMMIT
+that comes later, and the source resumes the request; this answer is final, as is every answer about
+a move that is over. When the source died, the frontend may ask who owns the request: a move whose
+COMMIT did not come is then called off for good, so that the answer stays true.
 """
 
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ class DestinationMove:
         self.state = DestinationState.RESERVING
         self.stage = 0
         self.hop = 0
-        """In which the request runs here, once COMMIT came."""
+        """The hop in which the request runs here, once COMMIT came."""
         self.code = ""
-        """Why nothing came of it."""
+        """Why nothing came of the move."""
         self._timing = timing
         self._since_s = now_s
         self._heard_s = now_s
@@ -72,7 +72,7 @@ class DestinationMove:
         self._dropped = False
         self._acknowledged = False
         self._last_change = 0
-        """Of the rank: the newest that was heard of."""
+        """The number of the newest change of the rank that was heard of."""
 
     @property
     def over(self) -> bool:
@@ -85,17 +85,17 @@ class DestinationMove:
 
     @property
     def is_final(self) -> bool:
-        """The source may not have the request back any more. Until then the request must not
-        move on: the hop after ours is the source's, if it fences ours."""
+        """The source may not have the request back any more. Until then the request must not move
+        on: the hop after this one is the source's, if the frontend fences this one."""
         return self.state is _D.ABORTED or (self.state is _D.COMMITTED and self._acknowledged)
 
     def forgettable(self, now_s: float) -> bool:
-        """The source knows how it ended, or is dead, or will ask for it no more."""
+        """The end is final, and whatever may come late has come."""
         past = now_s >= self._since_s + self._timing.memory_s
         return past and self.is_final
 
     def start(self, message: MoveMessage) -> Instructions:
-        """With the first PRE_ALLOC."""
+        """Takes the first PRE_ALLOC."""
         return self._reserve(message)
 
     def handle(self, event: object, now_s: float) -> Instructions:
@@ -218,7 +218,8 @@ class DestinationMove:
         return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
 
     def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
-        """With COMMIT here what it sent before may still be on its way: its link's end decides."""
+        """If COMMIT is here, the bytes sent before may still be on their way: the receiver says
+        whether they came."""
         if self._has_commit():
             self._acknowledged = True
             return _D.RECEIVING, []
@@ -237,7 +238,7 @@ class DestinationMove:
         return [Free()]
 
     def _reply(self, event: Any) -> Instructions:
-        """To what comes for a move that is called off: always the same."""
+        """Answers a message for a move that is called off, always in the same way."""
         match event:
             case MoveMessage(verb=Verb.ABORT):
                 return [Answer(MoveMessage(Verb.ABORTED, self.stage))]
@@ -360,7 +361,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
 
 
 _ANSWERS = (Reserved, NotReserved, StageReceived, StageLost, CommitApplied, CommitNotApplied)
-"""To what was asked before the move was called off."""
+"""Answers to what was asked before the move was called off."""
 
 
 TABLE = _table()

@@ -45,7 +45,7 @@ class StageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """Its bytes will not come, or the receiver has let go of its blocks as it was told to."""
+    """The stage's bytes will not come, or the receiver let go of the blocks as it was told to."""
 
     stage: int
     code: str
@@ -68,21 +68,21 @@ class SourceDied:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """The frontend says so itself; the engine has ended the request if it had it."""
+    """The frontend itself tells of it; the engine has ended the request if it had it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerAsked:
-    """By the frontend, whose source died."""
+    """The source died, and the frontend asks who owns the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired:
-    """By the machine's own clockwork (`tick`)."""
+    """The source said nothing for too long. The machine's own `tick` finds that."""
 
 
 def code_of(event: object) -> str:
-    """Why a move is called off for which this comes."""
+    """Why this event calls a move off."""
     match event:
         case MoveMessage(code=code) if code:
             return code
@@ -102,8 +102,8 @@ def code_of(event: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """`last`: the request stops for this stage, so nothing that takes its time may be left to do
-    at the commit."""
+    """`last`: the request stops for this stage, so whatever takes long before a commit must be done
+    with it."""
 
     stage: int
     num_blocks: int
@@ -122,27 +122,27 @@ class CancelReceive:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """All that is reserved; comes after a `Reserve` under way."""
+    """Free all that is reserved, after a `Reserve` that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """COMMIT. `rank`: as it was changed behind the request's back, or None."""
+    """Take the request in. `rank`: the new one if it changed during the move, else None."""
 
     rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the request without an output, if it runs here in this hop: another one owns it.
-    In a later one it came by another move."""
+    """Forget the request without an output if it runs here in this hop: another instance owns it.
+    In a later hop it came by another move."""
 
     hop: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """Its client left."""
+    """End the request: its client left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class TellFrontend:
-    """Whether the request lives here. False is final."""
+    """Tell the frontend whether the request lives here. False is final."""
 
     moved: bool
     hop: int

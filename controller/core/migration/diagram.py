@@ -2,7 +2,7 @@
 
     python -m controller.core.migration.diagram
 
-What leaves the state as it is (a repetition, something late, a priority) is left out.
+Events that leave the state as it is (a repetition, something late, a priority) are left out.
 """
 
 import re
@@ -17,8 +17,7 @@ from controller.core.migration.protocol import Verb
 
 
 def mermaid(table: Mapping[tuple[Any, Trigger], Rule[Any]], over: Sequence[StrEnum]) -> str:
-    """A Mermaid stateDiagram-v2. A machine begins in the first state of its class, and nothing
-    of a move is under way any more in those that are `over`."""
+    """A Mermaid stateDiagram-v2 that begins in the first state of the class and ends in `over`."""
     arrows: dict[tuple[StrEnum, StrEnum], list[str]] = {}
     for (state, trigger), rule in table.items():
         for target in rule.to:

@@ -1,4 +1,4 @@
-"""What moves may take of a cluster; all of it may be changed while it runs."""
+"""What moves may take of a cluster; operators may change each limit while the cluster runs."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
     max_moves: int = 4
-    """Of one instance at a time, in both directions."""
+    """Moves of one instance at a time, both directions together."""
     max_bytes_per_s: float | None = None
-    """From one instance to another; None: no limit."""
+    """Bandwidth from one instance to another; None: no limit."""
     cooling_s: float = 30.0
     """How long a destination that failed is not chosen."""

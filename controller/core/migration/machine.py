@@ -1,8 +1,7 @@
-"""What the two machines share: a table of rules, and nothing outside it; one instruction.
+"""What the machines of source and destination share: a table of rules, and one instruction.
 
-A rule says for a state and what happened there which states may follow and what is done. An
-event without a rule raises and changes nothing; `late` lists what a network may bring after its
-time, which is ignored.
+A rule says for a state and an event which states may follow and what is done. An event without a
+rule raises and changes nothing, so the tables also name what a network brings late, to ignore it.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Ve
 
 State = TypeVar("State", bound=StrEnum)
 Trigger = Verb | type
-"""A message by its verb, anything else by its type."""
+"""A message triggers a rule by its verb, any other event by its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ Table = Mapping[tuple[State, Trigger], Rule[State]]
 
 @dataclass(frozen=True, slots=True)
 class SetRank:
-    """Of the request, wherever it is on this engine."""
+    """Change the request's rank, wherever the request is on this engine."""
 
     rank: int
 

@@ -26,15 +26,16 @@ class EndedMove:
 class MoveLog:
     def __init__(self) -> None:
         self.recent: deque[EndedMove] = deque(maxlen=MAX_RECENT)
-        """The last that ended, the newest last."""
+        """The last moves that ended, the newest last."""
         self.num_by_outcome: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.num_bytes = 0
-        """Copied by all moves, those that came to nothing too."""
+        """Bytes copied by all moves, also by those that came to nothing."""
         self.num_downtimes = [0] * (len(DOWNTIME_BOUNDS_S) + 1)
-        """By the first bound that a downtime does not exceed; the last is for all above."""
+        """Moves by the first bound that their downtime does not exceed; the last number is of those
+        above all bounds."""
         self.sum_downtimes_s = 0.0
         self._timed: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """(downtime, excess) by move, where that was told before the move's end: the last few."""
+        """(downtime, excess) by move, for the last few that were timed before they ended."""
         self._ends: deque[tuple[float, str]] = deque()
         """(when, outcome) of the last minute."""
 
@@ -47,7 +48,7 @@ class MoveLog:
         self._forget(now_s)
 
     def timed(self, migration_id: str, downtime_s: float, excess_s: float) -> None:
-        """Its frontend says how long the client waited."""
+        """The request's frontend says how long its client waited in a move."""
         self.num_downtimes[bisect_left(DOWNTIME_BOUNDS_S, downtime_s)] += 1
         self.sum_downtimes_s += downtime_s
         for move in self.recent:
@@ -59,13 +60,13 @@ class MoveLog:
             self._timed.popitem(last=False)
 
     def last_minute(self, now_s: float) -> tuple[int, int]:
-        """(migrated, failed): of a request that is over there was nothing to move."""
+        """How many moves (migrated, failed). A move whose request ended is neither."""
         self._forget(now_s)
         outcomes = Counter(outcome for _, outcome in self._ends)
         return outcomes["migrated"], outcomes["kept"] + outcomes["resumed"]
 
     def typical_excess_s(self) -> float | None:
-        """Of the last moves; None if none was timed."""
+        """The median of the last moves; None if none was timed."""
         found = [move.excess_s for move in self.recent if move.excess_s is not None]
         return median(found) if found else None
 

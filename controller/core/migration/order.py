@@ -1,4 +1,4 @@
-"""What a source is told to do, by the controller or by its own choice: a move of one request."""
+"""An order to a source to move one request, from the controller or from the source itself."""
 
 from dataclasses import dataclass
 

@@ -1,16 +1,16 @@
-"""Who runs one request, as its frontend knows it: whose tokens count, and who is asked what.
+"""Which instance owns one request, as the request's frontend knows it: whose tokens count.
 
-    announced   a source says that the destination may own it soon, in hop + 1
-    moved       the destination says that it does; its tokens in that hop say the same
-    fence       the source, which gets no answer, wants it back in hop + 2: granted unless the
-                frontend has heard of hop + 1, and from then on hop + 1 counts for nothing
+    announced   a source says that the destination may own the request soon, in hop + 1
+    moved       the destination says that it owns the request; its tokens in hop + 1 say the same
+    fence       the source got no answer and wants the request back in hop + 2: granted unless the
+                frontend has heard of hop + 1, which counts for nothing from then on
     lost        an instance died. If it owned the request and a move was announced, the
-                destination is asked whether COMMIT reached it; else the request is lost, as it
-                is when a source says that it gave it to a destination that died. What a
-                dead one said before counts if it is late, but gives the request to nobody
+                destination is asked whether COMMIT reached it; else the request is lost. It is
+                lost too if a source says that it gave the request to a destination that died.
+                Late tokens of a dead instance count, but no longer make it the owner
 
-So whatever two instances believe, the client reads one of them. The other one, and one that was
-taken for dead but lives, must be told to stop (`shuts_out`).
+So whatever two instances believe, the client reads one of them. The other one, and an instance
+that was taken for dead but lives, must be told to stop (`shuts_out`).
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 class Loss(Enum):
     NONE = "none"
-    """It did not run there."""
+    """The request did not run on the dead instance."""
     ASK = "ask"
-    """The announced destination knows."""
+    """The announced destination knows whether it has the request."""
     REQUEST = "request"
-    """Nobody has it any more."""
+    """No instance has the request any more."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Announced:
 
 
 class Ownership(Generic[T]):
-    """Of one request from its dispatch on. `owner` is the last one known."""
+    """The ownership of one request from its dispatch on. `owner` is the last one known."""
 
     __slots__ = ("_announced", "_asking", "_dead", "_order", "owner")
 
@@ -60,20 +60,21 @@ class Ownership(Generic[T]):
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """Tokens that were sent, by the owner or the one before, and did not come."""
+        """[first, end) of tokens that the owner or the one before sent and that did not come."""
         return self._order.gap
 
     @property
     def to_ask(self) -> tuple[InstanceRef, int] | None:
-        """The owner died, and this destination has not said yet whether the request is there, in
-        this hop."""
+        """(destination, hop): the owner died, and this destination has not said yet whether the
+        request is there in this hop. Else None."""
         if not self._asking or self._announced is None:
             return None
         return self._announced.destination, self._announced.hop
 
     @property
     def holders(self) -> list[InstanceRef]:
-        """All that may hold something of it: who must hear that its client left."""
+        """The instances that may hold something of the request, and must hear if its client
+        leaves."""
         if self._announced is None or self._announced.destination == self.owner:
             return [self.owner]
         return [self.owner, self._announced.destination]
@@ -113,8 +114,8 @@ class Ownership(Generic[T]):
         return self._order.shuts_out(epoch, first_index, num_tokens)
 
     def fence(self, owner: InstanceRef, hop: int) -> bool | None:
-        """The source wants it back in `hop`: granted, or it is the destination's. None: the source
-        was taken for dead; it gets nothing, and what the destination has is not known. Mutates."""
+        """The source wants the request back in `hop`. True: granted; False: the destination owns
+        it; None: the source was taken for dead and gets nothing. Mutates."""
         fenced = Epoch(self.epoch.attempt, hop)
         if self.epoch >= fenced:
             return True
@@ -144,15 +145,18 @@ class Ownership(Generic[T]):
         return Loss.ASK
 
     def lost_in(self, hop: int) -> bool:
-        """Its source gave it away in `hop` to one that died: True if that is how it stands."""
+        """A source says that it gave the request away in `hop`, to a destination that died. True if
+        the request is lost: nothing was heard of that hop or a later one."""
         return self.epoch.hop < hop
 
     def disowned(self, hop: int) -> bool:
-        """The destination that was asked does not have it and never will: True if it is lost."""
+        """A destination does not have the request in `hop` and never will. True if that loses the
+        request: this destination was the one to ask."""
         return self._asking and self._announced is not None and self._announced.hop == hop
 
     def _take_over(self, owner: InstanceRef) -> None:
-        """In the epoch of now. The next move may be announced before its first token."""
+        """Makes `owner` the owner in the present epoch. Its own next move may have been announced
+        before its first token came, so only older announcements are forgotten."""
         self.owner = owner
         self._asking = False
         if self._announced and self._announced.hop <= self.epoch.hop:

@@ -1,20 +1,21 @@
 """What source and destination of a move say to each other.
 
 Every message names its move and both incarnations (the shell's envelope) and may be lost, late
-or doubled. So each one that asks is repeated until it is answered, and a repeated question gets
-the same answer:
+or doubled. So each question is repeated until it is answered, and a repeated question gets the
+same answer:
 
     PRE_ALLOC   have `num_blocks` blocks in all before `stage`;
                 if it is the `last`, be ready for COMMIT too     -> PRE_ALLOCATED, REFUSED
     COMMIT      the request is yours, in `hop`                   -> COMMITTED, REFUSED
-    ABORT       the move is off; frees, in COMMITTED too if a
-                later hop was fenced for the source              -> ABORTED
+    ABORT       the move is off: free the blocks; drop the
+                request if it was COMMITTED, as the source
+                fenced a later hop                               -> ABORTED
     END         the client left: end the request if it is yours  -> ENDED
     PRIORITY    it has `rank` from now on                        -> PRIORITY_SET
     (to a question repeated while the engine is in a long step,
     or the request's grammar is being compiled)                    WORKING
     COMMITTED   (is repeated in its turn until the source has
-                freed its copy)                                  -> NOTED
+                freed its copy)                                  -> ACKNOWLEDGED
 """
 
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ FROM_SOURCE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MoveMessage:
-    """One message. `stage` counts from 0; `num_blocks` in all, those of earlier stages and of
-    the prefix cache among them; `rank` only where it was changed behind the request's back."""
+    """`stage` counts from 0; `num_blocks` counts those of earlier stages and of the prefix cache
+    too; `rank` is set only if it changed during the move."""
 
     verb: Verb
     stage: int = 0
@@ -54,10 +55,10 @@ class MoveMessage:
     """Of PRE_ALLOC: the request stops for this stage."""
     hop: int = 0
     code: str = ""
-    """Why: of ABORT and REFUSED."""
+    """Of ABORT and REFUSED: why."""
     rank: int | None = None
     change: int = 0
-    """Of PRIORITY and its answer, counted from 1: an older one says nothing any more."""
+    """Of PRIORITY and its answer: the change's number, from 1. An older change is ignored."""
 
 
 @dataclass(frozen=True, slots=True)

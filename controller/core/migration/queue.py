@@ -1,7 +1,7 @@
-"""Moves that were asked for by hand and wait until both their instances may begin another.
+"""Moves that operators asked for and that wait until both their instances may begin another one.
 
-Pure. First come, first served at each instance: while a move waits, none that came later may begin
-at either of its instances, so that moves between two busy instances get their turn too.
+First come, first served at each instance: while a move waits, none that came later may begin at
+either of its instances, so that moves between two busy instances get their turn too.
 """
 
 from collections import Counter
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from controller.core.migration.refusals import MoveRefusal
 
 MAX_WAITING = 64
-"""Of the cluster. More are refused at once."""
+"""Moves that may wait in the whole cluster; more are refused at once."""
 
 # Why a move did not get its turn.
 NO_TURN, QUEUE_FULL, NO_MOVES = "no_turn", "queue_full", "no_moves"
 BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MANY_MOVES)})
-"""`migration.max_moves` stands in the way."""
+"""Codes for which `migration.max_moves` stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedMove:
-    """`num_blocks` when it was asked for."""
+    """`num_blocks`: the request's when the move was asked for."""
 
     migration_id: str
     request_id: str
@@ -53,13 +53,13 @@ class MoveQueue:
         return True
 
     def leave(self, migration_id: str) -> None:
-        """It is over, or nobody waits for it any more."""
+        """The move is over, or nobody waits for it any more."""
         self._waiting.pop(migration_id, None)
         self._begun.pop(migration_id, None)
 
     def begin(self, num_reported: Callable[[str], int], max_moves: int) -> list[QueuedMove]:
-        """Those that may begin now, in their order; from now on they count. `num_reported`: moves
-        under way at an instance by its last status, which does not know the latest yet."""
+        """The moves that may begin now, in their order; from now on they count. `num_reported`:
+        moves under way at an instance by its last status, which may not know the latest."""
         own = Counter(end for move in self._begun.values() for end in move.instance_ids)
         taken: set[str] = set()
         found = []

@@ -11,7 +11,7 @@ DESTINATION_FAILED = frozenset(
     {"no_answer", DESTINATION_DIED, "transfer", "lease_expired", "kv_mismatch"}
 )
 """Codes for which a destination is avoided for a while (`cooling`). A full one is not at fault, nor
-one that takes all that comes while the limit lets little through (`too_slow`)."""
+one that takes all bytes while the bandwidth limit lets few through (`too_slow`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class MoveRecord:
-    """Of one move that is over. `outcome` is the source's last state, `code` why it is not
-    `migrated`. `num_cached_blocks` were at the destination already."""
+    """One move that is over. `outcome` is the source's last state, `code` why it is not `migrated`.
+    `num_cached_blocks` were at the destination already."""
 
     migration_id: str
     request_id: str
@@ -40,7 +40,7 @@ class MoveRecord:
     duration_s: float
     stages: tuple[StageRecord, ...] = ()
     decision: Mapping[str, Number] = field(default_factory=dict)
-    """What it was chosen by, if it was the cluster's choice."""
+    """The figures by which the cluster chose the move, if it did."""
 
     @property
     def num_blocks(self) -> int:
@@ -55,12 +55,12 @@ class MoveRecord:
         return sum(stage.copy_time_s for stage in self.stages)
 
     def labels(self) -> Mapping[str, str]:
-        """For its event."""
+        """The labels of this move's event."""
         labels = {"from": self.source_id, "to": self.destination_id, "reason": self.reason}
         return labels | ({"code": self.code, "why": why(self.code)} if self.code else {})
 
     def numbers(self) -> Mapping[str, Number]:
-        """For its event: what it was chosen by, totals, then stage by stage."""
+        """The figures of this move's event: the decision's, totals, then stage by stage."""
         figures: dict[str, Number] = {
             **self.decision,
             "num_stages": len(self.stages),
@@ -89,7 +89,7 @@ class MoveInFlight:
     stage: int
     num_blocks_copied: int
     num_blocks: int
-    """Of the request: full ones, and the one that is being filled; none while it is queued."""
+    """The request's full blocks and the one that is being filled; 0 while it is queued."""
     reason: str
     age_s: float
 

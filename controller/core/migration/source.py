@@ -9,14 +9,14 @@
     FENCING         no answer: the frontend is asked to read nothing of the destination's hop
 
     MIGRATED        the destination owns it; what still comes here for it is forwarded
-    KEPT            it never stopped here
-    RESUMED         it was stopped and runs here again, in a newer hop
-    ENDED           it finished, or its client left
+    KEPT            the request never stopped here
+    RESUMED         the request was stopped and runs here again, in a newer hop
+    ENDED           the request finished, or its client left
 
 Before COMMIT is sent the source may call the move off alone: nothing at the destination emits.
-After it only two may decide otherwise: the destination, which refuses COMMIT and then never
-applies it; or the request's frontend, which reads hop + 2 or later from then on, so that it
-does not matter any more what the destination does.
+Afterwards only two may decide otherwise: the destination, which refuses COMMIT and then never
+applies it; or the request's frontend, which reads hop + 2 or later from then on, so that
+whatever the destination does is without effect.
 
 A copy that is called off is not waited for: what the source's copier still reads, nobody uses.
 """
@@ -67,21 +67,21 @@ _S = SourceState
 
 
 class SourceMove:
-    """`hop`: in which the request runs now. The first instruction is `start`'s."""
+    """`hop` is the one in which the request runs now. The first instruction is `start`'s."""
 
     def __init__(self, hop: int, now_s: float, timing: MoveTiming = DEFAULT_TIMING) -> None:
         self.state = SourceState.PLANNING
         self.hop = hop
         self.stage = 0
         self.code = ""
-        """Why it ended as it did."""
+        """Why the move ended as it did."""
         self._clock = SourceClock(now_s, timing)
         self._last = False
         self._asked: MoveMessage | None = None
         """The last PRE_ALLOC: repeated as a sign of life too."""
         self._rank: int | None = None
         self._num_changes = 0
-        """Of the rank, that the destination was told."""
+        """Changes of the rank that the destination was told."""
         self._destination_dead = False
         self._unanswered: dict[Verb, MoveMessage] = {}
         """What the destination must still confirm although the move is over."""
@@ -136,7 +136,7 @@ class SourceMove:
 
     @property
     def _must_be_told(self) -> bool:
-        """It may run there for good: no lease ends that."""
+        """The request may run at the destination for good, as no lease ends it."""
         return Verb.END in self._unanswered
 
     def _repeat(self) -> Instructions:
@@ -204,7 +204,7 @@ class SourceMove:
         )
 
     def _resume(self, event: Any) -> Instructions:
-        """`hop` goes on from the destination's, whether that one was used or not."""
+        """The new hop is the one after the destination's, whether that was used or not."""
         self.code = self.code or code_of(event)
         cancel: Instructions = [CancelCopy()] if self.state is _S.SUSPENDED else []
         in_doubt = self.state in IN_DOUBT
@@ -353,7 +353,7 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
         table[state, RequestEnded] = rule(SourceMove._end, _S.ENDED)
         table[state, PriorityChanged] = rule(SourceMove._queue_rank, state)
         table[state, MoveCancelled] = rule(SourceMove._ignore, state)
-        # By a destination whose whole incarnation was fenced: the frontend knows the rest.
+        # A destination whose whole incarnation was fenced says so; the frontend knows the rest.
         table[state, Verb.ABORTED] = rule(SourceMove._ignore, state)
         table[state, Verb.PRE_ALLOCATED] = rule(SourceMove._ignore, state)
     for state in SourceState:

@@ -1,23 +1,23 @@
 """When the source of a move repeats what it said, and when it gives up waiting.
 
-A stage that is copied while the request decodes on costs it nothing. So that one is waited for as
-long as its bytes need under the bandwidth limit, and longer. The last copy stops the request, so
-nothing extends its time. The destination is at fault only if it said nothing, or took none of the
-bytes that were there for it; else it took too long for other reasons.
+A stage that is copied while the request decodes on costs the request nothing, so the source waits
+for as long as the bytes need under the bandwidth limit, and longer. The last copy stops the
+request, so nothing extends its time. The destination is at fault only if it said nothing, or took
+none of the bytes that were there for it.
 """
 
 from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.source_terms import SourceState, TimedOut, TookTooLong
 
 LIMIT_SLACK = 2.0
-"""A link is shared: so many times what a stage alone would need under the limit."""
+"""A stage may take this many times what it alone would need under the limit: links are shared."""
 
 _S = SourceState
 _COPYING = (_S.COPYING, _S.SUSPENDED)
 
 
 class SourceClock:
-    """Of one move; what happened is told to it, and the time at each question."""
+    """The clock of one move: it is told what happened, and the time with each question."""
 
     def __init__(self, now_s: float, timing: MoveTiming) -> None:
         self._timing = timing
@@ -25,11 +25,11 @@ class SourceClock:
         self._said_s = now_s
         self._working_s = float("-inf")
         self.copy_time_s = 0.0
-        """What the limit makes the copy of this stage take at least."""
+        """The least time that the copy of this stage takes under the bandwidth limit."""
 
     @property
     def last_copy_fits(self) -> bool:
-        """Or the request would be stopped for nothing."""
+        """If it does not fit, the request would be stopped for nothing."""
         return self.copy_time_s <= self._timing.suspended_timeout_s
 
     def state_changed(self, now_s: float) -> None:
@@ -48,13 +48,13 @@ class SourceClock:
         return now_s - self._said_s >= self._timing.retry_s
 
     def should_say_something(self, now_s: float) -> bool:
-        """Or the destination's lease would run out."""
+        """Without a word in time the destination's lease would run out."""
         return now_s - self._said_s >= self._timing.lease_s / 4
 
     def gives_up(
         self, state: SourceState, now_s: float, stalled_s: float
     ) -> TimedOut | TookTooLong | None:
-        """`stalled_s`: for so long the destination has taken none of the bytes that were ready."""
+        """`stalled_s`: how long the destination has taken none of the bytes that were ready."""
         timing = self._timing
         if now_s - self._since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
             return None
@@ -62,7 +62,8 @@ class SourceClock:
         return TookTooLong() if flowing or state is _S.SUSPENDING else TimedOut()
 
     def _is_worked_on(self, state: SourceState, now_s: float) -> bool:
-        """The destination says that its engine is in a long step; for so long and no longer."""
+        """The destination said lately that its engine is in a long step. That is believed for
+        `stage_timeout_s`."""
         if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
             return False
         heard_lately = now_s - self._working_s < self._timing.answer_timeout_s

@@ -40,7 +40,7 @@ class StagePlanned:
     num_blocks: int
     last: bool
     copy_time_s: float = 0.0
-    """Less than this the copy cannot take: by the bandwidth limit."""
+    """The least time that the copy takes under the bandwidth limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class RequestSuspended:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutgrew:
-    """It has more blocks than are reserved by now, so it was left in the batch."""
+    """The request has more blocks by now than are reserved, so it was left in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """It finished, or was aborted: the engine has freed it."""
+    """The request finished, or was aborted: the engine has freed it."""
 
     code: str
 
@@ -88,7 +88,7 @@ class PriorityChanged:
 
 @dataclass(frozen=True, slots=True)
 class DestinationDied:
-    """That incarnation will never say anything again."""
+    """The destination's incarnation will never say anything again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +100,28 @@ class MoveCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EpochFenced:
-    """The frontend reads nothing below hop + 2 for this request. For who asked, and waits: an
-    answer to a question that was repeated is not passed on."""
+    """The frontend reads nothing below hop + 2 for this request. Only a source that waits in
+    FENCING is told: a second answer, to a repeated question, is not passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyMoved:
-    """The frontend has heard of the destination in hop + 1: that one owns the request."""
+    """The frontend has heard of the destination in hop + 1, so the destination owns the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The destination says nothing, or takes nothing. By the machine's own clockwork (`tick`)."""
+    """The destination says nothing, or takes nothing. The machine's own `tick` finds that."""
 
 
 @dataclass(frozen=True, slots=True)
 class TookTooLong:
     """The destination is not at fault: the bytes flow, but too slowly, or this engine is in a long
-    step. By the clockwork too."""
+    step. The machine's own `tick` finds that."""
 
 
 def code_of(event: object) -> str:
-    """Why a move ends for which this comes; empty if that says nothing."""
+    """Why this event ends a move; empty for an event that does not say."""
     match event:
         case DestinationDied():
             return "destination_died"
@@ -153,7 +153,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceMove:
-    """Tell the request's frontend who may own it soon, in which hop."""
+    """Tell the request's frontend that the destination may own the request soon, in `hop`."""
 
     hop: int
 
@@ -197,11 +197,10 @@ class AskFence:
 
 @dataclass(frozen=True, slots=True)
 class TellLost:
-    """Tell the request's frontend that it is not here, and that the destination died with it:
-    it may have died before its own word that it owns the request was through."""
+    """Tell the request's frontend that the destination died with the request: it may have died
+    before its own word that it owns the request was through. `hop` is the destination's."""
 
     hop: int
-    """The destination's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,6 @@ def is_last(num_full_blocks_left: int, stage: int, max_stages: int = MAX_STAGES)
 
 
 def blocks_to_reserve(num_tokens: int, block_size: int, *, last: bool) -> int:
-    """In all: the full blocks so far; before the last stage room for `block_size` tokens more
+    """Blocks in all: the full ones so far; before the last stage room for `block_size` tokens more
     than there are, because the request decodes on until the answer has come."""
     return -(-(num_tokens + block_size) // block_size) if last else num_tokens // block_size
