@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.embedded_model.architecture import KV_BYTES_PER_TOKEN, config
+from controller.adapters.embedded_model.architecture import config
 from controller.api.errors import LlumctlError, UsageError
 from controller.api.settings.settings import Settings
 from controller.main.checks import preflight
@@ -197,7 +197,7 @@ def test_a_kv_cache_that_holds_no_request(tmp_path: Path) -> None:
     """vLLM itself keeps one block: the cache holds a block less than its size says."""
     config = Path(model_folder(tmp_path)) / "config.json"
     args = {"dtype": "float32", "max_model_len": 8192, "block_size": 32}
-    needed = (8192 + 32) * KV_BYTES_PER_TOKEN
+    needed = (8192 + 32) * 4096  # the model has 4,096 bytes of float32 keys and values a token
     preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed}, config)
     with pytest.raises(UsageError) as caught:
         preflight.check_kv_cache(args | {"kv_cache_memory_bytes": needed - 1}, config)

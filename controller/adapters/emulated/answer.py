@@ -9,8 +9,8 @@ from controller.api import token_sequence
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`start` as in `token_sequence`. `finish_reason` is vLLM's word, `stop_reason` the stop
-    token that a client named, if it came up. `has_end`: the last token is END."""
+    """`start` is that of `token_sequence`. `finish_reason` is vLLM's word. `stop_reason` is the
+    stop token that ended the answer, if the client named it. `has_end`: the last token is END."""
 
     start: int
     num_tokens: int
@@ -25,8 +25,8 @@ class Answer:
 
 
 def answer_to(request: Request, max_model_len: int) -> Answer:
-    """Raises ValueError for what only a computed answer could honour, or a prompt that leaves
-    no room for one."""
+    """Raises ValueError for a parameter that only a computed answer could honour, and for a
+    prompt that leaves no room for an answer."""
     prompt, params = request.prompt_token_ids, request.sampling_params
     if params is None:
         raise ValueError("the emulated engine computes no embeddings or scores")
@@ -57,7 +57,8 @@ def _refuse_what_needs_logits(params: SamplingParams) -> None:
 
 
 def _bounded(prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> Answer:
-    """The first of these ends it: a stop token, its own end, max_tokens, the context."""
+    """The answer ends at the first of these: a stop token, its natural length, max_tokens, the
+    end of the context."""
     room = max_model_len - len(prompt)
     if room < 1:
         raise ValueError(

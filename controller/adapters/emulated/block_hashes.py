@@ -11,7 +11,7 @@ class BlockHashes:
     """`hashes(i)` stands for the tokens of blocks 0 to i, prompt and answer, and for the salt:
     equal for two requests exactly if all of these are.
 
-    Computed as far as asked for and kept: 16 bytes a block.
+    Hashes are computed when they are asked for, and kept: 16 bytes a block.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class BlockHashes:
         return digests[index]
 
     def up_to(self, num_tokens: int) -> bytes:
-        """Of the last block that so many tokens touch, filled as far as they go."""
+        """The hash of the last block that `num_tokens` tokens touch, filled with those alone."""
         index = (num_tokens - 1) // self._block_size
         before = self(index - 1) if index else self._salt
         return self._digest(before, index * self._block_size, num_tokens)

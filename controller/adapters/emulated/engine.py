@@ -22,8 +22,8 @@ from controller.ports.frames import Frames
 
 
 class EmulatedEngine:
-    """`speed`: how many times faster than the profile's wall-clock time. `clock` and `sleep`
-    are what a step is timed with, in seconds."""
+    """`speed`: how many times faster than the profile steps are. `clock` and `sleep` time the
+    steps, in seconds."""
 
     supported_tasks: tuple[str, ...] = ("generate",)
 
@@ -59,7 +59,7 @@ class EmulatedEngine:
         return LiveRequest(request, request.prompt_token_ids or (), answer, frontend_index)
 
     def add(self, prepared: LiveRequest) -> None:
-        """Raises ValueError for one that could never run."""
+        """Raises ValueError for a request that could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
         self._live[prepared.request_id] = prepared
         prepared.news.append(wire.RequestEvent(wire.QUEUED, time.monotonic()))
@@ -75,7 +75,8 @@ class EmulatedEngine:
         return self._model.has_work()
 
     def step(self) -> Sequence[StepOutputs]:
-        """Takes as long as the profile says, or as its own bookkeeping takes if that is longer."""
+        """A step takes as long as the profile says, or as its bookkeeping takes if that is
+        longer."""
         self._pace.begin()
         result = self._model.step()
         self._take_note(result)
@@ -102,14 +103,14 @@ class EmulatedEngine:
         return self._model.snapshot(instance_id, incarnation)
 
     def shutdown(self) -> None:
-        """Nothing is held that outlives it."""
+        """The engine holds nothing that outlives its process."""
 
     def _rest_if_idle(self) -> None:
         if not self._model.has_work():
             self._pace.rest()
 
     def _take_note(self, result: StepResult) -> None:
-        """What happened as the step began."""
+        """Records the evictions and admissions with which the step began."""
         now_s, monotonic_s = time.time(), time.monotonic()
         for request_id in result.evicted:
             live = self._live[request_id]
@@ -163,7 +164,7 @@ class EmulatedEngine:
         return output
 
     def _stats(self) -> wire.SchedulerStats:
-        """For vLLM's own metrics."""
+        """The figures that vLLM's own metrics show."""
         found = self.snapshot("", 0)
         return wire.SchedulerStats(
             found.num_running, found.num_queued, found.num_used_blocks / found.num_total_blocks

@@ -1,8 +1,8 @@
 """The KV blocks of an emulated engine, as far as moves look at them.
 
-A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so one that is swapped,
-stale, half written or of another request shows. Copying them takes the time of the profile's
-blocks all the same: `block_bytes` is the size of those.
+A block's bytes are a digest of all tokens up to its end (`BlockHashes`), so a block that is
+swapped, stale, half written or of another request is found. `block_bytes` is the size of the
+profile's blocks, and copying takes the time that those would need.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ NOTHING = bytes(DIGEST_BYTES)
 
 
 class EmulatedBlocks:
-    """Blocks get a number only for a move, a new one each time. The engine's thread makes and
-    drops them, any thread reads and fills them: single operations of a dict."""
+    """A block gets a number only for a move, and a new one for each move. The engine's thread
+    makes and drops blocks; any thread reads and fills them, by single operations of a dict."""
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes

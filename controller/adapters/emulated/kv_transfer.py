@@ -2,8 +2,8 @@
 
 A stage takes as long as its blocks would at the profile's copy rate, or at the limit if that is
 lower; then their digests go to the peer in one message, and the stage is over when the peer has
-said that it took them. So a peer that hangs holds up the link, as a real one would. No threads:
-what there is to copy is 16 bytes a block.
+said that it took them. So a peer that hangs holds up the link, as a real one would. The event
+loop does all of this, as a block has only 16 bytes to copy.
 """
 
 import asyncio
@@ -21,13 +21,14 @@ Tell = Callable[[Peer, Frames], None]
 
 STAGE, TAKEN, REFUSED = b"stage", b"taken", b"refused"
 SLICE_S = 0.02
-"""So soon a new limit is heeded."""
+"""Time until a new limit is heeded."""
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One side of a stage under way. `began_s`: when it was expected here, or had its turn.
-    `answered`: of a send, whether the peer took it."""
+    """One side of a stage under way. `began_s`: when the destination began to expect the stage,
+    or when its turn came on the source's link. `answered` tells the source whether the peer took
+    the stage."""
 
     link: _Link
     block_ids: Sequence[int]
@@ -38,8 +39,7 @@ class _Copy:
 
 
 class EmulatedKvTransfer:
-    """`speed` as the engine's: how many times faster than the profile all this goes, the limit
-    too."""
+    """`speed`: how many times faster than the profile copies are; the limit is scaled too."""
 
     def __init__(self, profile: LatencyProfile, speed: float) -> None:
         self.max_bytes_per_s: float | None = None
@@ -49,7 +49,7 @@ class EmulatedKvTransfer:
         self._receives: dict[str, _Copy] = {}
         self._turns: dict[_Link, asyncio.Lock] = {}
         self._waiting_since_s: dict[_Link, float] = {}
-        """For the peer's word that it took what came."""
+        """Since when a link waits for the peer's word that it took a stage."""
 
     def start(self, blocks: KvBlocks, tell: Tell) -> None:
         self._blocks = blocks
@@ -116,7 +116,7 @@ class EmulatedKvTransfer:
         return copy
 
     async def _run(self, peer: Peer, stage_id: str, copy: _Copy) -> None:
-        """A send, when it is its turn on the link."""
+        """Sends the stage once its turn on the link has come."""
         async with self._turns.setdefault(copy.link, asyncio.Lock()):
             copy.began_s = asyncio.get_running_loop().time()
             await self._wait_for_the_copy(len(copy.block_ids) * self._blocks.block_bytes)
@@ -146,12 +146,12 @@ class EmulatedKvTransfer:
                 bytes_per_s = min(bytes_per_s, self.max_bytes_per_s)
             slice_bytes = min(num_bytes, bytes_per_s * self._speed * SLICE_S)
             num_bytes -= slice_bytes
-            # By the clock, so that slices which end late do not add up.
+            # Sleeps end at a time of the clock, so that their delays do not add up.
             due_s += slice_bytes / (bytes_per_s * self._speed)
             await asyncio.sleep(due_s - loop.time())
 
     def _take(self, peer: Peer, stage: bytes, contents: bytes) -> None:
-        """A stage's contents are there: into their blocks, if it is still expected."""
+        """Writes a stage's contents into their blocks, if the stage is still expected."""
         stage_id = stage.decode()
         copy = self._receives.get(stage_id)
         if copy is None or copy.link != peer.key:

@@ -9,10 +9,10 @@ from controller.adapters.emulated.answer import Answer
 
 @dataclass(slots=True)
 class LiveRequest:
-    """`news` and `prefill_stats` go out with its next token.
+    """`news` and `prefill_stats` go out with the next token.
 
-    From position `wrong_from` on it answers with the tokens of another prompt: it has come by a
-    move and got KV blocks that are not its own, and a real engine would go wrong too.
+    From position `wrong_from` on the answer has the tokens of another prompt: a move brought the
+    request here with wrong KV blocks, and a real engine would go wrong too.
     """
 
     request: wire.Request
@@ -34,14 +34,14 @@ class LiveRequest:
         return len(self.prompt) + self.num_emitted
 
     def output(self, position: int) -> int:
-        """Of the answer, whether it has come so far or not."""
+        """The answer's token at `position`, even if it is not emitted yet."""
         answer = self.answer
         if self.wrong_from is not None and position >= self.wrong_from:
             answer = replace(answer, start=answer.start + 1)
         return answer.token(position)
 
     def token_at(self, index: int) -> int:
-        """Of the prompt, and of the answer behind it."""
+        """The token at `index` of the prompt and the answer behind it."""
         num_prompt_tokens = len(self.prompt)
         if index < num_prompt_tokens:
             return self.prompt[index]

@@ -1,9 +1,9 @@
 """Live moves of an emulated engine's requests (`controller.ports.moves`).
 
-The model keeps the state; here are the blocks' contents and what else of a request travels. Its
-answer needs no copy, being a function of the prompt, but it is right only where the KV blocks
-are: a request that arrives with a wrong one answers wrongly from there on, without any other
-sign, like on a real engine.
+The engine model keeps the state of moves; this module adds the blocks' contents and what else of
+a request travels. The answer is a function of the prompt and needs no copy. But a request that
+arrives with a wrong KV block answers wrongly from then on, without any other sign, like on a real
+engine.
 """
 
 import time
@@ -85,14 +85,14 @@ class EmulatedMoves:
         return self._model.moves.refusal(request_id)
 
     def is_queued(self, request_id: str) -> bool:
-        """Raises KeyError: it is not there."""
+        """Raises KeyError: the request is not here."""
         return self._model.moves.is_queued(request_id)
 
     def candidates(self) -> Sequence[Candidate]:
         return self._model.moves.candidates(self._num_tokens_left)
 
     def outputs(self, request_id: str) -> Sequence[int]:
-        """Raises KeyError: it is not there."""
+        """Raises KeyError: the request is not here."""
         live = self._live[request_id]
         return [live.output(position) for position in range(live.num_emitted)]
 
@@ -135,19 +135,19 @@ class EmulatedMoves:
         return SuspendedRequest(out.suspended, [msgspec.msgpack.encode(state)], live.num_tokens)
 
     def resume(self, request_id: str) -> None:
-        """Nothing if it is not suspended: it was aborted meanwhile."""
+        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
         self._model.moves.resume(request_id)
         self.forget_suspended(request_id)
 
     def release(self, request_id: str) -> None:
-        """Nothing if it is not suspended: it was aborted meanwhile."""
+        """Does nothing for a request that is not suspended: it was aborted meanwhile."""
         if self._model.moves.release(request_id):
             self.forget_suspended(request_id)
             del self._live[request_id]
             self._on_gone()
 
     def forget_suspended(self, request_id: str) -> None:
-        """It is not suspended any more, or aborted."""
+        """Drops the blocks of a request that was resumed, released or aborted."""
         out = self._outgoing.get(request_id)
         if out is not None:
             self._blocks.drop(out.suspended)
@@ -157,7 +157,7 @@ class EmulatedMoves:
     # -- destination ---------------------------------------------------------------------
 
     def compiling(self, prepared: LiveRequest) -> None:
-        """The answer follows no grammar."""
+        """An emulated answer follows no grammar, so there is nothing to compile."""
 
     def reserve(
         self, prepared: LiveRequest, output_token_ids: Sequence[int], num_blocks: int
@@ -179,7 +179,7 @@ class EmulatedMoves:
         return ReservedBlocks(block_ids, num_cached)
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
-        """Raises KeyError: nothing is reserved for it."""
+        """Raises KeyError: nothing is reserved for the request."""
         arriving = self._arriving[request_id]
         if not self._model.moves.extend(request_id, num_blocks):
             return None
@@ -194,7 +194,7 @@ class EmulatedMoves:
             self._blocks.drop(arriving.block_ids)
 
     def commit(self, request_id: str, state: Frames) -> None:
-        """Raises KeyError: nothing is reserved for it."""
+        """Raises KeyError: nothing is reserved for the request."""
         arriving = self._arriving[request_id]
         live = arriving.live
         moved = self._decoded(state)
@@ -226,7 +226,7 @@ class EmulatedMoves:
     # ------------------------------------------------------------------------------------
 
     def _num_tokens_left(self, request_id: str) -> int:
-        """At most: by the limit that the client set, else by the model's."""
+        """How many more tokens the request may get, by the client's limit and the model's."""
         live = self._live[request_id]
         num_left = self._model.config.max_model_len - live.num_tokens
         params = live.request.sampling_params
@@ -241,7 +241,8 @@ class EmulatedMoves:
             raise ValueError(f"not the state of an emulated request: {error}") from error
 
     def _contents(self, hashes: BlockHashes, num_computed: int) -> list[bytes]:
-        """Of the blocks that hold so many tokens; the last one may be partly filled."""
+        """Contents of the blocks that hold the first `num_computed` tokens; the last block may be
+        partly filled."""
         num_full = num_computed // self._block_size
         contents = [hashes(index) for index in range(num_full)]
         if blocks_for(num_computed, self._block_size) > num_full:
@@ -253,7 +254,7 @@ class EmulatedMoves:
         out = self._outgoing.get(request_id)
         if out is None:
             out = self._outgoing[request_id] = _Outgoing(live, block_hashes(live, self._block_size))
-        elif out.live is not live:  # it was away and is back, and its old pins are still there
+        elif out.live is not live:  # the request left and came back; its old pins are still there
             out.live, out.hashes = live, block_hashes(live, self._block_size)
         return out
 

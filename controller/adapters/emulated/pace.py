@@ -1,9 +1,9 @@
 """When an emulated step is over, and how well the machine keeps the profile's time.
 
-Steps that follow each other follow the profile's clock, not the machine's: what the process does
-between two steps, and what a step came too late, comes off the next one's wait. A real engine's
-profile has such moments in it already. More than `MAX_CATCH_UP_S` is not caught up: the machine
-is too busy then, and it is said (`Emulation`).
+Steps that follow each other keep the profile's time: the time that the process spends between two
+steps, and the delay of a late step, are taken off the next step's wait. A real engine's profile
+has such moments in it already. A delay over `MAX_CATCH_UP_S` is not caught up: the machine is too
+busy then, and `Emulation` shows it.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Pace:
         return self._total
 
     def begin(self) -> None:
-        """A step begins: where the last one should have ended, if that was just now."""
+        """A step begins at the time when the last one should have ended, if that was just now."""
         now_s = self._clock()
         follows = self._due_s is not None and now_s - self._due_s <= MAX_CATCH_UP_S
         self._began_s = self._due_s if follows and self._due_s is not None else now_s
@@ -40,7 +40,7 @@ class Pace:
             self._ended_s = now_s
 
     def end(self, duration_s: float) -> None:
-        """Wait until `duration_s` after the step's beginning."""
+        """Waits until `duration_s` after the step's beginning."""
         self._due_s = self._began_s + duration_s
         self._sleep(max(0.0, self._due_s - self._clock()))
         now_s = self._clock()
@@ -54,5 +54,5 @@ class Pace:
         self._ended_s = now_s
 
     def rest(self) -> None:
-        """There is nothing to do: the next step follows none."""
+        """The engine has nothing to do, so the next step follows none."""
         self._due_s = None

@@ -1,9 +1,9 @@
 """vLLM's request and output messages without vLLM: what an emulated engine reads and writes.
 
-An import of vLLM costs a process 9 s and 0.8 GB, sixteen of them more than a laptop has. So
-the structs below repeat vLLM's, by position (vLLM's are arrays) or by name (SamplingParams and
-the statistics are maps), as far as they are used. Where a field is not looked at its type is
-`Any`; positions behind the last one listed are ignored.
+An import of vLLM costs a process 9 s and 0.8 GB; sixteen processes need more than a laptop has.
+So the structs below repeat vLLM's as far as llumctl uses them: by position (most are arrays) or by
+name (SamplingParams and the statistics are maps). A field that nobody reads has the type `Any`;
+positions behind the last one listed are ignored.
 
 Touch points (vllm 0.32; tests/contract/test_emulated_wire.py): v1/engine/__init__.py
 `EngineCoreRequest`, `EngineCoreOutputs`, `EngineCoreOutput`, `EngineCoreEvent`, `FinishReason`,
@@ -71,7 +71,7 @@ class RequestEvent(msgspec.Struct):
 
 
 class PrefillStats(msgspec.Struct, omit_defaults=True):
-    """How much of a prompt was found in the prefix cache: `usage.prompt_tokens_details`."""
+    """Shown to clients as `usage.prompt_tokens_details`: what the prefix cache had of a prompt."""
 
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
@@ -117,7 +117,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decode_request(frames: Frames) -> Request:
-    """Raises ValueError for what is no request of this vLLM."""
+    """Raises ValueError for a message that is no request of this vLLM."""
     try:
         return _decoder.decode(frames[0])
     except msgspec.DecodeError as error:

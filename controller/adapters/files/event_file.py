@@ -1,11 +1,10 @@
 """The last events as lines of JSON in the cluster's state folder, mode 0600, for a controller that
 starts again.
 
-A thread of its own writes what came in a tenth of a second: the event loop only appends to a
-queue. What is lost with a controller that is killed is at most that. A file of 4 MiB, some 13,000
-events, is turned over, and the one before it is kept. The first line of each says to which run of
-the cluster it belongs; what an earlier run left is removed. What users wrote to the model is in no
-event.
+The event loop only appends to a queue; a thread of the file's own writes the queue ten times a
+second, so a controller that is killed loses events of a tenth of a second. A file of 4 MiB, some
+13,000 events, is turned over, and the file before it is kept. The first line of each names the run
+of the cluster; files of an earlier run are removed. No event holds what users wrote to the model.
 """
 
 import logging
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 FILE = "events.jsonl"
 MAX_BYTES = 4 << 20
-# While the disk hangs so many wait, then the oldest are not kept.
+# While the disk hangs at most this many events wait; beyond that the oldest are dropped.
 MAX_WAITING = 10_000
 BATCH_S = 0.1
 
@@ -58,7 +57,7 @@ class EventFile:
         self._there.set()
 
     def close(self) -> None:
-        """What was given to it is written, or lost."""
+        """Returns when every event given to the file is written, or lost."""
         self._closed = True
         self._there.set()
         if self._thread is not None:
@@ -78,7 +77,7 @@ class EventFile:
             try:
                 kept = _decoder.decode(line)
                 parse_position(kept[0])
-            except (msgspec.MsgspecError, ValueError):  # torn, where a controller was killed
+            except (msgspec.MsgspecError, ValueError):  # a line torn as its controller was killed
                 continue
             yield kept
 
@@ -120,7 +119,7 @@ class EventFile:
                     self._before.unlink(missing_ok=True)
                 batch = self._header + batch
             elif os.pread(descriptor, 1, size - 1) != b"\n":
-                batch = b"\n" + batch  # behind a line that was torn
+                batch = b"\n" + batch  # the last line was torn
             file.write(batch)
             if file.tell() < self._max_bytes:
                 return

@@ -1,7 +1,7 @@
 """The cluster's spec as a JSON file of mode 0600 in its state folder, beside the audit log.
 
-It holds the nonce of the run that it belongs to: what was wanted of a cluster ends with it. Within
-one `schema_version` fields are only added; unknown ones are ignored on reading.
+The file holds the nonce of the cluster's run, as a spec ends with its run. Within one
+`schema_version` fields are only added; unknown ones are ignored on reading.
 """
 
 from pathlib import Path
@@ -54,8 +54,8 @@ class SpecFile:
         return kept.spec if kept.nonce == self._nonce else None
 
     def save(self, spec: ClusterSpec) -> None:
-        """The loop waits for it, which keeps changes in their order: 2 ms as a rule, 7 ms at most,
-        in 50 tries on the local disk of a busy machine."""
+        """Blocks the event loop, which keeps changes in their order: for 2 ms as a rule, 7 ms at
+        most, in 50 tries on the local disk of a busy machine."""
         kept = _Kept(nonce=self._nonce, spec=spec)
         try:
             private_file.replace(self.path, kept.model_dump_json(indent=2) + "\n")
@@ -66,7 +66,7 @@ class SpecFile:
 
 
 def _parsed(text: str) -> _Kept:
-    """Raises ValueError: what of it could be read is no use without the rest."""
+    """Raises ValueError unless all of the file can be read: a part of a spec is of no use."""
     if (version := _Version.model_validate_json(text).schema_version) > SCHEMA_VERSION:
         raise ValueError(
             f"it was written by a newer llumctl (schema {version}, this one knows {SCHEMA_VERSION})"

@@ -1,1 +1,1 @@
-"""The control API: operators' HTTP listener of the controller."""
+"""The control API: the controller's HTTP listener for operators."""

@@ -52,7 +52,7 @@ from controller.runtime.controller.operations.spec_keeper import RevisionConflic
 MAX_WATCHERS = 64
 # Watch streams never end by themselves; a stopping server does not wait for them.
 LAST_BYTES_S = 1
-# Longer than clients keep theirs: none is closed while its next request is on its way.
+# Longer than clients keep their connections, so that none is closed as its next request comes.
 KEEP_ALIVE_S = 620
 
 Query = TypeVar("Query", bound=BaseModel)
@@ -76,8 +76,9 @@ class Access:
 
 
 class ControlServer:
-    """`settings`: those that the controller goes by. `metrics` renders what `/metrics` answers, of
-    that media type. `listening`: a socket on the address of `access`; else one is made."""
+    """`settings`: those that the controller runs with. `metrics` renders the answer to `/metrics`,
+    of media type `metrics_type`. `listening`: a socket on the address of `access`; without it the
+    server makes one."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ControlServer:
         self._metrics, self._metrics_type = metrics, metrics_type
         self._started_s = time.monotonic()
         self._changing = asyncio.Lock()
-        """Of the spec: from the look at its revision until the change is made."""
+        """Held from the check of the spec's revision until the spec is changed."""
         once = AnswersByKey().once
         steer = SteerApi(controller, self._log, self._changing, once)
         self._num_watchers = 0
@@ -255,7 +256,7 @@ class ControlServer:
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""
         order = StopRequest.model_validate_json(await request.body() or b"{}")
-        if self._controller.would_stop(order.drain):  # not merely asked how far it is
+        if self._controller.would_stop(order.drain):  # else this call only asks how far it is
             how = f"stop: grace {order.grace_s:g} s" if order.drain else "stop at once"
             await self._log.note(request.scope, how, "the cluster", "begun")
             self._controller.stop(order.drain, order.grace_s)
@@ -269,9 +270,9 @@ class ControlServer:
 
 
 def _query(request: Request, model: type[Query], *, repeatable: Sequence[str] = ()) -> Query:
-    """Of a name that is not `repeatable`, the last value counts.
+    """The query's parameters. Of a name that is not `repeatable` the last value counts.
 
-    Raises ValidationError: of unknown names too, so that a typing error is not ignored."""
+    Raises ValidationError, for an unknown name too, so that a typing error is not ignored."""
     given: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)

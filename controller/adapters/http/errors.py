@@ -1,4 +1,4 @@
-"""What the control API answers when it does not do what was asked: small, and always JSON."""
+"""Error answers of the control API: small, and always JSON."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -51,7 +51,7 @@ async def on_revision_conflict(request: Request, error: Exception) -> Response:
 
 
 async def on_failure(_request: Request, error: Exception) -> Response:
-    """What was asked for could not be done, and nothing was."""
+    """The operation failed before it changed anything."""
     assert isinstance(error, LlumctlError)
     return error_response(500, "failed", f"{error.message}; nothing was done", error.hint)
 
@@ -63,7 +63,7 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_invalid_input(_request: Request, error: Exception) -> Response:
-    """A body or a query that is not of the form wanted; what was sent is not repeated."""
+    """A body or a query has the wrong form; the answer does not repeat what was sent."""
     assert isinstance(error, ValidationError)
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])

@@ -1,4 +1,4 @@
-"""Why a request is where it is, on the control API: what happened to it, and how it stands now."""
+"""`explain` on the control API: what happened to a request, and what it waits for now."""
 
 import time
 
@@ -23,7 +23,7 @@ _QUEUE_WORDS = {
 
 
 async def explain_request(controller: Controller, reference: str) -> Explanation:
-    """Of one that lives or that its frontend still remembers. Raises ApiError."""
+    """Explains a request that lives or that its frontend still remembers. Raises ApiError."""
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
     history = [event_model(event) for event in record.history]
@@ -43,7 +43,7 @@ def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
         return None
     snapshot = _snapshot(controller, record)
     if snapshot is None or snapshot.queue_head is None:
-        return None  # it has not been seen there yet
+        return None  # the instance has not reported the request yet
     head = snapshot.queue_head
     if head.request_id != record.request_id:
         return Waiting(
@@ -77,6 +77,6 @@ def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
 
 
 def _snapshot(controller: Controller, record: RequestRecord) -> InstanceSnapshot | None:
-    """Of its instance, as that last reported."""
+    """The last report of the request's instance, if that process still runs."""
     known = controller.scheduler.instances.get(record.instance_id or "")
     return None if known is None or known.incarnation != record.incarnation else known.snapshot

@@ -1,7 +1,7 @@
-"""Who may speak to the control API, and about how much.
+"""Who may call the control API, and how large a body may be.
 
-The control token may do everything, the view token may look (GET). Browsers may nothing: they
-name an Origin, or a Host that is none of ours, where a page talked them into calling here.
+The control token may do everything, the view token may look (GET). Browsers are refused: a page
+that makes a browser call here gives itself away by an Origin, or by a foreign Host.
 """
 
 import hmac
@@ -18,16 +18,16 @@ from controller.api.hosts import is_own_host
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 65_536
-# Of two of these, each reader would take another one.
+# Where such a header is given twice, one reader takes the first and another the last.
 ONCE = (b"authorization", b"content-length", b"host", b"idempotency-key", b"origin")
-# Strangers' calls are counted, and told of in the log so often at most.
+# Refused calls are counted, and the log tells of them at most this often.
 TELL_EVERY_S = 60.0
 
 OnRefused = Callable[[Scope, str], Awaitable[None]]
 
 
 class Guard:
-    """`on_refused` hears of what a holder of a token asked for and may not do."""
+    """`on_refused` is called when the holder of the view token asks for more than to look."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Guard:
 
 
 class BodyTooLargeError(Exception):
-    """A body without a length turned out to be over the limit."""
+    """A body that named no length is over the limit."""
 
 
 def _limited(receive: Receive) -> Receive:

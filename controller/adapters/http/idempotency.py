@@ -1,7 +1,7 @@
-"""Orders that are carried out once, however often they come: somebody whose answer got lost sends
-the same order with the same `Idempotency-Key` again, and gets the answer of the first time.
+"""Calls that take effect once, however often they come: a client that missed the answer repeats
+its call with the same `Idempotency-Key`, and gets the answer of the first time.
 
-Kept by this process only: a controller that starts again carries such an order out once more.
+Only this process keeps the answers: a controller that starts again carries such a call out anew.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class AnswersByKey:
-    """Of the last 1,000 orders that had a key, refusals and failures too."""
+    """Answers to the last 1,000 calls that had a key, refusals and failures too."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[bytes, asyncio.Task[Response]]] = {}
-        """By key: what was ordered, and the answer."""
+        """By key: a digest of the call, and its answer."""
 
     def once(self, endpoint: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -46,7 +46,7 @@ class AnswersByKey:
                 raise ApiError(
                     409, "key_reused", f"that {HEADER} was another order's; each has its own"
                 )
-            # Who hangs up does not end it for who asks again.
+            # A client that hangs up must not cancel the answer for its next call.
             return await asyncio.shield(answering)
 
         return answer

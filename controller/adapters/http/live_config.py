@@ -1,4 +1,4 @@
-"""From the settings, as operators write them, to what the cluster goes by."""
+"""Turns the settings that operators write into the configuration that the cluster runs with."""
 
 from dataclasses import fields
 
@@ -13,7 +13,7 @@ from controller.runtime.messages.operations import FrontendLimits
 
 
 def live_config(settings: Settings) -> LiveConfig:
-    """Raises ValueError for a policy that there is not."""
+    """Raises ValueError for an unknown policy."""
     scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
     find_policy(scheduler.policy)
     return LiveConfig(

@@ -1,7 +1,7 @@
 """Settings on the control API: listed, and changed while the cluster runs.
 
-What was changed stands in the spec, so that it outlives the controller. What the cluster goes by
-is made of all settings at once (`live_config`), whichever was changed.
+Changed values stand in the spec, so that they outlive the controller. After each change the
+cluster's configuration is made anew from all settings (`live_config`).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from controller.runtime.live_config import LiveConfig
 
 @dataclass(frozen=True, slots=True)
 class PlannedChanges:
-    """What differs from now, and what the cluster would go by."""
+    """The changes, and the configuration that they would give the cluster."""
 
     patch: SettingsPatch
     after: Settings
@@ -44,7 +44,7 @@ class PlannedChanges:
 
 
 class LiveSettings:
-    """`settings`: those that the controller goes by."""
+    """`settings`: those that the controller runs with."""
 
     def __init__(self, controller: Controller, settings: Settings) -> None:
         self._controller = controller
@@ -60,8 +60,8 @@ class LiveSettings:
         )
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
-        """Raises ApiError for a key that there is not or cannot be changed and for a value that it
-        may not have, and RevisionConflictError."""
+        """Raises ApiError for an unknown key, one that cannot be changed, or a bad value, and
+        RevisionConflictError."""
         keeper = self._controller.keeper
         keeper.check_revision(patch.if_revision)
         before = self._settings
@@ -81,8 +81,8 @@ class LiveSettings:
         return PlannedChanges(patch, after, config, answer)
 
     def make(self, planned: PlannedChanges) -> SettingChanges:
-        """Nothing else may change settings since they were planned. Raises RevisionConflictError
-        and LlumctlError; nothing changed then."""
+        """Makes planned changes; nothing else may have changed settings since the plan. Raises
+        RevisionConflictError and LlumctlError, and changes nothing then."""
         keeper = self._controller.keeper
         keeper.check_revision(planned.patch.if_revision)
         values = {each.key: each.value for each in planned.answer.changes}

@@ -1,4 +1,4 @@
-"""A move by hand on the control API: what is wanted is checked, planned or done."""
+"""A move by hand on the control API: checked, planned or done."""
 
 from dataclasses import dataclass
 from typing import Required, TypedDict, Unpack
@@ -31,7 +31,7 @@ _UNSCHEDULABLE = {
 
 
 class _Came(TypedDict, total=False):
-    """The fields of a report that say what came of the move, or would."""
+    """The fields of a report that say how the move ended, or would end."""
 
     outcome: Required[str]
     code: str
@@ -48,7 +48,7 @@ class _Came(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Of a request that is on an instance, to one that may take requests or to any."""
+    """A move of a request that is on `source_id`, to `wanted.to` or to any instance."""
 
     controller: Controller
     record: RequestRecord
@@ -63,7 +63,8 @@ class Migration:
         return f"migrate {self.record.request_id} to {target} ({self.migration_id})"
 
     async def run(self) -> MigrationReport:
-        """Raises ApiError if it is not over in time, or one of both was removed meanwhile."""
+        """Raises ApiError if the move is not over in time, or if the source or the destination was
+        removed meanwhile."""
         wanted, operator_moves = self.wanted, self.controller.operator_moves
         self._check_still_there(wanted.to)
         note = self._note(wanted.to)
@@ -98,7 +99,7 @@ class Migration:
         )
 
     async def plan(self) -> MigrationReport:
-        """What the source says that it takes, and whether the destination has room."""
+        """What the move would take by the source's word, and whether the destination has room."""
         self._check_still_there(self.wanted.to)
         order = self._order()
         target = self.wanted.to or self.controller.operator_moves.choose(order)
@@ -145,7 +146,7 @@ class Migration:
             ) from error
 
     def _check_still_there(self, target: str | None) -> None:
-        """A scale-in removes instances; since this was asked for, time went by."""
+        """Raises ApiError if a scale-in removed the source or the target since the call came."""
         statuses = self.controller.statuses
         if self.source_id not in statuses:
             raise ApiError(
@@ -158,7 +159,6 @@ class Migration:
             raise no_such_instance(target)
 
     def _order(self) -> Order:
-        """A request that waits holds no blocks."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
         return Order(
             record.request_id,
@@ -170,15 +170,15 @@ class Migration:
         )
 
     def _expected_downtime_s(self, target: str) -> float | None:
-        """A step of the destination, which makes the next token, and what the last moves took
-        beyond that; None while the destination has made no step."""
+        """The destination's step, which makes the next token, and what the last moves took beyond
+        a step; None while the destination has made no step."""
         step_time_s = self.controller.statuses[target].step_time_s
         if step_time_s <= 0:
             return None
         return step_time_s + (self.controller.operator_moves.log.typical_excess_s() or 0.0)
 
     def _note(self, target: str | None) -> str:
-        """Only one that was named may cool."""
+        """Says that the target is cooling; only a target that the operator named can be."""
         controller = self.controller
         if target is None:
             return ""
@@ -188,7 +188,8 @@ class Migration:
         return f"{target} failed lately and cools for another {duration(left_s)}" if left_s else ""
 
     def _waiting(self, last: Attempt, began_s: float) -> str:
-        """What was long enough to be asked about, and the setting that decides."""
+        """How long the move waited for its turn, if that was noticeable, and the setting that
+        limits it."""
         named = f"migration.max_moves is {self.controller.limits.max_moves}"
         if last.queued_s < TOLD_WAIT_S:
             return named if last.code in BY_MAX_MOVES else ""
@@ -196,14 +197,14 @@ class Migration:
         return f"waited {duration(waited_s)} for its turn: {named}"
 
     def _hint(self, code: str) -> str:
-        """Where the cure is known."""
+        """The command that lets more moves run at once, if that limit was the reason."""
         if code not in BY_MAX_MOVES:
             return ""
         more = max(1, 2 * self.controller.limits.max_moves)
         return f"llumctl set migration.max_moves={more}"
 
     def _nobody(self) -> str:
-        """Why, instance by instance."""
+        """Why no instance can be the destination, instance by instance."""
         controller, order = self.controller, self._order()
         told = []
         for member in controller.roster.instances():
@@ -231,7 +232,7 @@ class Migration:
 
 
 def held_blocks(record: RequestRecord, block_size: int) -> int:
-    """A request that waits holds none."""
+    """The blocks that the request holds; a request that waits holds none."""
     if record.state is not RequestState.RUNNING:
         return 0
     return blocks_for(record.num_prompt_tokens + record.num_output_tokens, block_size)
@@ -240,8 +241,8 @@ def held_blocks(record: RequestRecord, block_size: int) -> int:
 async def find_migration(
     controller: Controller, reference: str, wanted: MigrateRequest
 ) -> Migration:
-    """Raises ApiError for a request that is on no instance, and for an instance that is none, is
-    where the request is, or may take nothing."""
+    """Raises ApiError for a request that is on no instance, and for a target that is no instance,
+    has the request already, or may take no requests."""
     members = controller.roster.members
     if wanted.to is not None and (
         wanted.to not in members or members[wanted.to].kind != "instance"
@@ -268,7 +269,7 @@ async def find_migration(
         )
     for instance_id, role in ((source_id, "the request is on"), (wanted.to, "")):
         refusal = None if instance_id is None else unschedulable(controller, instance_id)
-        # A draining source is left by moves.
+        # Requests leave a draining instance by moves.
         if refusal is not None and (not role or refusal != _UNSCHEDULABLE["draining"]):
             code = "not_serving" if role else "unschedulable"
             where = f"instance {instance_id}, which {role}," if role else f"instance {instance_id}"
@@ -279,7 +280,7 @@ async def find_migration(
 
 
 def unschedulable(controller: Controller, instance_id: str) -> str | None:
-    """Why it may take no requests, in words."""
+    """Why the instance may take no requests, in words; None if it may."""
     record = controller.scheduler.instances.get(instance_id)
     refusal = "dead" if record is None else record.refusal(controller.now_s())
     return None if refusal is None else _UNSCHEDULABLE[refusal]

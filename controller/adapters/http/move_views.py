@@ -11,7 +11,7 @@ from controller.runtime.controller.operations.operator_moves import Attempt
 
 
 def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
-    """As the sources last said, the oldest first."""
+    """Moves under way by the sources' last reports, the oldest first."""
     found = [
         MoveStatus(
             migration_id=move.migration_id,
@@ -34,7 +34,7 @@ def moves_under_way(controller: Controller) -> tuple[MoveStatus, ...]:
 
 
 def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
-    """In their order."""
+    """Moves that wait for their turn, in their order."""
     now_s = controller.now_s()
     return tuple(
         MoveStatus(
@@ -54,7 +54,7 @@ def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
 
 
 def ended_moves(controller: Controller) -> tuple[EndedMoveStatus, ...]:
-    """The newest first."""
+    """The last moves that ended, the newest first."""
     since_s = time.time() - controller.now_s()
     return tuple(
         _ended(move, since_s + move.ended_s)

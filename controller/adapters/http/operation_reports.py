@@ -32,14 +32,14 @@ class SteerReports:
     async def several(
         self, instance_ids: Iterable[str], revision: int, *, lately: bool = False
     ) -> list[DrainReport]:
-        """Side by side: frontends that do not answer are waited for once."""
+        """The reports are made at once, so frontends that do not answer are waited for once."""
         reports = (self.of(each, revision, lately=lately) for each in instance_ids)
         return list(await asyncio.gather(*reports))
 
     async def of(self, instance_id: str, revision: int, *, lately: bool = False) -> DrainReport:
-        """As it is by now; with `lately`, what cannot move may be from a second ago. `revision`:
-        from before it was looked at, or as it was left; one who goes on from there is told of what
-        others changed meanwhile."""
+        """The drain as it is now; with `lately`, the list of requests that cannot move may be a
+        second old. `revision` is the spec's from before this look, or from after the caller's own
+        change, so that a client that goes on from it is told of later changes by others."""
         controller = self._controller
         progress = controller.drains.progress(instance_id)
         leaving = Leaving()
@@ -85,7 +85,7 @@ class SteerReports:
         *,
         removes: bool = False,
     ) -> DrainReport:
-        """What a drain that began now would do. `going`: others that are drained with it."""
+        """What a drain that began now would do. `going`: instances that are drained with it."""
         revision = self._controller.keeper.revision
         leaving = await self._controller.departures.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
@@ -105,8 +105,8 @@ class SteerReports:
         )
 
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
-        """Each drain is planned as if it were the only one, but none goes to another that is to
-        go."""
+        """Plans each drain as if it were the only one, but moves no request to an instance that
+        would be removed too."""
         revision = self._controller.keeper.revision
         added = self._controller.scaling.added(plan)
         going = await asyncio.gather(
@@ -146,12 +146,12 @@ def deadline_of(wanted: DrainRequest | ScaleRequest) -> float | None:
 
 
 def differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> bool:
-    """Whether an order given now would be another one than that which holds. A deadline counts
-    from now: it is another one each time."""
+    """Whether `wanted` would change the drain order `before`. A deadline counts from now, so an
+    order with one always differs."""
     if before is None or isinstance(wanted, ScaleRequest) or wanted.deadline_s is not None:
         return True
     if before.removes and before.plain is None:
-        return True  # it is to drain on, should the instance not be removed after all
+        return True  # a drain by hand must go on should the scale-in be taken back
     orders = (before,) if before.plain is None else (before, before.plain)
     held = {(each.deadline_s, each.on_deadline, each.reason) for each in orders}
     return held != {(None, wanted.on_deadline, wanted.reason)}
@@ -185,7 +185,7 @@ def _planned_departure(departure: Departure) -> PlannedDeparture:
 
 
 def _why(departure: Departure) -> str:
-    """With the figure that is lacking: no one instance is meant here."""
+    """Why the request cannot move, said of the whole cluster and not of one instance."""
     if departure.destination_id is not None:
         return ""
     if departure.code == MoveRefusal.NO_BLOCKS:

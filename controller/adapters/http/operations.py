@@ -1,7 +1,7 @@
 """Draining, undraining and scaling on the control API: looked at, planned or begun.
 
-What is asked for is checked and carried out under one lock with what else changes the spec, so
-that of two operators who act on the same revision one is told so.
+One lock covers the checks of a call and its change of the spec, so that of two operators who act
+on the same revision the second gets a conflict.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from controller.runtime.controller.operations.drains import OperationRefusedErro
 
 
 class SteerApi:
-    """`changing`: held by whoever checks a revision and then changes the spec. `once`: of an
-    endpoint that carries out an order but once (`idempotency`)."""
+    """`changing` is held from the check of a revision until the spec is changed. `once` makes an
+    endpoint idempotent (`idempotency`)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SteerApi:
         reports = await self._reports.several(
             sorted(keeper.spec.drains), keeper.revision, lately=True
         )
-        # One may have ended while the frontends were asked.
+        # A drain may have ended while the frontends were asked.
         return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
 
     async def _drain(self, request: Request) -> Response:
@@ -85,10 +85,10 @@ class SteerApi:
         return json_answer(report.model_copy(update={"changes": changes}))
 
     async def _begin_drain(self, request: Request, instance_id: str, wanted: DrainRequest) -> int:
-        """The revision that it leaves."""
+        """Begins the drain and returns the spec's new revision."""
         deed = (f"drain {instance_id}{_until(wanted)}", instance_id)
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-            self._check_drain(instance_id, wanted)  # the disk may have taken its time
+            self._check_drain(instance_id, wanted)  # again: writing the audit log took time
             self._controller.drains.begin([_order(instance_id, wanted, operation)])
             return self._controller.keeper.revision
 
@@ -104,7 +104,7 @@ class SteerApi:
             async with self._log.operation(
                 request.scope, (f"undrain {instance_id}", instance_id), reason=wanted.reason
             ) as operation:
-                self._check_undrain(instance_id, wanted)  # the disk may have taken its time
+                self._check_undrain(instance_id, wanted)  # again: writing the audit log took time
                 why_ended = f"undrained: {wanted.reason}" if wanted.reason else "undrained"
                 self._controller.drains.end(instance_id, why_ended, operation.actor)
                 revision = self._controller.keeper.revision
@@ -124,7 +124,7 @@ class SteerApi:
             async with self._log.operation(
                 request.scope, *deeds, reason=wanted.reason
             ) as operation:
-                self._check_scale(plan, wanted)  # a drain may have ended meanwhile
+                self._check_scale(plan, wanted)  # again: writing the audit log took time
                 added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
                 revision = keeper.revision
         reports = await self._reports.several(plan.drained, revision)
@@ -152,7 +152,7 @@ class SteerApi:
             raise ApiError(409, "stopping", "the cluster is being stopped", "llumctl up")
 
     def _check_drain(self, instance_id: str, wanted: DrainRequest) -> None:
-        """Those of the same command too: it begins all of their drains or none."""
+        """Checks the other drains of the same command too, as it begins all of them or none."""
         self._check_revision(wanted.if_revision)
         together = list(dict.fromkeys((instance_id, *wanted.with_ids)))
         for each in together:
@@ -180,7 +180,7 @@ class SteerApi:
             return scaling.plan(target, force=wanted.force, agreed=wanted.draining)
 
     def _check_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> None:
-        """Whether it still can be carried out. Another one would not be what is on the record."""
+        """Raises ApiError unless this very plan, which the audit log names, can be carried out."""
         self._check_revision(wanted.if_revision)
         with _as_api_errors():
             self._controller.scaling.check_still(plan, force=wanted.force)
@@ -189,7 +189,7 @@ class SteerApi:
 def _order(
     instance_id: str, wanted: DrainRequest | ScaleRequest, operation: Operation
 ) -> DrainOrder:
-    """The drain's events have the cause of the operation that began it."""
+    """The order's id is the operation's cause id, so the drain's events have that cause."""
     return DrainOrder(
         drain_id=operation.cause_id,
         instance_id=instance_id,
@@ -208,7 +208,7 @@ def _until(wanted: DrainRequest | ScaleRequest) -> str:
 
 
 def _scale_deeds(plan: ScalePlan, wanted: ScaleRequest) -> list[Deed]:
-    """One for the whole, and one for each instance that goes or stays after all."""
+    """One deed for the scaling, and one for each instance that is removed or kept after all."""
     deeds = [(f"scale {plan.previous} to {plan.target}", "the cluster")]
     deeds += [(f"undrain {each}", each) for each in plan.undrained]
     deeds += [(f"remove {each} once drained{_until(wanted)}", each) for each in plan.drained]
@@ -220,5 +220,6 @@ def _as_api_errors() -> Iterator[None]:
     try:
         yield
     except OperationRefusedError as error:
-        status = 400 if error.code == "max_instances" else 409  # whatever the cluster is like
+        # More than max_instances is wrong in any state of the cluster.
+        status = 400 if error.code == "max_instances" else 409
         raise ApiError(status, error.code, error.message, error.hint) from error

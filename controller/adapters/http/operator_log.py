@@ -1,5 +1,5 @@
-"""What operators do, on the record: in the audit log before it is done and once more when it is
-over, and in the cluster's events."""
+"""Records what operators do: in the audit log before and after each operation, and in the
+cluster's events."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ Deed = tuple[str, str]
 
 @dataclass(slots=True)
 class Operation:
-    """`outcome` may be said until it is over."""
+    """`outcome` may be set until the operation is over."""
 
     cause_id: str
     actor: str
@@ -40,10 +40,10 @@ class OperatorLog:
     async def operation(
         self, scope: Scope, *deeds: Deed, reason: str = "", lasts: bool = False
     ) -> AsyncIterator[Operation]:
-        """What is done within is on the record: as begun before, with its outcome afterwards,
-        which is a failure if it raises. `lasts`: its beginning is an event too.
+        """Records the `with` block as begun, and afterwards with its outcome, which is a failure if
+        the block raises. `lasts`: the beginning is an event too.
 
-        Raises ApiError if its beginning cannot be recorded, and so must not be done.
+        Raises ApiError if the beginning cannot be recorded: nothing is done then.
         """
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
         await self._write(operation, deeds, "begun", reason)
@@ -61,7 +61,7 @@ class OperatorLog:
     async def note(
         self, scope: Scope, action: str, target: str, outcome: str, reason: str = ""
     ) -> None:
-        """What is over as soon as it is said. Raises ApiError as `operation`."""
+        """Records an operation that is over at once. Raises ApiError as `operation` does."""
         operation = Operation(f"op-{secrets.token_hex(4)}", actor_of(scope))
         deeds = ((action, target),)
         await self._write(operation, deeds, outcome, reason)
@@ -83,7 +83,8 @@ class OperatorLog:
             raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
 
     async def _write_end(self, operation: Operation, deeds: tuple[Deed, ...], reason: str) -> None:
-        """It has happened: who asked for it is told of it, also if the disk is full by now."""
+        """Does not raise: the operation has happened, and its caller gets the answer, also if the
+        disk is full."""
         try:
             await self._write(operation, deeds, operation.outcome, reason)
         except ApiError as error:
@@ -100,7 +101,7 @@ class OperatorLog:
 
 
 def actor_of(scope: Scope) -> str:
-    """Who says to be calling, and from where."""
+    """The caller's name, which is not checked, and address."""
     claimed = dict(scope["headers"]).get(b"x-llumctl-actor", b"someone").decode("latin-1")
     client = scope.get("client")
     return one_short_line(f"{claimed} from {client[0] if client else 'here'}")
@@ -108,7 +109,7 @@ def actor_of(scope: Scope) -> str:
 
 def _failure(error: BaseException) -> str:
     if isinstance(error, ApiError):
-        # What was not over in time goes on.
+        # An operation that was not over in time goes on.
         return f"{'unknown' if error.status == 504 else 'failed'}: {error.body.code}"
     if isinstance(error, RevisionConflictError):
         return "failed: revision_conflict"

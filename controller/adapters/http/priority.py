@@ -15,7 +15,7 @@ from controller.runtime.messages.operations import RankChangeAnswered, RankChang
 
 @dataclass(frozen=True, slots=True)
 class PriorityChange:
-    """Of a request that lives, to a level that there is."""
+    """A change of a live request's priority to `level`."""
 
     controller: Controller
     record: RequestRecord
@@ -36,11 +36,11 @@ class PriorityChange:
         return self._report(self.record.level, self.record.instance_id)
 
     async def run(self, cause_id: str = "", actor: str = "") -> PriorityReport:
-        """Done when the request's frontend has noted it: from then on it counts, wherever the
-        request is. Raises ApiError."""
+        """Returns when the request's frontend has noted the new level, which counts from then on
+        wherever the request is. Raises ApiError."""
         record, wanted = self.record, self.wanted
         frontend = self.controller.roster.members.get(record.frontend_id)
-        if frontend is None or not frontend.alive:  # while this went on the record
+        if frontend is None or not frontend.alive:  # it died while the audit log was written
             raise ended(record, f"its frontend {record.frontend_id} died")
         try:
             answer: RankChangeAnswered = await self.controller.queries.ask(
@@ -83,7 +83,7 @@ class PriorityChange:
 async def find_priority_change(
     controller: Controller, reference: str, wanted: PriorityRequest
 ) -> PriorityChange:
-    """Raises ApiError for a level that there is not, and for a request that does not live."""
+    """Raises ApiError for an unknown level, and for a request that has ended or is unknown."""
     levels = {level.name: level for level in controller.config.levels}
     level = levels.get(wanted.level)
     if level is None:

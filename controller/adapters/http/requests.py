@@ -28,7 +28,7 @@ class RequestsQuery(BaseModel):
 
 
 async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
-    """Raises ApiError for an instance that there is not."""
+    """Raises ApiError for an unknown instance."""
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
@@ -51,15 +51,16 @@ async def list_requests(controller: Controller, query: RequestsQuery) -> Request
 
 
 async def find_request(controller: Controller, reference: str) -> RequestDetail:
-    """As `find_record`, and whether it could move."""
+    """The request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
     return request_detail(record, time.time(), refusals.get(record.request_id))
 
 
 async def find_record(controller: Controller, reference: str) -> RequestRecord:
-    """By id, by the client's id, by the beginning of an id, or by an id as tables shorten it. Of
-    several that match equally well it is the only one that lives: clients use their ids again.
+    """Finds a request by its id, the client's id, the beginning of an id, or an id as tables
+    shorten it. Of several that match equally well, the only live one is meant, as clients use
+    their ids again.
 
     Raises ApiError."""
     if not reference or len(reference) > MAX_REFERENCE_CHARS:
@@ -76,14 +77,14 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
         history=True,
         max_requests=100,
     )
-    # The best come first, and of those the ones that live.
+    # Requests that match best come first, and live ones first among those.
     best = found.requests[0].match(reference) if found.requests else Match.NONE
     matches = [record for record in found.requests if record.match(reference) is best]
     live = [record for record in matches if record.state not in ENDED]
     if len(matches) == 1 or len(live) == 1:
         return (live or matches)[0]
     if matches:
-        # Of those that begin with it there may be more than were asked for.
+        # More requests may begin with the reference than were asked for.
         num = found.num_matching if best >= Match.BEGINNING else len(matches)
         ids = ", ".join(record.request_id for record in matches[:_LISTED_MATCHES])
         more = f" and {num - _LISTED_MATCHES} more" if num > _LISTED_MATCHES else ""
@@ -102,7 +103,8 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
 async def refusals_of(
     controller: Controller, records: Iterable[RequestRecord]
 ) -> Mapping[str, str]:
-    """Why each cannot move, empty if it can; without those of which no instance told."""
+    """Why each request cannot move, empty if it can; requests whose instance did not answer are
+    left out."""
     by_instance: dict[str, list[str]] = {}
     for record in records:
         member = controller.roster.members.get(record.instance_id or "")
@@ -121,5 +123,5 @@ def _serving_frontends(controller: Controller) -> list[str]:
 
 
 def _absent_frontends(controller: Controller) -> list[str]:
-    """Those that served and do not now: what they had is not in any list."""
+    """Frontends that served and do not now: their requests are in no list."""
     return [m.member_id for m in controller.roster.frontends() if m.incarnation and not m.serving]

@@ -1,4 +1,4 @@
-"""From the controller's state to the wire models of `controller.api`."""
+"""Turns the controller's state into the wire models of `controller.api`."""
 
 import math
 import time
@@ -39,7 +39,7 @@ class ClusterLabels:
     engine: str
     endpoint_url: str
     started_at_s: float
-    """Of the cluster: seconds since the epoch."""
+    """When the cluster was started; seconds since the epoch."""
 
 
 def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
@@ -97,7 +97,7 @@ def _cluster_state(
     if absent and not controller.was_ready:
         return ClusterState.STARTING, ""
     words = ", ".join(f"{m.id} is {m.state}" for m in absent)
-    # One that was added to a cluster that served before takes its time, and nothing is wrong.
+    # An instance that is added to a serving cluster takes its time to start; nothing is wrong.
     if any(m.state != InstanceState.STARTING for m in absent):
         return ClusterState.DEGRADED, words
     return ClusterState.READY, words
@@ -179,7 +179,7 @@ def _instance(
 
 
 def _not_launched(controller: Controller) -> list[InstanceStatus]:
-    """Wanted, but there was no way to start them yet."""
+    """Instances of the spec whose process could not be launched yet."""
     return [
         InstanceStatus(
             id=instance_id,
@@ -279,8 +279,8 @@ def event_model(event: LoggedEvent, position: str = "") -> Event:
 
 
 def request_model(record: RequestRecord, now_s: float, refusal: str | None = None) -> RequestStatus:
-    """`now_s`: seconds since the epoch. `refusal`: why it cannot move now, empty if it can, None
-    if nobody told."""
+    """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
+    can, None if its instance did not say."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(
@@ -307,7 +307,7 @@ def request_model(record: RequestRecord, now_s: float, refusal: str | None = Non
 def request_detail(
     record: RequestRecord, now_s: float, refusal: str | None = None
 ) -> RequestDetail:
-    """As `request_model`, with its history."""
+    """`request_model` with the request's history."""
     history = tuple(event_model(event) for event in record.history)
     status = request_model(record, now_s, refusal)
     return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

@@ -1,7 +1,7 @@
 """The watch stream: statuses and events as lines of JSON, for as long as someone reads.
 
-A reader that lags loses nothing but time: it is sent what the journal still has, and a gap
-where that was not enough. Nothing is queued for it.
+Nothing is queued for a reader that lags: it gets what the journal still has, and a gap frame for
+the events that the journal has dropped.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class WatchQuery(BaseModel):
 def frames(
     journal: Journal, status_now: Callable[[], ClusterStatus], query: WatchQuery
 ) -> AsyncIterator[bytes]:
-    """Raises ValueError for what is no position."""
+    """Raises ValueError if `query.after` is no position."""
     position = journal.log.last_position if query.after == LATEST else query.after or None
     journal.log.after(position, 0)
     return _frames(journal, status_now, query, position)

@@ -1,7 +1,7 @@
-"""How a process gets the listening socket that another one keeps: over a Unix socket.
+"""A keeper hands out the endpoint's listening socket to other processes, over a Unix socket.
 
-A keeper hands out duplicates of one socket, so every frontend accepts from the same queue.
-The folder is private to the user; both ends also ask the kernel which user the other one is.
+It hands out duplicates of one socket, so every frontend accepts from the same queue. The folder
+is private to the user; both ends also ask the kernel which user is at the other end.
 """
 
 import logging
@@ -13,17 +13,17 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# A keeper answers at once; one that is stopped or hangs is passed over.
+# A keeper answers at once; a keeper that is stopped or hangs is passed over.
 PATIENCE_S = 1.0
 ROOT = 0
 
 
 class Keeper:
-    """Hands out `kept`, from a thread of its own, until it is closed; `kept` is its from now on."""
+    """Owns `kept` and hands it out, from a thread of its own, until the keeper is closed."""
 
     def __init__(self, kept: socket.socket, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a process that had this name before
+        path.unlink(missing_ok=True)  # an earlier process of this name may have left it
         self._kept = kept
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(path))

@@ -2,14 +2,14 @@
 
 import socket
 
-# What the kernel may hold back for a client that reads slowly; its own limit is 4 MB.
+# What the kernel may hold back for a client that reads slowly; the kernel's own limit is 4 MB.
 SEND_BUFFER_BYTES = 256 * 1024
-# Connections that wait until a frontend accepts them; uvicorn sets its own default again, this.
+# Connections that wait for a frontend. uvicorn sets its default later, which is the same number.
 BACKLOG = 2048
 
 
 def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
-    """Holds the port from now on. Without SO_REUSEPORT no other program can join it.
+    """Binds the port. Without SO_REUSEPORT no other program can listen on it too.
 
     A client that takes nothing for `write_timeout_s`, or is gone without a word, is cut by the
     kernel; vLLM then hears that it has left, and aborts. Until then little is kept for it: the
@@ -24,6 +24,6 @@ def listen(host: str, port: int, write_timeout_s: float) -> socket.socket:
 
 
 def set_write_timeout(listening: socket.socket, write_timeout_s: float) -> None:
-    """For connections that come from now on, whichever process accepts them: they inherit it."""
+    """Later connections inherit the time-out, whichever process accepts them."""
     milliseconds = round(write_timeout_s * 1000)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -1,4 +1,4 @@
-"""A frontend's way to the endpoint's listening socket. See `SharedListener`."""
+"""A frontend's way to the endpoint's listening socket."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ HEAD = "head"
 
 
 class SharedListener:
-    """The head process keeps the socket. Each frontend keeps it for the others too, so that one
-    which starts again finds it although the head has died."""
+    """The head process keeps the socket. Each frontend keeps it for the others too, so that a
+    frontend which starts again finds the socket although the head has died."""
 
     def __init__(self, folder: Path, frontend_id: str) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class SharedListener:
     async def open(self) -> socket.socket:
         self._kept = await asyncio.to_thread(self._find)
         self._keeper = Keeper(self._kept, keeper_path(self._folder, self._frontend_id))
-        return self._kept.dup()  # the server closes its own when it drains
+        return self._kept.dup()  # the server closes the one that it got when it drains
 
     def set_write_timeout(self, write_timeout_s: float) -> None:
         assert self._kept is not None

@@ -1,1 +1,1 @@
-"""Metrics in Prometheus's format: the controller's page, and what frontends add to vLLM's."""
+"""Metrics in Prometheus's format: the controller's page, and the frontends' own beside vLLM's."""

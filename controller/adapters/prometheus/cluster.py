@@ -1,8 +1,8 @@
 """The controller's `/metrics`: the wire status in Prometheus's text format.
 
-What is null in the status has no sample, and nothing is infinite: a draining instance's freeness
-as -Inf would spoil every sum and mean over instances. Labels have few values (ids, states, levels,
-kinds of events); what is said in words, and whatever names a request, stays out.
+A field that is null has no sample, and nothing is infinite: a draining instance's freeness as -Inf
+would spoil every sum and mean over instances. Labels have few values (ids, states, levels, kinds
+of events): sentences and request ids stay out.
 """
 
 import math
@@ -97,7 +97,7 @@ def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _events(counts: Mapping[EventKind, int]) -> Metric:
-    """Each kind from the start on: a rate needs the 0 before the first one."""
+    """Every kind has a sample from the start on: a rate needs the 0 before the first event."""
     family = CounterMetricFamily(
         "llumctl_events", "Events since this controller started", labels=["kind"]
     )

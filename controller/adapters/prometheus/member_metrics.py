@@ -1,4 +1,4 @@
-"""Which fields of the wire status become which metrics: the figures that a member has one of.
+"""Which fields of the wire status become which metrics of a member.
 
 Names and units are those of docs/metrics.md, section Prometheus.
 """

@@ -1,4 +1,4 @@
-"""Moves of live requests, as metrics: those under way, and what came of the others."""
+"""Metrics of moves: those under way, and how the others ended."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -14,7 +14,7 @@ from controller.core.migration.move_log import DOWNTIME_BOUNDS_S, MoveLog
 
 
 def move_metrics(num_moves: int, log: MoveLog) -> Iterator[Metric]:
-    """Each outcome from the start on: a rate needs the 0 before the first one."""
+    """Every outcome has a sample from the start on: a rate needs the 0 before the first move."""
     yield GaugeMetricFamily(
         "llumctl_migrations_in_flight_requests", "Requests that are being moved", num_moves
     )

@@ -1,8 +1,8 @@
 """What a frontend measures of its requests, by priority level.
 
-In the registry that vLLM's own `/metrics` route serves, so that one page shows both. Times are
-observed when they are known (the first token's at once); tokens, evictions and outcomes when a
-request ends.
+The metrics are in the registry that vLLM's own `/metrics` route serves, so that one page shows
+both. Times are observed when they are known (the first token's at once); tokens, evictions and
+outcomes when a request ends.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ E2E_BUCKETS_S = _ladder(0.1, 1500)
 class RequestMetrics:
     """`levels`: names of the priority levels; their series start at 0.
 
-    Raises ValueError if the registry has these metrics already: one per registry.
+    Raises ValueError if the registry has these metrics already.
     """
 
     def __init__(self, levels: Iterable[str], registry: CollectorRegistry = REGISTRY) -> None:
@@ -64,7 +64,7 @@ class RequestMetrics:
             self._start_at_zero(level)
 
     def dispatched(self, level: str, waited_s: float) -> None:
-        """A new request got its first instance, so long after it arrived."""
+        """A new request got its first instance `waited_s` after it arrived."""
         self._dispatch.labels(level).observe(max(0.0, waited_s))
 
     def first_token(self, level: str, ttft_s: float) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def share(folder: Path) -> None:
-    """Count together with every process that names the same folder.
+    """Counts together with every process that names the same folder.
 
-    The folder must be new for each run of a cluster: what it holds is counted in. A process that
-    died stays counted, as it should. Metrics about the process itself (`process_*`) are not
-    served in this mode.
+    The folder must be new for each run of a cluster, as figures found in it are counted in.
+    Figures of a process that died stay, as they should. Metrics about the process itself
+    (`process_*`) are not served in this mode.
 
-    Raises RuntimeError if prometheus_client was imported before: it chooses its mode then.
+    Raises RuntimeError if prometheus_client was imported before: its import chooses the mode.
     """
     if "prometheus_client" in sys.modules:
         raise RuntimeError("prometheus_client was imported before metrics could be shared")

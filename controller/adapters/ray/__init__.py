@@ -1,1 +1,1 @@
-"""Everything that touches Ray."""
+"""Members as Ray actors: how their processes are started, restarted, logged and ended."""

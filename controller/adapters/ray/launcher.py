@@ -23,7 +23,7 @@ class ActorPlan:
     num_gpus: int = 0
     node_id: str | None = None
     num_bytes: int = 0
-    """Of memory that one takes; 0: not known."""
+    """Memory that a member of this kind takes; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class RayLauncher:
     instance: ActorPlan
     frontend: ActorPlan
     available_bytes: Callable[[], int]
-    """Of memory, for what is launched."""
+    """Memory that is left for new members."""
     _handles: dict[str, Any] = field(default_factory=dict)
 
     def launch_instance(self, instance_id: str) -> None:
@@ -43,7 +43,7 @@ class RayLauncher:
         self._launch(frontend_id, self.frontend)
 
     def no_room(self, num_instances: int) -> str:
-        """GPUs that Ray has free on any node, and memory of this machine."""
+        """Compares with the GPUs that Ray has free on any node, and this machine's memory."""
         num_gpus = num_instances * self.instance.num_gpus
         if num_gpus:
             free = int(ray.available_resources().get("GPU", 0))
@@ -59,7 +59,7 @@ class RayLauncher:
     def terminate(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
             ray.kill(handle, no_restart=True)
-            del self._handles[member_id]  # now that it cannot have to be tried again
+            del self._handles[member_id]  # only now: a kill that raised is tried again
 
     def _launch(self, member_id: str, plan: ActorPlan) -> None:
         arguments = {"member_id": member_id, **plan.arguments}
@@ -83,8 +83,8 @@ def launch_actor(
     num_gpus: int = 0,
     node_id: str | None = None,
 ) -> Any:
-    """The actor of that name, found or made; pinned to a node if one is given. The namespace is
-    that of one run of a cluster."""
+    """Finds or makes the actor `name`, pinned to a node if one is given. Each run of a cluster has
+    a namespace of its own."""
     options: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -101,7 +101,7 @@ def launch_actor(
 
 
 def kill_actors(namespace: str) -> int:
-    """End every actor of the namespace for good; how many there were."""
+    """Ends every actor of the namespace for good, and returns their number."""
     names = [
         a["name"]
         for a in ray.util.list_named_actors(all_namespaces=True)

@@ -1,8 +1,8 @@
-"""Keeps a process's log file small: what is full is copied aside and emptied in its place.
+"""Keeps a process's log file small: a full file is copied aside and emptied in its place.
 
-The file is not replaced by another, as output goes to it that knows nothing of rotation: C
-libraries write to file descriptors, and child processes have inherited theirs. All of them must
-append. What is written between the copy and the emptying, a matter of microseconds, is lost.
+A new file in its place would miss output: C libraries write to file descriptors, and child
+processes have inherited theirs. All writers must append. Lines written in the microseconds between
+the copy and the emptying are lost.
 """
 
 import contextlib
@@ -17,23 +17,24 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 8 << 20
 NUM_OLD = 2
-# Between two looks a file may grow further. Of that, as much again is kept: 40 MiB for a member.
+# Between two looks a file may outgrow its limit; up to twice the limit is kept of it, so a member
+# has 40 MiB at most.
 LOOK_EVERY_S = 1.0
 _CHUNK_BYTES = 1 << 20
 
 
 def keep_small(path: Path) -> None:
-    """From now on, on a thread of its own, for as long as the process lives."""
+    """Watches the file from now on, on a thread, for as long as the process lives."""
     threading.Thread(target=_watch, args=(path,), name="log rotation", daemon=True).start()
 
 
 def old_file(path: Path, number: int) -> Path:
-    """1 is the newest."""
+    """The path of a copy; number 1 is the newest."""
     return path.with_name(f"{path.name}.{number}")
 
 
 def turn_over(path: Path, max_bytes: int) -> bool:
-    """Whether it was full. Raises OSError."""
+    """Copies and empties the file if it is full, and says whether it was. Raises OSError."""
     if path.stat().st_size <= max_bytes:
         return False
     copied = path.with_name(f"{path.name}.copy")
@@ -41,7 +42,7 @@ def turn_over(path: Path, max_bytes: int) -> bool:
         try:
             with _new_file(copied) as copy:
                 _copy(full, copy, 2 * max_bytes)
-        except OSError:  # the disk is full: what is older stays, and this goes, or it would grow on
+        except OSError:  # the disk is full: older copies stay; this text goes, lest it grow on
             copied.unlink(missing_ok=True)
             full.truncate(0)
             raise
@@ -64,7 +65,7 @@ def _copy(full: BinaryIO, copy: BinaryIO, max_bytes: int) -> None:
         copy.write(part)
         left -= len(part)
     if not left:
-        copy.write(b"\n[more came at once, which is not kept]\n")
+        copy.write(b"\n[the log grew too fast: what follows is not kept]\n")
 
 
 def _watch(path: Path) -> None:

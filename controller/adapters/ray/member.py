@@ -1,12 +1,11 @@
 """The Ray actor that every process of the cluster is.
 
-It runs one role (an async function named by `module:function`) on an event loop of its own
+The actor runs one role (an async function named by `module:function`) on an event loop of its own
 thread. The role's end, by return or by error, ends the process; Ray then starts it again
-(`max_restarts=-1`), and the role must cope with finding nothing but its arguments. A process that
-dies again and again before it serves waits longer each time, and is given up in the end: then its
-role is told why (`Start.failure`), says so and holds.
-Ray is used to start, place and restart processes and for nothing else: no data goes
-through it.
+(`max_restarts=-1`), and the new process has nothing but the role's arguments. A process that dies
+again and again before it serves waits longer each time, and is given up in the end: then the role
+is told why (`Start.failure`), reports it and does nothing more. Ray only starts, places and
+restarts processes: no data goes through it.
 """
 
 import importlib
@@ -29,12 +28,7 @@ class RayMember:
     """`run` names the cluster's run."""
 
     def __init__(
-        self,
-        member_id: str,
-        role: str,
-        arguments: dict[str, Any],
-        log_dir: str,
-        run: str,
+        self, member_id: str, role: str, arguments: dict[str, Any], log_dir: str, run: str
     ) -> None:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
@@ -70,7 +64,7 @@ def _run_role(role: str, arguments: dict[str, Any], start: Start) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """All output of this process, that of libraries too, goes to its own file."""
+    """Sends all output of this process, that of libraries too, to the file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())

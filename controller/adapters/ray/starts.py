@@ -1,9 +1,9 @@
 """How a member's starts went, in a file beside its log, so that its next process knows.
 
-Ray starts a process that ended again at once and for ever, and knows no reason. Every process of a
-member therefore notes here that it begins, and later that it serves or why it ended. What ended
-without a note (by os._exit, a segmentation fault, or the kernel for want of memory) is found by the
-next one, which looks for the reason in the log. `up` reads the file of the controller.
+Ray starts a process that ended again, at once and for ever, and knows no reason. Every process of
+a member therefore notes here that it begins, and later that it serves or why it ended. If a
+process ended without a note (by os._exit, a segmentation fault, or the kernel for want of memory),
+the next one looks for the reason in the log. `up` reads the file of the controller.
 """
 
 import contextlib
@@ -22,23 +22,23 @@ MAX_FILE_BYTES = 1 << 16
 MAX_LOG_TAIL_BYTES = 1 << 16
 MAX_REASON_CHARS = 500
 SILENT = "its process ended without a word: killed, perhaps for want of memory"
-# The last line of a traceback, a fatal error of Python, a signal as Ray's handler shows it.
+# Matches the last line of a traceback, a fatal error of Python, or a signal as Ray shows it.
 _REASON = re.compile(r"(?:[\w.]+(?:Error|Exception|Exit)\b.*|Fatal Python error: .*|\*\*\* SIG.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
     run: str
-    """Of the cluster; what another run left does not count."""
+    """The cluster's run; starts of another run do not count."""
     num_failed: int = 0
-    """In a row, without the present one."""
+    """Failed starts in a row, without the present start."""
     reason: str = ""
-    """Of the last failed one."""
+    """Why the last failed start failed."""
     is_open: bool = False
-    """One has begun, and neither served nor said why it ended."""
+    """The last start has begun, and neither served nor noted why it ended."""
     has_served: bool = False
     log_bytes: int = 0
-    """How long the log was when the last one began."""
+    """How long the log was when the last start began."""
 
     @property
     def given_up(self) -> bool:
@@ -54,8 +54,8 @@ class Start:
 
     @property
     def delay_s(self) -> float:
-        """To wait before it. The one that only says that the member is given up need not wait, but
-        if that fails too, the next one does."""
+        """How long to wait before this start. The first start that only reports that the member
+        is given up need not wait; if that fails too, the next one waits."""
         num_failed = self._starts.num_failed
         if self._starts.given_up and num_failed == MAX_FAILED_STARTS:
             return 0.0
@@ -74,7 +74,7 @@ class Start:
             self._note(replace(self._starts, num_failed=0, is_open=False, has_served=True))
 
     def failed(self, reason: str) -> None:
-        """The role raised. After it has served, that is a death and no failed start."""
+        """The role raised an error. After it has served, that is a death and no failed start."""
         if self._starts.is_open:
             num_failed = self._starts.num_failed + 1
             reason = _one_line(reason)
@@ -86,7 +86,7 @@ class Start:
 
 
 def begin(log_file: Path, run: str) -> Start:
-    """A process of the member begins. `log_file` is already its own."""
+    """A process of the member begins. Its output goes to `log_file` already."""
     path = log_file.with_suffix(".starts")
     before = _read(path, run) or Starts(run)
     if before.is_open:
@@ -101,7 +101,8 @@ def begin(log_file: Path, run: str) -> Start:
 
 
 def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:
-    """Why its last start failed, empty if none did since it served; and whether it is given up."""
+    """Why the member's last start failed (empty if none did since it served), and whether the
+    member is given up."""
     found = _read(log_dir / f"{member_id}.starts", run)
     if found is None or not found.num_failed:
         return "", False
@@ -126,7 +127,7 @@ def _read(path: Path, run: str) -> Starts | None:
 
 
 def _write(path: Path, starts: Starts) -> None:
-    """A full disk keeps no member from serving."""
+    """Logs a failure and goes on: a full disk keeps no member from serving."""
     try:
         private_file.replace(path, json.dumps(asdict(starts)))
     except OSError as error:
@@ -136,7 +137,7 @@ def _write(path: Path, starts: Starts) -> None:
 def _tail(log_file: Path, since: int) -> str:
     with contextlib.suppress(OSError), log_file.open("rb") as file:
         size = file.seek(0, 2)
-        began = since if since <= size else 0  # it was turned over meanwhile
+        began = since if since <= size else 0  # a shorter log was turned over meanwhile
         file.seek(max(began, size - MAX_LOG_TAIL_BYTES))
         return file.read(MAX_LOG_TAIL_BYTES).decode(errors="replace")
     return ""

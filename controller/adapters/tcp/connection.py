@@ -12,11 +12,12 @@ _TIME = struct.Struct("@ll")
 
 
 class ConnectionBrokenError(Exception):
-    """Nothing goes through it any more."""
+    """Nothing goes through the connection any more."""
 
 
 class Connection:
-    """A context manager. `patience_s`: a call that takes longer fails, which ends it."""
+    """A context manager. A call that takes longer than `patience_s` fails, and the connection with
+    it."""
 
     def __init__(self, made: socket.socket, patience_s: float) -> None:
         self._socket = made
@@ -39,7 +40,7 @@ class Connection:
             self._socket.setsockopt(socket.SOL_SOCKET, option, time)
 
     def wait(self) -> None:
-        """Without impatience, until something comes, or the end."""
+        """Waits without a time-out until bytes come or the connection ends."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, 0))
         self.receive(bytearray(1), socket.MSG_PEEK)
 
@@ -50,7 +51,7 @@ class Connection:
             raise ConnectionBrokenError(_why(error)) from None
 
     def receive(self, into: Any, flags: int = 0) -> None:
-        """Until `into`, which is bytes, is full."""
+        """Receives until `into`, a buffer of bytes, is full."""
         try:
             num_bytes = self._socket.recv_into(into, 0, flags | socket.MSG_WAITALL)
         except OSError as error:
@@ -60,7 +61,7 @@ class Connection:
             raise ConnectionBrokenError(why)
 
     def receive_some(self, at_most: int) -> int:
-        """How many bytes of no meaning have come: one or more."""
+        """Receives and drops one or more bytes; returns how many."""
         try:
             num_bytes = len(self._socket.recv(at_most))
         except OSError as error:
@@ -70,7 +71,7 @@ class Connection:
         return num_bytes
 
     def break_off(self) -> None:
-        """From any thread: what waits at either end fails at once."""
+        """From any thread: calls that wait at either end fail at once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

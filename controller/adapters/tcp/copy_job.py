@@ -1,4 +1,4 @@
-"""One stage on its way, on one side: its blocks, and the future that says how it went."""
+"""One side of a stage on its way: its blocks, and the future that says how the copy ended."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,13 @@ from controller.ports.kv_transfer import StageCopy, TransferError
 
 class CopyJob:
     """Made on the event loop's thread; a link's thread works on it. The future is done only when
-    no thread has its hands on the blocks any more, and nobody waits for that."""
+    no thread touches the blocks any more; `fail` returns before that."""
 
     def __init__(self, peer_key: tuple[str, int], block_ids: Sequence[int]) -> None:
         self.peer_key = peer_key
         self.block_ids = tuple(block_ids)
         self.num_done = 0
-        """Blocks. Of the link's thread."""
+        """Blocks done; written by the link's thread."""
         self._lock = threading.Lock()
         self._held = False
         self._over = False
@@ -31,12 +31,12 @@ class CopyJob:
         return self._over
 
     def begin(self) -> None:
-        """Its turn has come: from now on its time counts."""
+        """The stage's turn on the link has come: its copy time counts from now."""
         self._began_s = time.perf_counter()
 
     @contextlib.contextmanager
     def hands_on(self) -> Iterator[bool]:
-        """Around whatever touches the blocks. False: they must not be touched any more."""
+        """Encloses all code that touches the blocks. Yields False if they must not be touched."""
         with self._lock:
             self._held = not self._over
         try:
@@ -48,7 +48,7 @@ class CopyJob:
                     self._settle(self._error)
 
     def fail(self, why: str) -> None:
-        """From any thread; nothing if it is over."""
+        """From any thread; does nothing once the job is over."""
         with self._lock:
             if self._over:
                 return

@@ -1,8 +1,8 @@
-"""The port at which an instance is sent blocks, and who gets through.
+"""The port at which an instance receives blocks, and the check of every connection to it.
 
-Whoever can reach the port may connect. A connection says within seconds for which link it comes,
-and proves that it knows the link's key. Until then it gets nothing, and the door keeps of it a
-socket and 48 bytes; of too many such strangers the oldest leave.
+Anyone who reaches the port can connect. A connection must say within 5 s for which link it comes,
+and prove that it knows the link's key. Until then the connection gets nothing and costs a socket
+and 48 bytes; when there are too many such strangers, the oldest is closed.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ log = logging.getLogger(__name__)
 GREETING_BYTES = ID_BYTES + PROOF_BYTES
 GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 256
-# No more than once in so long the log tells of strangers: they come as fast as they like.
+# The log tells of strangers at most this often, as they may come as fast as they like.
 TELL_EVERY_S = 60.0
 
 Admit = Callable[[socket.socket], None]
 
 
 class Door:
-    """`expect`, `forget` and `close` from any thread; connections are admitted on its own."""
+    """`expect`, `forget` and `close` may be called from any thread; the door's own thread calls
+    `Admit`."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -76,7 +77,7 @@ class Door:
                 stranger.close()
 
     def _patience_s(self) -> float | None:
-        """With the oldest stranger."""
+        """Time left to the oldest stranger; None without strangers."""
         for came_s, _ in self._strangers.values():
             return max(0.0, came_s + GREETING_TIMEOUT_S - time.monotonic())
         return None
@@ -120,7 +121,7 @@ class Door:
                 admit(stranger)
 
     def _admitted(self, greeting: bytes) -> Admit | None:
-        """A link is entered once."""
+        """Finds and removes the link that is greeted: each link admits one connection."""
         link_id, proof = greeting[:ID_BYTES], greeting[ID_BYTES:]
         with self._lock:
             wanted, admit = self._expected.get(link_id, (bytes(PROOF_BYTES), None))
@@ -138,7 +139,7 @@ class Door:
             log.warning("%d connections did not know a link's key", self._num_turned_away)
 
     def _may_tell(self) -> bool:
-        """Once in TELL_EVERY_S; counts as told."""
+        """True once in TELL_EVERY_S."""
         if time.monotonic() - self._told_s <= TELL_EVERY_S:
             return False
         self._told_s = time.monotonic()

@@ -11,8 +11,8 @@ from controller.ports.moves import KvBlocks
 
 log = logging.getLogger(__name__)
 
-# So many stages that nobody expected are remembered, so that who expects one of them later hears
-# at once that its bytes are gone.
+# Stages that came unexpected and are remembered: a job that expects one of them later fails at
+# once, as its bytes are gone.
 MAX_DROPPED = 256
 
 
@@ -38,7 +38,7 @@ class ExpectedStages:
             self._jobs.pop(stage, None)
 
     def fail(self, why: str, *, only_begun: bool) -> None:
-        """`only_begun`: those that wait for their first slice may get it over another link."""
+        """`only_begun` spares jobs without a slice, which may come over another link."""
         with self._lock:
             jobs = [job for job in self._jobs.values() if job.num_done or not only_begun]
         for job in jobs:
@@ -62,12 +62,12 @@ class ExpectedStages:
         with self._lock:
             job = self._jobs.get(header.stage)
             if job is None and header.num_blocks and header.stage not in self._dropped:
-                log.info("a stage comes that nobody expects, or not any more")
+                log.info("an unexpected stage is dropped")
                 self._dropped.append(header.stage)
         return job
 
     def _scatter(self, job: CopyJob, header: SliceHeader, buffer: Any) -> str | None:
-        """Why the job fails."""
+        """Writes the slice; returns why the job fails, or None."""
         end = header.first + header.num_blocks
         if header.first != job.num_done or end > len(job.block_ids):
             return f"blocks {header.first} to {end} came, not those after {job.num_done}"

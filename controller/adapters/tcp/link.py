@@ -1,6 +1,6 @@
 """One direction between two instances: a TCP connection, and a thread that works on it.
 
-A broken link is never mended: the next stage opens another, under a name of its own.
+A broken link is never mended: the next stage opens a new link with a new name.
 """
 
 import logging
@@ -21,8 +21,8 @@ from controller.ports.moves import KvBlocks
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 5.0
-# A slice that does not move for so long breaks the link, and its stages fail. Cancelled ones end
-# long before that: their blocks are not what hangs, only a copy of them is.
+# A slice that does not move for so long breaks the link, and its stages fail. Cancelled stages end
+# long before that, as the slice that hangs is a copy of their blocks.
 STALL_TIMEOUT_S = 10.0
 # Slices on their way at once: while one is scattered the next comes in and another is gathered.
 DEPTH = 2
@@ -51,7 +51,7 @@ class Answer:
 
 
 class LinkClosedError(Exception):
-    """The link is not wanted any more, or its other end did not come."""
+    """This end gave the link up, or the other end did not come."""
 
 
 class Link(ABC):
@@ -66,10 +66,10 @@ class Link(ABC):
         self._ends = ends
         self._on_over = on_over
         self._met: SimpleQueue[Answer | socket.socket | None] = SimpleQueue()
-        """What opens it; None: it shall not open any more."""
+        """What the source or the destination needs to open the link; None: it must not open."""
         self._connection: Connection | None = None
         self._why: str | None = None
-        """It shall end, or has ended."""
+        """Why the link must end or has ended; None while it may work."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"kv {name}", daemon=True)
 
@@ -81,12 +81,12 @@ class Link(ABC):
         self._thread.start()
 
     def meet(self, other: Answer | socket.socket) -> None:
-        """From any thread: what the other end says, or comes with."""
+        """From any thread: hands over the destination's answer, or the source's connection."""
         self._met.put(other)
 
     def break_off(self, why: str) -> None:
-        """From any thread; returns at once. Its stages fail at once, too; the thread may take
-        until three times OPEN_TIMEOUT_S if it is still opening."""
+        """From any thread; returns at once. The link's stages fail at once, too; its thread ends
+        within three times OPEN_TIMEOUT_S if it is still opening."""
         with self._changed:
             if self._why is not None:
                 return
@@ -98,12 +98,12 @@ class Link(ABC):
         self._met.put(None)
 
     def wake(self) -> None:
-        """Something that it may be waiting for has changed."""
+        """From any thread: the link's thread looks again at what it waits for."""
         with self._changed:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Once `on_over` was called: waits for next to nothing."""
+        """Call it after `on_over`, when the thread is about to end."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -140,7 +140,7 @@ class Link(ABC):
         return met
 
     def _keep(self, connection: Connection) -> Connection:
-        """So that it can be broken off from now on. Raises LinkClosedError: it is already."""
+        """Lets `break_off` reach the connection. Raises LinkClosedError if it came before."""
         with self._changed:
             self._connection = connection
             wanted = self._why is None
@@ -151,11 +151,11 @@ class Link(ABC):
 
     @abstractmethod
     def _open(self) -> Connection:
-        """Both ends have proved themselves."""
+        """Connects; returns when both ends have proved that they know the link's key."""
 
     @abstractmethod
     def _work(self, connection: Connection) -> None: ...
 
     @abstractmethod
     def _fail_all(self, why: str) -> None:
-        """Once: what is expected later may come over the next link."""
+        """Fails the present stages; later ones may come over the next link."""

@@ -1,9 +1,9 @@
-"""How the two ends of a link know each other, and each slice of it.
+"""How the two ends of a link recognize each other, and each slice of the link.
 
 Each end makes a secret for each link and tells it to the other through the mailbox, which is
-encrypted and admits the cluster's processes only. From both secrets comes the link's key, which is
-never sent: what is sent is computed with it. A link's key is used for one connection only, so what
-was recorded of another is worth nothing.
+encrypted and admits the cluster's processes only. The link's key is computed from both secrets and
+never sent; only proofs and seals computed with it are. A key is used for one connection only, so a
+recording of another connection is worth nothing.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def new_secret() -> bytes:
 
 
 def link_id(name: str) -> bytes:
-    """By which a connection says for which link it comes; no secret."""
+    """Names a connection's link to the door; no secret."""
     return hashlib.blake2b(name.encode(), digest_size=ID_BYTES).digest()
 
 
@@ -39,7 +39,7 @@ class LinkKey:
         return self._mac(b"destination", PROOF_BYTES)
 
     def seal_of(self, number: int, header: bytes) -> bytes:
-        """Of a link's slice with this number."""
+        """The seal of the link's slice `number`."""
         return self._mac(number.to_bytes(8, "little") + header, SEAL_BYTES)
 
     def _mac(self, text: bytes, size: int) -> bytes:
@@ -57,7 +57,7 @@ class Seals:
         return header + self._key.seal_of(next(self._numbers), header)
 
     def opened(self, sealed: bytes) -> bytes | None:
-        """The header; None if it is not the next one of this link."""
+        """The header; None if this is not the link's next slice."""
         header, seal = sealed[:-SEAL_BYTES], sealed[-SEAL_BYTES:]
         good = hmac.compare_digest(self._key.seal_of(next(self._numbers), header), seal)
         return header if good else None

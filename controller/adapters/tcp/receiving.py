@@ -1,4 +1,4 @@
-"""The destination's end of a link: takes in what comes."""
+"""The destination's end of a link: receives slices."""
 
 import socket
 from typing import Any
@@ -24,13 +24,13 @@ class ReceivingLink(Link):
         self._superseded = False
 
     def invite(self) -> Answer:
-        """Before it is started."""
+        """Opens the door to the source; called before `start`."""
         door = self._ends.door
         door.expect(link_id(self.name), self._key.proof_of_source(), self.meet)
         return Answer(door.address, self.secret)
 
     def supersede(self) -> None:
-        """Its source has opened another one."""
+        """The source has opened another link."""
         self._superseded = True
         self.break_off("its source opened another link")
 

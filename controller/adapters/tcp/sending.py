@@ -26,7 +26,7 @@ class SendingLink(Link):
         self._jobs: deque[tuple[bytes, CopyJob]] = deque()
         self._current: CopyJob | None = None
         self._waiting_since_s: float | None = time.monotonic()
-        """For the other end: to be there, or to take a slice."""
+        """Since when this end waits for the other to come or to take a slice."""
         self._num_on_their_way = 0
         """Slices that the other end has not taken yet."""
 
@@ -70,7 +70,7 @@ class SendingLink(Link):
             self._send_stage(connection, *entry, buffer)
 
     def _next_job(self) -> tuple[bytes, CopyJob] | None:
-        """None: the link shall end."""
+        """Waits for a job; None: the link must end."""
         with self._changed:
             self._current = None
             self._changed.wait_for(lambda: self._jobs or self._why is not None)
@@ -136,7 +136,7 @@ class SendingLink(Link):
                 return None
 
     def _keep_to_the_limit(self, job: CopyJob) -> None:
-        """Waits until more may go; `wake` makes it look again."""
+        """Waits until the limit lets more bytes go; `wake` makes it look again."""
         with self._changed:
             while not job.over and self._why is None:
                 wait_s = self._limit.wait_s(time.monotonic(), self._max_bytes_per_s())

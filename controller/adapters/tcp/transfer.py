@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 OPEN, HERE, OVER = b"open", b"here", b"over"
 # benchmarks.transfer, 30 MB in blocks of 128 KiB on two cores with other work: 0.6-0.9 GB/s with
 # slices of 1 MiB, 1.2-1.3 with 2 MiB, 1.0-1.6 with 4 MiB; one block takes 0.8-0.9 ms with any. Each
-# end of a link has room for one. They are also the steps of the bandwidth limit: 20 ms at 100 MB/s.
+# end of a link has a buffer of one slice. The bandwidth limit works in slices: 20 ms at 100 MB/s.
 SLICE_BYTES = 2 << 20
 # A source that opens waits for an answer, the connection and a proof, one after the other.
 CLOSE_TIMEOUT_S = 3 * OPEN_TIMEOUT_S + 1.0
@@ -33,7 +33,7 @@ PeerKey = tuple[str, int]
 
 
 class TcpKvTransfer:
-    """`host` is the address of this instance that others can reach; its door is there."""
+    """`host` is this instance's address for other instances; its door listens there."""
 
     def __init__(
         self, me: Callable[[], InstanceRef], host: str, slice_bytes: int = SLICE_BYTES
@@ -49,7 +49,7 @@ class TcpKvTransfer:
         self._expected: dict[PeerKey, ExpectedStages] = {}
         self._jobs: dict[str, CopyJob] = {}
         self._incarnations: dict[str, int] = {}
-        """The newest known of each peer."""
+        """The newest known incarnation of each peer."""
         self._numbers = itertools.count(1)
         self._accepted: dict[PeerKey, tuple[int, str]] = {}
         """Number and name of the last link that a peer opened."""
@@ -95,7 +95,7 @@ class TcpKvTransfer:
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
         job = self._job(peer, stage_id, block_ids)
-        if not block_ids:  # who expects some hears of it all the same
+        if not block_ids:  # the destination gets an empty stage all the same
             job.finish(0)
         if not self._is_current(peer):
             job.fail(f"{peer.instance_id} is gone")
@@ -138,7 +138,7 @@ class TcpKvTransfer:
         self._expected.pop(peer.key, None)
 
     async def close(self) -> None:
-        """No thread is left, but one that hangs in `KvBlocks`."""
+        """Ends all threads, but for one that hangs in `KvBlocks`."""
         ends, self._ends = self._ends, None
         if ends is None:
             return
@@ -166,8 +166,8 @@ class TcpKvTransfer:
         return job
 
     def _is_current(self, peer: Peer) -> bool:
-        """False for an incarnation that has a successor, and for all once this is closed. The
-        first that is heard of a successor ends what there is with the one before."""
+        """False for an incarnation that has a successor, and for all peers once this is closed.
+        The first message from a successor ends the links and stages of the incarnation before."""
         newest = self._incarnations.get(peer.instance_id, 0)
         if peer.incarnation > newest:
             self._incarnations[peer.instance_id] = peer.incarnation
@@ -192,15 +192,16 @@ class TcpKvTransfer:
         return link
 
     def _accept(self, peer: Peer, name: str, slice_bytes: int, secret: bytes) -> bool:
-        """The last one that a peer opened counts: it gave up the ones before."""
+        """Accepts a link unless it is older than the peer's last: a peer that opens a new link has
+        given up the ones before."""
         between, _, digits = name.rpartition("#")
         number = int(digits)
         known = self._is_current(peer) and between == _between(peer, self._me())
         if not known or self._ends is None or number <= self._last(peer)[0]:
-            log.warning("link %s comes too late", name)
+            log.warning("link %s is refused: a newer one was opened, or its source is gone", name)
             return False
         if slice_bytes != self._ends.slice_bytes:
-            log.error("link %s is one of other slices or blocks", name)
+            log.error("link %s is refused: its slices are %d bytes", name, slice_bytes)
             return False
         self._accepted[peer.key] = number, name
         if (before := self._receiving.pop(peer.key, None)) is not None:
@@ -217,8 +218,8 @@ class TcpKvTransfer:
         return self._accepted.get(peer.key, (0, ""))
 
     def _tell_if_over(self, peer: Peer) -> None:
-        """A source with nothing to send does not see its link break. It shall hear of it before
-        it sends what is expected now, and open another."""
+        """Tells the source that its link is over, which it does not notice while it has nothing to
+        send. So it opens another link before it sends the stage that is expected now."""
         number, name = self._last(peer)
         link = self._receiving.get(peer.key)
         if number and (link is None or link.over):
@@ -234,7 +235,7 @@ class TcpKvTransfer:
         return name, peer, self._ends, lambda link: self._soon(self._remove, link)
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
-        """From a link's thread."""
+        """From a link's thread: calls on the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -247,7 +248,7 @@ class TcpKvTransfer:
             self._all_over.set()
 
     def _drop(self, link: Link) -> bool:
-        """False: it was dropped already, and its other end knows, or is gone."""
+        """False if the link was dropped already: its other end knows, or is gone."""
         for links in (self._sending, self._receiving):
             if links.get(link.peer.key) is link:
                 del links[link.peer.key]

@@ -1,8 +1,8 @@
 """The stream of a link: slices, each a sealed header and the bytes of its blocks.
 
-Sender and receiver never lose step, whatever is cancelled: a receiver takes in what it does not
-expect and drops it, and a sender whose stage was cancelled says so in place of the next slice. For
-each slice that it has taken the receiver sends one byte back.
+Source and destination never lose step, whatever is cancelled: a destination reads and drops slices
+that it does not expect, and a source whose stage was cancelled says so in place of the next slice.
+The destination sends one byte back for each slice that it has read.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 
 class NotALinkError(Exception):
-    """What came is none of ours."""
+    """The other end does not speak as a link of this cluster does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SliceHeader:
 
 
 def decode(header: bytes) -> SliceHeader:
-    """Of a seal that was good. Raises NotALinkError."""
+    """Decodes a header whose seal was good. Raises NotALinkError."""
     stage, first, num_blocks, num_bytes, kind = _FORMAT.unpack(header)
     if kind > max(Kind):
         raise NotALinkError(f"a slice of kind {kind}")
