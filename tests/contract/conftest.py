@@ -1,10 +1,11 @@
-"""Real engines for all contract tests; after each of them they must be as empty as before."""
+"""Real engines for all contract tests; after each of them they must be as empty as before. What
+fails names the touch points with vLLM that it went through."""
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before vLLM is imported
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.engine.group_listeners import listeners
+from tests.contract import touch_points
 
 environment.prepare()
 
@@ -119,3 +121,16 @@ def empty(engine: VllmEngine) -> None:
     assert not runner.input_batch.req_id_to_index
     assert not runner.input_batch.generators
     assert scheduler.reset_prefix_cache()  # a test may have left wrong content in it
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.excinfo is not None:
+        places = [(Path(entry.path), str(entry.statement)) for entry in call.excinfo.traceback]
+        points = touch_points.behind(places, item.path)
+        lines = [f"vllm/{path}: {name}" for path, name in points]
+        report.sections.append(("touch points with vLLM that may have changed", "\n".join(lines)))
+    return report

@@ -5,7 +5,7 @@ So the structs below repeat vLLM's as far as llumctl uses them: by position (mos
 name (SamplingParams and the statistics are maps). A field that nobody reads has the type `Any`;
 positions behind the last one listed are ignored.
 
-Touch points (vllm 0.32; tests/contract/test_emulated_wire.py): v1/engine/__init__.py
+Touch points of vLLM (tests/contract/test_emulated_wire.py): v1/engine/__init__.py
 `EngineCoreRequest`, `EngineCoreOutputs`, `EngineCoreOutput`, `EngineCoreEvent`, `FinishReason`,
 `EngineCoreEventType`; sampling_params.py `SamplingParams`; v1/metrics/stats.py `PrefillStats`,
 `SchedulerStats`; v1/serial_utils.py: the first frame is the message, others are tensors.

@@ -1,6 +1,6 @@
 """What can be refused of the endpoint's options before anything starts.
 
-Touch points (vllm 0.32): the tables of the parsers' names, tool_parsers/__init__.py
+Touch points of vLLM: the tables of the parsers' names, tool_parsers/__init__.py
 `_TOOL_PARSERS_TO_REGISTER` and reasoning/__init__.py `_REASONING_PARSERS_TO_REGISTER`.
 """
 

@@ -6,7 +6,7 @@ A class of vLLM's configuration becomes a table of its fields. Bounds are those 
 `Field`. A field that vLLM's own validators look at first (mode "before") may take more than its
 annotation says, so it takes any value here.
 
-Touch points (vllm 0.32): engine/arg_utils.py `EngineArgs`, `AsyncEngineArgs`, of which the methods
+Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `AsyncEngineArgs`, of which the methods
 say into which configuration an argument goes; config/*.py, classes of pydantic dataclasses.
 """
 

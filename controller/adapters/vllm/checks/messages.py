@@ -4,7 +4,7 @@ granted where it converts them, and decodes the JSON that the arguments of a too
 A part's type goes into a warning that vLLM writes once for each, and remembers the last 128 of:
 types of 8 MB would be 1 GB.
 
-Touch points (vllm 0.32): entrypoints/openai/chat_completion/protocol.py
+Touch points of vLLM: entrypoints/openai/chat_completion/protocol.py
 `_normalize_messages_before`; entrypoints/openai/responses/utils.py
 `_construct_message_from_response_item`; entrypoints/anthropic/serving.py
 `_convert_user_tool_result`.

@@ -4,7 +4,7 @@ vLLM decodes each call's arguments for it: those of a cut call were a 400 for a 
 a traceback in the log. Without that call the answer says why it ends: its stop reason is
 `max_tokens`. In a stream the arguments leave as they come, and nothing decodes them.
 
-Touch points (vllm 0.32): entrypoints/anthropic/serving.py `messages_full_converter`.
+Touch points of vLLM: entrypoints/anthropic/serving.py `messages_full_converter`.
 """
 
 from typing import Any

@@ -4,7 +4,7 @@ vLLM makes such a stream of a chat's chunks, and takes an error among them for a
 cannot read: clients got the validation error of its own model, and its log a traceback, instead
 of why and with which status the request had failed.
 
-Touch points (vllm 0.32): entrypoints/anthropic/serving.py `message_stream_converter`.
+Touch points of vLLM: entrypoints/anthropic/serving.py `message_stream_converter`.
 """
 
 import json

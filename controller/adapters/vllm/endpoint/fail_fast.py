@@ -4,7 +4,7 @@ As they come, they describe each kind that each item is not: 512 empty items of 
 `input` made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000 numbers as
 parts of one message's content took 86 s on a busy machine, and 1.3 GB.
 
-Touch points (vllm 0.32): the request models below, which pydantic has compiled already; FastAPI
+Touch points of vLLM: the request models below, which pydantic has compiled already; FastAPI
 and vLLM's /invocations build theirs from them, so this goes before the app is built.
 """
 

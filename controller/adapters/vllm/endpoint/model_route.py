@@ -1,7 +1,7 @@
 """`GET /v1/models/ID`, which OpenAI's API has and vLLM's app has not.
 
-Touch points (vllm 0.32): entrypoints/openai/models/serving.py `show_available_models`, kept by
-the app as `state.openai_serving_models`.
+Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
+entrypoints/launchers/api_server/app_state.py `openai_serving_models`, where the app keeps it.
 """
 
 from http import HTTPStatus

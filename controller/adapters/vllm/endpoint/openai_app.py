@@ -1,10 +1,11 @@
 """vLLM's OpenAI app over a PoolLLM, served by uvicorn.
 
-Touch points (vllm 0.32): entrypoints/launchers/cli_args.py `make_arg_parser`,
-`validate_parsed_serve_args`; launchers/app.py `build_app`; api_server/app_state.py
-`init_app_state`; launchers/launcher.py `NoSignalServer`, and what it does with plugins;
-launchers/utils/ssl.py `SSLCertRefresher`; tool_parsers `ToolParserManager`, reasoning
-`ReasoningParserManager`; envs.py `is_set`.
+Touch points of vLLM: entrypoints/launchers/cli_args.py `make_arg_parser`,
+`validate_parsed_serve_args`; entrypoints/launchers/app.py `build_app`;
+entrypoints/launchers/api_server/app_state.py `init_app_state`; entrypoints/launchers/launcher.py
+`NoSignalServer`, and what it does with plugins; entrypoints/launchers/utils/ssl.py
+`SSLCertRefresher`; tool_parsers/abstract_tool_parser.py `ToolParserManager`;
+reasoning/abs_reasoning_parsers.py `ReasoningParserManager`; envs.py `is_set`.
 """
 
 from argparse import Namespace

@@ -1,7 +1,7 @@
 """vLLM's engine client, over a pool of instances instead of one engine.
 
-Touch points (vllm 0.32): v1/engine/core_client.py `EngineCoreClient`'s async methods as far
-as `AsyncLLM` calls them in serving; v1/serial_utils.py.
+Touch points of vLLM: v1/engine/core_client.py `EngineCoreClient`'s async methods as far as
+AsyncLLM calls them in serving; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """vLLM's AsyncLLM without an engine of its own.
 
-Touch points (vllm 0.32): v1/engine/async_llm.py `AsyncLLM` (the attributes that its methods
+Touch points of vLLM: v1/engine/async_llm.py `AsyncLLM` (the attributes that its methods
 read, `_run_output_handler`); v1/engine/output_processor.py `OutputProcessor`;
 v1/engine/input_processor.py `assign_request_id`.
 """

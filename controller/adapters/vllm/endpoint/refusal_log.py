@@ -4,9 +4,9 @@ Where vLLM finds a request wrong only once its stream has begun, it logs the exc
 failure: 2.9 MB in 40 minutes of `make fuzz`, and a defect would not have been seen among them. The
 client gets its 400 either way. What may be a defect of the server keeps its traceback.
 
-Touch points (vllm 0.32): the loggers named in LOGGERS, which log with `logger.exception`;
-entrypoints/serve/exception_handling/error_response.py `create_error_response`, which says with
-what status an exception is answered.
+Touch points of vLLM: entrypoints/serve/exception_handling/error_response.py
+`create_error_response`, which says with what status an exception is answered; the loggers named
+in LOGGERS, which log with logger.exception.
 """
 
 import logging

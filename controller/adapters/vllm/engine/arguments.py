@@ -4,7 +4,7 @@ A configuration within a configuration is a table where the user writes it. Some
 into its classes itself, others only its command line does, and others again fail on the first
 attribute (`structured_outputs_config`, once a reasoning parser is set).
 
-Touch points (vllm 0.32): engine/arg_utils.py `EngineArgs` and its annotations, `get_type_hints`.
+Touch points of vLLM: engine/arg_utils.py `EngineArgs` and its annotations, `get_type_hints`.
 """
 
 from dataclasses import fields, is_dataclass

@@ -9,7 +9,7 @@ long prefill, since it goes first, is not counted as evicted, and computes one t
 an adapter: how many adapters a step may have is checked on admission only, so such a request goes
 through vLLM's queue of waiting requests that hold blocks, and comes before all others of it.
 
-Touch points (vllm 0.32): v1/core/sched/scheduler.py `max_num_active_reqs`, `running`,
+Touch points of vLLM: v1/core/sched/scheduler.py `max_num_active_reqs`, `running`,
 `kv_holding_waiting`, `num_waiting_for_streaming_input`, `schedule`.
 """
 

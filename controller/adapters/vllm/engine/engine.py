@@ -1,12 +1,12 @@
 """vLLM's `EngineCore` in this process, as an Engine port: stock, without a patch.
 
-Touch points (vllm 0.32): v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
+Touch points of vLLM: v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
 `post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
-v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`
-(core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`), `_preempt_request`;
+v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`,
+`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
-v1/worker/gpu_model_runner.py `requests`, `input_batch.generators` (cpu_generators.py). Those of
-moves: moves.py.
+v1/worker/gpu_model_runner.py `requests`, `input_batch`; v1/worker/gpu_input_batch.py
+`generators` (cpu_generators.py).
 """
 
 import time

@@ -6,7 +6,7 @@ Reading all of them would take minutes on a large model. On CPU vLLM packs its m
 leaves empty parameters behind; there the files they came from are sampled too, or, for a model
 that is no folder, its name and revision taken. Where a folder lies does not matter.
 
-Touch points (vllm 0.32): v1/worker/gpu_model_runner.py `get_model`, `kv_caches`, `device`;
+Touch points of vLLM: v1/worker/gpu_model_runner.py `get_model`, `kv_caches`, `device`;
 config/model.py `model`, `revision`, `hf_text_config`, `dtype`, `quantization`; config/cache.py
 `cache_dtype`, `block_size`, `get_resolved_kv_cache_layout`; config/parallel.py `world_size`;
 model_executor/layers/utils.py `dispatch_cpu_unquantized_gemm`.

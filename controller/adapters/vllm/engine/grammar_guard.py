@@ -11,10 +11,10 @@ slower to read than to compile (6.5 s instead of 0.15 s for 50 tool schemas, 72 
 whose client has left is not compiled any more if that has not begun, nothing keeps what comes of
 it if it has, and one that takes longer than any trial may is given up.
 
-Touch points (vllm 0.32): v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
+Touch points of vLLM: v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
 v1/structured_output/request.py `_grammar`; v1/structured_output/backend_types.py
 `StructuredOutputGrammar`. A grammar that accepts no token ends its request with
-`FinishReason.ERROR`, and so does one that is an exception (v1/core/sched/scheduler.py).
+FinishReason.ERROR, and so does one that is an exception (v1/core/sched/scheduler.py).
 """
 
 import logging

@@ -1,8 +1,9 @@
 """The parts of an `EngineCore` that moves work on, under names of their own.
 
-Touch points (vllm 0.32): v1/engine/core.py `scheduler`, `structured_output_manager`,
+Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`,
 `model_executor`; v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py
-`block_pool`, `coordinator.single_type_managers`; v1/core/sched/request_queue.py `_heap`.
+`block_pool`, `coordinator`; v1/core/kv_cache_coordinator.py `single_type_managers`;
+v1/core/sched/request_queue.py `_heap`.
 """
 
 from dataclasses import dataclass

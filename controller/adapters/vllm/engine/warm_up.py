@@ -8,10 +8,10 @@ prompts) were measured and took a step's time.
 
 No request runs: nothing is left in the scheduler, the caches, the statistics or the generators.
 
-Touch points (vllm 0.32): v1/executor/abstract.py `collective_rpc`; v1/engine/core.py
+Touch points of vLLM: v1/executor/abstract.py `collective_rpc`; v1/engine/core.py
 `preprocess_add_request`; v1/worker/gpu_model_runner.py `sampler`, `device`; v1/sample/sampler.py
-`Sampler.gather_logprobs`; v1/structured_output/__init__.py `grammar_init`, `backend`; config
-`structured_outputs_config.backend`.
+`Sampler.gather_logprobs`; v1/structured_output/__init__.py `grammar_init`, `backend`;
+config/vllm.py `structured_outputs_config`; config/structured_outputs.py `backend`.
 """
 
 import logging

@@ -8,11 +8,11 @@ request.
 All engines use xgrammar (docs/decisions/0013): vLLM's engine has one backend for good, that of its
 first request, and the trials are xgrammar's.
 
-Touch points (vllm 0.32): v1/structured_output/backend_xgrammar.py `validate_xgrammar_grammar`,
-which sampling_params.py `_validate_structured_outputs` and entrypoints/generate/base/protocol.py
-`validate_structural_tag_payload` import when they are called, `XgrammarBackend` (`compiler`),
-`has_xgrammar_unsupported_json_features`; v1/structured_output/request.py
-`get_structured_output_key`.
+Touch points of vLLM: v1/structured_output/backend_xgrammar.py `validate_xgrammar_grammar`,
+`XgrammarBackend`, `compiler`, `has_xgrammar_unsupported_json_features`; sampling_params.py
+`_validate_structured_outputs` and entrypoints/generate/base/protocol.py
+`validate_structural_tag_payload`, which import the first of them when they are called;
+v1/structured_output/request.py `get_structured_output_key`.
 """
 
 import json

@@ -3,7 +3,7 @@
 All of it is read between two steps, and only on a source that was asked to relieve itself. A block
 of a request costs some 20 ns here: its references are counted.
 
-Touch points (vllm 0.32): v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`,
+Touch points of vLLM: v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`,
 `max_model_len`; v1/request.py `num_tokens`, `num_output_tokens`, `max_tokens`, `priority`,
 `arrival_time`, `num_preemptions`; v1/core/kv_cache_utils.py `ref_cnt` of a block;
 v1/core/kv_cache_manager.py `get_blocks`.

@@ -6,7 +6,7 @@ content is there, which is at the commit.
 
 vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows.
 
-Touch points (vllm 0.32): v1/core/kv_cache_manager.py `get_computed_blocks`,
+Touch points of vLLM: v1/core/kv_cache_manager.py `get_computed_blocks`,
 `truncate_computed_blocks`, `allocate_slots`, `cache_blocks`, `free`, `take_new_block_ids`,
 `record_blocks_for_zeroing`; v1/core/sched/scheduler.py `requests`, `running`, `add_request`,
 `_enqueue_waiting_request`, `finish_requests`, `finished_req_ids`, `prev_step_scheduled_req_ids`,

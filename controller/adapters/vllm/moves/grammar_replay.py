@@ -6,8 +6,8 @@ outputs is fed before the cut, so that at COMMIT a few tokens are left (a compil
 to 9 us for each of the embedded model's). Token by token, as after a step: where reasoning ends is
 then found where the source found it.
 
-Touch points (vllm 0.32): v1/structured_output/__init__.py `accept_tokens`, which reads of a
-request what `_Decoded` has; v1/structured_output/request.py `grammar`, `_grammar`,
+Touch points of vLLM: v1/structured_output/__init__.py `accept_tokens`, which reads of a
+request what _Decoded has; v1/structured_output/request.py `grammar`, `_grammar`,
 `is_grammar_ready`.
 """
 

@@ -5,7 +5,7 @@ sides may cut a stage differently. Gathering 235 blocks of the embedded model (3
 takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both leave the GIL
 to others while they copy.
 
-Touch points (vllm 0.32): v1/worker/gpu_model_runner.py `kv_caches`, per layer a view with the
+Touch points of vLLM: v1/worker/gpu_model_runner.py `kv_caches`, per layer a view with the
 blocks in its first dimension whatever the layout (v1/worker/utils.py
 `copy_kv_cache_blocks_inplace` relies on it: several kernel blocks may make one block, and layers
 that share their cache are views of one memory).

@@ -12,7 +12,7 @@ under way. It leaves the batch at once, and what was computed for it comes in wi
 steps: until then it is leaving, not suspended. It may finish meanwhile. UNTESTED beyond a
 scheduler without a GPU: on CPU vLLM schedules synchronously.
 
-Touch points (vllm 0.32): v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
+Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
 `kv_holding_waiting`, `deferred_waiting`, `_enqueue_waiting_request`, `_holds_kv_blocks`,
 `finish_requests`; v1/request.py `status`, `num_computed_tokens`, `num_in_flight_tokens`,
 `is_prefill_chunk`, `output_token_ids`, `priority`, `arrival_time`, `num_preemptions`;

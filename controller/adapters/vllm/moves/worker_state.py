@@ -4,7 +4,7 @@ The first version of vLLM's model runner learns of a request with its first step
 gets only what changed; outputs it never gets. So a request that arrives with outputs is registered
 here beforehand, as if it had run in this worker and had had no turn in the last step.
 
-Touch points (vllm 0.32): v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
+Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`; v1/worker/gpu_input_batch.py
 `CachedRequestState`, `InputBatch.remove_request`; sampling_params.py `SamplingType.RANDOM_SEED`.
 """
