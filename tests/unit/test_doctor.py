@@ -80,7 +80,10 @@ def test_ray(versions: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_and_vllm(versions: dict[str, str]) -> None:
     assert verdict(doctor.vllm_check(num_gpus=2)) == ("warn", True)
     versions["vllm"] = "0.31.0"
-    assert verdict(doctor.vllm_check(num_gpus=2)) == ("warn", True)
+    wrong = doctor.vllm_check(num_gpus=2)
+    assert verdict(wrong) == ("fail", True)
+    assert wrong.what.startswith("vllm 0.31.0 is installed; llumctl runs on 0.32.0 only")
+    assert wrong.cure == "pip install vllm==0.32.0"
     versions["vllm"] = "0.32.0+cu130"
     assert verdict(doctor.vllm_check(num_gpus=2)) == ("ok", False)
     versions.clear()

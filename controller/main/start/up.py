@@ -31,6 +31,7 @@ from controller.api.wire.models import ClusterState, ClusterStatus
 from controller.main.checks import preflight
 from controller.main.checks.endpoint import check_endpoint
 from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.vllm_version import check_vllm_version
 from controller.main.down import note, present_grace_s, tear_down
 from controller.main.machine import previous_logs, temp_folder
 from controller.main.machine.cache import cache_dir
@@ -92,6 +93,7 @@ def run(
 def make_plan(settings: Settings) -> ClusterPlan:
     """All the checks that need nothing started, in the order of what they cost."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
+    check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
     check_engine_args(settings.engine)
     check_endpoint(endpoint)
