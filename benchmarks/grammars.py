@@ -126,15 +126,15 @@ async def _attack(
 ) -> dict[str, Any]:
     stream = TokenStream(client, server.plan.served_model_name, [1, 2, 3], NUM_TOKENS)
     await stream.wait_tokens(20)
-    from_token, begun_s = len(stream.token_times_s), time.perf_counter()
+    from_token, begun_s = len(stream.event_times_s), time.perf_counter()
     answers = await asyncio.gather(
         *(_ask(client, server, attack) for _ in range(attack.num_clients))
     )
     took_s = time.perf_counter() - begun_s
     await asyncio.sleep(0.5)
-    times = list(stream.token_times_s[from_token - 1 :])
+    times = list(stream.event_times_s[from_token - 1 :])
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    if not stream._task.done():  # it may stand still even now
+    if not stream.ended:  # it may stand still even now
         gaps.append(time.perf_counter() - times[-1])
     await stream.stop()
     await asyncio.sleep(SETTLE_S)

@@ -1,13 +1,20 @@
-"""One streaming request whose tokens are timed as they arrive."""
+"""One streaming request whose tokens are counted, and timed as they arrive."""
 
 import asyncio
 import contextlib
+import re
 import time
 import uuid
 from array import array
 from collections.abc import Sequence
 
 import httpx
+
+_NUM_SAID = re.compile(r'"completion_tokens":(\d+)')
+
+
+class StreamEndedError(RuntimeError):
+    """The stream was over before the measurement that needs it."""
 
 
 class TokenStream:
@@ -19,7 +26,9 @@ class TokenStream:
         self.reference = f"cmpl-bench-{uuid.uuid4().hex[:12]}"
         self.num_tokens = num_tokens
         """That it says at most; then it has ended."""
-        self.token_times_s: array[float] = array("d")
+        self.num_said = 0
+        """Tokens that have come. An event carries several where the client reads late."""
+        self.event_times_s: array[float] = array("d")
         """Of time.perf_counter(); one per event of the stream."""
         self._client = client
         self._body = {
@@ -29,19 +38,24 @@ class TokenStream:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         self._grew = asyncio.Event()
         self._task = asyncio.create_task(self._read())
 
     async def wait_tokens(self, count: int) -> None:
-        """Until so many have come. Raises RuntimeError if the stream ends before."""
-        while len(self.token_times_s) < count:
+        """Until so many have come. Raises StreamEndedError if the stream ends before."""
+        while self.num_said < count:
             self._grew.clear()
             grew = asyncio.create_task(self._grew.wait())
             await asyncio.wait({grew, self._task}, return_when=asyncio.FIRST_COMPLETED)
             grew.cancel()
-            if self._task.done() and len(self.token_times_s) < count:
-                raise RuntimeError(f"the stream ended early: {self._task}")
+            if self._task.done() and self.num_said < count:
+                raise StreamEndedError(f"the stream ended early: {self._task}")
+
+    @property
+    def ended(self) -> bool:
+        return self._task.done()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -56,6 +70,7 @@ class TokenStream:
             if response.status_code != httpx.codes.OK:
                 raise RuntimeError(f"{response.status_code}: {(await response.aread())[:200]!r}")
             async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    self.token_times_s.append(time.perf_counter())
+                if found := _NUM_SAID.search(line):
+                    self.num_said = int(found[1])
+                    self.event_times_s.append(time.perf_counter())
                     self._grew.set()

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.lifetimes import CONTEXT_TOKENS, prompt_that_lives, time_left_s
-from benchmarks.migration import LIMITS_BYTES_PER_S, MOVING_TOKENS, needed_s
+from benchmarks.slowdowns import LIMITS_BYTES_PER_S, MOVING_TOKENS, needed_s
 
 STEPS_S = (0.0015, 0.002, 0.0035, 0.007, 0.012, 0.03)
 

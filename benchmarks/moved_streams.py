@@ -1,0 +1,100 @@
+"""Streams of two real instances, and moves of them by the control API."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from benchmarks.lifetimes import CONTEXT_TOKENS
+from benchmarks.servers import LlumctlServer
+from benchmarks.token_stream import StreamEndedError, TokenStream
+from controller.api.client import ControlClient
+from controller.api.errors import LlumctlError
+from controller.api.wire.models import RequestStatus
+from controller.api.wire.moves import MigrateRequest, MigrationReport
+
+FIRST_WORD_ID = 300
+OTHER_LENGTH = 128
+# What the others say: about all that the model takes after their prompts.
+OTHER_TOKENS = CONTEXT_TOKENS - OTHER_LENGTH
+# A prefill of 7,500 tokens takes steps of 512: about what a GPU's takes beside its decode steps.
+STEP_TOKENS = 512
+# A stream that has said so much of what it may is replaced before the next measurement.
+OLD_SHARE = 0.4
+
+
+class MigrationCluster(LlumctlServer):
+    """A block that is found in the destination's prefix cache is not copied: there would be
+    nothing to measure."""
+
+    def _command(self) -> list[str]:
+        arguments = ("enable_prefix_caching=false", f"max_num_batched_tokens={STEP_TOKENS}")
+        return [*super()._command(), *(p for a in arguments for p in ("--engine-arg", a))]
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing moves but what is measured."""
+        return {**super()._environment(), "LLUMCTL_MIGRATION_ENABLED": "false"}
+
+
+class MovedStreams:
+    """Begins streams, tells where each one runs, and moves it."""
+
+    def __init__(self, plan: Any, http: httpx.AsyncClient, control: ControlClient) -> None:
+        self._model = plan.served_model_name
+        self._vocab_size = plan.vocab_size
+        self._http = http
+        self.control = control
+        self._dice = random.Random(1)
+
+    def begin(self, num_tokens: int, num_output_tokens: int) -> TokenStream:
+        words = range(FIRST_WORD_ID, self._vocab_size)
+        prompt = self._dice.choices(words, k=num_tokens)
+        return TokenStream(self._http, self._model, prompt, num_output_tokens)
+
+    async def status(self, stream: TokenStream) -> RequestStatus:
+        return await asyncio.to_thread(self.control.request, stream.reference)
+
+    async def where(self, stream: TokenStream) -> str:
+        """Raises StreamEndedError."""
+        found = await self.status(stream)
+        if found.instance_id is None:
+            raise StreamEndedError(f"{found.id} runs nowhere: it is {found.state}")
+        return found.instance_id
+
+    async def move(
+        self, stream: TokenStream, to: str, max_stages: int | None = None
+    ) -> MigrationReport:
+        """Raises StreamEndedError if the request was over before it could move, and RuntimeError
+        if it did not move for another reason."""
+        wanted = MigrateRequest(to=to, max_stages=max_stages, reason="benchmark")
+        try:
+            report = await asyncio.to_thread(self.control.migrate, stream.reference, wanted)
+        except LlumctlError as error:
+            found = await self.status(stream)
+            if found.finish_reason is not None:
+                raise StreamEndedError(f"{found.id} ended before its move") from error
+            raise
+        if report.outcome == "ended":
+            raise StreamEndedError(f"{report.request_id} ended during its move")
+        if report.outcome != "migrated":
+            raise RuntimeError(f"the move ended as {report.outcome}: {report.code}")
+        return report
+
+    async def place(self, streams: Sequence[TokenStream], to: str) -> None:
+        for stream in streams:
+            await stream.wait_tokens(2)
+            if await self.where(stream) != to:
+                await self.move(stream, to)
+
+    async def others(self, num_on_each: int) -> list[TokenStream]:
+        """New streams that stay where they are, so many on each instance."""
+        found = [self.begin(OTHER_LENGTH, OTHER_TOKENS) for _ in range(2 * num_on_each)]
+        await self.place(found[:num_on_each], "i-0")
+        await self.place(found[num_on_each:], "i-1")
+        return found
+
+
+def is_old(stream: TokenStream) -> bool:
+    return stream.num_said > OLD_SHARE * stream.num_tokens
