@@ -1,1 +1,1 @@
-"""Everything that touches vLLM; each touch point has a contract test (tests/contract)."""
+"""All code that calls vLLM; each touch point has a contract test (tests/contract)."""

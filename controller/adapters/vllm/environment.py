@@ -9,13 +9,14 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # A library of vLLM's server puts this level on the root logger, ERROR if it is not set:
-    # all that we log in a frontend would be gone.
+    # A library of vLLM's server sets the root logger to this level, by default ERROR, which would
+    # silence llumctl's own log in a frontend.
     "SAGEMAKER_CONTAINER_LOG_LEVEL": "INFO",
-    # Of compiled grammars that no request runs under any more, 512 by default. One has at most 32
-    # (grammars/trials.py); that of a tool's schema and a vocabulary of 128,000 has 0.1.
+    # Memory for compiled grammars that no request uses any more; vLLM's default is 512. One
+    # grammar has at most 32 (grammars/trials.py), and 0.1 for a tool's schema and a vocabulary of
+    # 128,000.
     "VLLM_XGRAMMAR_CACHE_MB": "64",
-    # Would let vLLM put pickles into what frontends and instances send each other.
+    # This would let vLLM put pickles into messages between frontends and instances.
     "VLLM_ALLOW_INSECURE_SERIALIZATION": None,
     # These open vLLM's development routes, load adapters by request, or ask for a key of their own.
     "VLLM_SERVER_DEV_MODE": None,
@@ -24,19 +25,19 @@ ENVIRONMENT = {
     # These write prompts and answers into logs.
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": None,
     "VLLM_LOGGING_CONFIG_PATH": None,
-    # Would take kv_cache_memory_bytes's place (whole GiB only).
+    # This would override kv_cache_memory_bytes, in whole GiB only.
     "VLLM_CPU_KVCACHE_SPACE": None,
 }
 
 DEFAULTS = {
     # The second model runner, which vLLM prefers on GPUs, learns a request's tokens at its
-    # admission only; a request that moves is not admitted again (docs/decisions/0009). Whoever
-    # sets 1 gets it, and requests that say they cannot move.
+    # admission only; a request that moves is not admitted again (docs/decisions/0009). A user may
+    # set 1, and then no request can move.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 
 
-# At these vLLM writes prompts and answers.
+# At these levels vLLM writes prompts and answers into its log.
 TALKATIVE_LEVELS = ("DEBUG", "NOTSET")
 
 

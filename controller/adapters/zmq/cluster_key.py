@@ -1,11 +1,11 @@
-"""Who may write to the cluster's inboxes: whoever holds the cluster's key, and nobody else.
+"""Only holders of the cluster's key may write to its inboxes.
 
 CURVE is ZeroMQ's own security: it encrypts every connection, proves the inbox to the sender
-before anything is sent, and tells the inbox the sender's public key. Whether that key may
-enter, libzmq asks a ZAP handler, a REP socket at a fixed address in the inbox's own context.
-One key pair serves the whole cluster, so the handler admits one key; where it does not answer,
-nobody enters. Who does not know the inbox's public half (it is in the plan only) is turned
-away before the handler is asked.
+before anything is sent, and tells the inbox the sender's public key. libzmq asks a ZAP handler, a
+REP socket at a fixed address in the inbox's own context, whether that key may enter. One key pair
+serves the whole cluster, so the handler admits one key; while it does not answer, nobody enters.
+A sender that does not know the inbox's public half (it is in the plan only) is turned away before
+the handler is asked.
 """
 
 import hmac
@@ -29,15 +29,15 @@ def new_secret_key() -> str:
 
 
 class ClusterKey:
-    """The key pair with this secret half. Raises zmq.ZMQError if it is none."""
+    """The key pair with this secret half. Raises zmq.ZMQError if `secret` is no key."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode("ascii")
         self._public = zmq.curve_public(self._secret)
 
     def guard(self, inbox: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
-        """Close an inbox that is not yet bound to all but the cluster's own; returns the
-        socket on which `admit` must run."""
+        """Makes an inbox that is not yet bound refuse foreign keys; returns the socket on which
+        `admit` must run."""
         inbox.setsockopt(zmq.CURVE_SERVER, 1)
         inbox.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         inbox.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
@@ -47,13 +47,13 @@ class ClusterKey:
         return asked
 
     def show(self, out: "zmq.Socket[Any]") -> None:
-        """Let a socket that is not yet connected prove itself to guarded inboxes."""
+        """Lets a socket that is not yet connected prove itself to guarded inboxes."""
         out.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         out.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         out.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
 
     async def admit(self, asked: zmq.asyncio.Socket) -> NoReturn:
-        """Answer libzmq's questions (ZeroMQ's RFC 27), one per connection."""
+        """Answers libzmq's questions (ZeroMQ's RFC 27), one per connection."""
         public = z85.decode(self._public)
         while True:
             request = await asked.recv_multipart()

@@ -1,12 +1,12 @@
 """How many connections an inbox keeps that have not shown the cluster's key.
 
-libzmq accepts whoever comes and gives each connection 30 KiB and a descriptor until its handshake
-is over. The doorkeeper hears of every connection as it is accepted. When there are too many, it
-shows the oldest out, so that a member finds the door open however many strangers stand in it.
+libzmq accepts every connection and gives it 30 KiB and a descriptor until its handshake is over.
+The doorkeeper hears of each connection as it is accepted. When there are too many, it closes the
+oldest stranger, so that members can connect however many strangers do.
 
-libzmq does not say which connection has shown the key. The kernel does: before the key is shown an
-inbox sends its greeting of 64 bytes and nothing else, and the answer to the key has 168 more
-(ZeroMQ's RFCs 23 and 26), so the bytes that the other side has acknowledged tell them apart.
+libzmq does not say which connection has shown the key, but the kernel does: before the key is
+shown an inbox sends only its greeting of 64 bytes, and the answer to the key has 168 more
+(ZeroMQ's RFCs 23 and 26), so the number of bytes that the other side has acknowledged tells.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-# A cluster has up to 1,024 instances, which may all come at once when its controller starts again.
+# Up to 1,024 instances may connect at once when the controller starts again.
 MAX_STRANGERS = 2048
 GREETING_BYTES = 64
 # struct tcp_info of Linux, since 4.1: tcpi_bytes_acked.
@@ -30,8 +30,8 @@ _BYTES_ACKED = struct.Struct("=120xQ")
 
 
 class Doorkeeper:
-    """A thread of its own, which ends with the inbox's context. A flood that it cannot follow is
-    held back: libzmq accepts no more while 1,000 of its events wait."""
+    """Runs a thread, which ends with the inbox's context. A flood of connections cannot outrun it:
+    libzmq accepts no more while 1,000 of its events wait."""
 
     def __init__(self, max_strangers: int | None = None) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -40,7 +40,7 @@ class Doorkeeper:
         """Descriptor and the other side's address."""
 
     def watch(self, inbox: zmq.asyncio.Socket) -> None:
-        """An inbox that is not yet bound."""
+        """Call it with an inbox that is not yet bound."""
         address = f"inproc://accepted-{id(self)}"
         inbox.monitor(address, zmq.EVENT_ACCEPTED)
         self._events: zmq.Socket[bytes] = zmq.Context.shadow(inbox.context).socket(zmq.PAIR)
@@ -49,7 +49,7 @@ class Doorkeeper:
         self._thread.start()
 
     def join(self) -> None:
-        """Once the context is destroyed."""
+        """Call it once the context is destroyed."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -65,14 +65,15 @@ class Doorkeeper:
 
     @staticmethod
     def _show_out(descriptor: int, name: Any) -> None:
-        """Nothing if it has left, or has shown the key. libzmq closes what is shut down."""
+        """Shuts the connection down, upon which libzmq closes it. Does nothing if the stranger
+        has left or has shown the key."""
         with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
             if connection.getpeername() == name and not has_shown_the_key(connection):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def has_shown_the_key(connection: socket.socket) -> bool:
-    """True also where the kernel does not tell: nobody is shown out there."""
+    """True also where the kernel does not tell: every connection stays there."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
     if len(told) < _BYTES_ACKED.size:
         return True
@@ -80,8 +81,8 @@ def has_shown_the_key(connection: socket.socket) -> bool:
 
 
 def _borrowed(descriptor: int) -> socket.socket:
-    """A socket of libzmq's, to be looked at and closed again. Raises OSError, also where the
-    descriptor has become one of a file."""
+    """A duplicate of libzmq's socket, for the caller to close. Raises OSError, also if the
+    descriptor is a file's by now."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

@@ -1,11 +1,11 @@
 """A Mailbox on ZeroMQ: one PULL socket in, one PUSH socket per peer out.
 
 PUSH never drops and never blocks here: without a high-water mark it queues, and a queue is
-bounded by what its requests may still produce. The inbox has a mark, so that the queue of a
-process that lags is at its senders, who know what may be dropped. A dead peer is noticed by
-its TCP connection closing (socket monitor), which takes 2-4 ms where Ray takes 1 to 2.4 s for
-an actor that it restarts, or by its refusing one. Every process but the controller binds a
-fresh port, so what waits for a dead peer can never reach its successor.
+bounded by what its requests may still produce. The inbox has a mark, so that messages for a
+process that lags queue up at their senders, which know what may be dropped. A dead peer is noticed
+as its TCP connection closes (socket monitor), which takes 2-4 ms where Ray takes 1 to 2.4 s for an
+actor that it restarts, or as it refuses a connection. Every process but the controller binds a
+fresh port, so messages for a dead peer can never reach its successor.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from controller.ports.mailbox import OnLost, OnMessage
 
 log = logging.getLogger(__name__)
 
-# Messages. Enough for some seconds of status pushes; beyond that the peer is not listening.
+# Messages: some seconds of status pushes. A peer that lags by more is not listening.
 HIGH_WATER_MARK = 1000
-# Messages that are delivered before everything else on the loop has its turn: of statuses, which
-# take 10 us each, 0.2 ms.
+# Messages that are delivered before everything else on the loop has its turn: 0.2 ms of statuses,
+# which take 10 us each.
 MAX_PER_TURN = 16
-# A handshake takes some milliseconds, and its last word is the event loop's, which may lag.
-# libzmq's own patience is 30 s.
+# A handshake takes some milliseconds, and more while the event loop, which must answer the ZAP
+# question, lags. libzmq's own limit is 30 s.
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class ZmqMailbox:
-    """Must be created and used on one running event loop. Without a `key` anybody may write
-    to it, and it writes only to such inboxes. `listening`: a socket on `host` that the inbox takes
-    over, in the place of a new one."""
+    """Must be created and used on one running event loop. Without a `key` anybody may write to the
+    mailbox, and it can write only to mailboxes without a key. `listening`: a socket on `host` that
+    the inbox takes over, in the place of a new one."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ZmqMailbox:
         peer = self._peers.get((address, droppable))
         if peer is None:
             peer = self._peers[address, droppable] = self._connect(address, droppable)
-        with contextlib.suppress(zmq.Again):  # droppable and the peer lags behind
+        with contextlib.suppress(zmq.Again):  # the message is droppable and the peer lags
             peer.out.send_multipart(cut([frame, *payload]), flags=zmq.NOBLOCK)
 
     def forget(self, address: str) -> None:
@@ -101,12 +101,12 @@ class ZmqMailbox:
             self._doorkeeper.join()
 
     async def _receive(self, on_message: OnMessage) -> None:
-        """Only the first message of a turn comes through asyncio, which takes 17 us; the others
-        that are there take 5."""
+        """Only the first message of a turn comes through asyncio, which takes 17 us; further
+        messages that have come are read directly, which takes 5 us each."""
         there: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         while True:
             first = asyncio.ensure_future(self._inbox.recv_multipart(copy=False))
-            if first.done():  # to await it would not suspend: a full inbox held up all else
+            if first.done():  # awaiting it would not suspend: a full inbox held up the loop
                 await asyncio.sleep(0)
             self._deliver(on_message, await first)
             with contextlib.suppress(zmq.Again):
@@ -120,7 +120,7 @@ class ZmqMailbox:
         try:
             head, *payload = joined([frame.buffer for frame in frames])
             on_message(head, payload)
-        except msgspec.DecodeError:  # its text quotes what was sent
+        except msgspec.DecodeError:  # the error's text, which quotes the message, is not logged
             log.error("message refused: %d bytes that are none of ours", len(head))
         except Exception:
             log.exception("message refused")
@@ -131,8 +131,8 @@ class ZmqMailbox:
         socket.setsockopt(zmq.LINGER, 0)
         if self._key is not None:
             self._key.show(socket)
-        # Only droppable messages may wait for a peer that is not there: a controller to come.
-        # A key that is refused, by either side, shows as a disconnection.
+        # Only droppable messages may wait for a peer that is not there: the next controller.
+        # A key that either side refuses shows as a disconnection.
         gone = zmq.EVENT_DISCONNECTED | (0 if droppable else zmq.EVENT_CONNECT_RETRIED)
         monitor = socket.get_monitor_socket(gone)
         socket.connect(address)
@@ -166,5 +166,5 @@ class _Peer:
         self.socket = socket
         self.monitor = monitor
         self.watch = watch
-        # The same socket without asyncio: a PUSH without a mark never has to wait.
+        # This is `socket` without asyncio: a PUSH without a mark never has to wait.
         self.out: zmq.Socket[bytes] = zmq.Socket.shadow(socket)

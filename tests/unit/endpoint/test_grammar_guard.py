@@ -120,16 +120,16 @@ def begin(manager: Manager, *request_ids: str) -> list[Future[Any]]:
 def test_every_grammar_of_a_manager_is_watched(manager: Manager) -> None:
     guard = GrammarGuard(manager)
     (future,) = begin(manager, "a")
-    assert guard.num_compiling == 1
+    assert len(guard._compiling) == 1
     manager.go_on.set()
     assert isinstance(future.result(10), WatchedGrammar)
-    assert guard.num_compiling == 0
+    assert len(guard._compiling) == 0
 
 
 def test_requests_without_a_grammar(manager: Manager) -> None:
     guard = GrammarGuard(manager)
     manager.grammar_init(SimpleNamespace(request_id="a", structured_output_request=None))
-    assert guard.num_compiling == 0
+    assert len(guard._compiling) == 0
 
 
 def test_what_no_client_waits_for_does_not_begin(manager: Manager) -> None:
@@ -137,11 +137,11 @@ def test_what_no_client_waits_for_does_not_begin(manager: Manager) -> None:
     first, second, third = begin(manager, "a", "b", "c")
     guard.forget(["a", "b", "unknown"])
     assert (first.cancelled(), second.cancelled(), third.cancelled()) == (False, True, False)
-    assert guard.num_compiling == 2, "the first runs on, and is counted until it has ended"
+    assert len(guard._compiling) == 2, "the first runs on, and is counted until it has ended"
     manager.go_on.set()
     third.result(10)
     assert manager.created == ["a", "c"]
-    assert guard.num_compiling == 0
+    assert len(guard._compiling) == 0
 
 
 def test_two_of_one_name_are_told_apart(manager: Manager) -> None:
@@ -149,7 +149,7 @@ def test_two_of_one_name_are_told_apart(manager: Manager) -> None:
     guard = GrammarGuard(manager)
     futures = begin(manager, "a", "b", "b")
     futures[1].cancel()
-    assert guard.num_compiling == 2
+    assert len(guard._compiling) == 2
     guard.forget(["b"])
     assert futures[2].cancelled()
 
@@ -168,4 +168,4 @@ def test_what_takes_too_long_is_given_up(manager: Manager) -> None:
     assert isinstance(late.structured_output_request._grammar, TimeoutError)
     assert isinstance(later.structured_output_request._grammar, Future)
     guard.give_up_overdue()
-    assert guard.num_compiling == 2, "nobody can end the thread"
+    assert len(guard._compiling) == 2, "nobody can end the thread"

@@ -1,2 +1,2 @@
-"""What is wrong with a request before vLLM sees it: each check takes plain values and names the
-field."""
+"""Checks of a request before vLLM sees it: each takes plain values and names the field at
+fault."""

@@ -1,6 +1,6 @@
-"""What is wrong with a request's body that vLLM does not say, or would say too late.
+"""Finds faults of a request's body that vLLM does not find, or would find too late.
 
-Everything else, vLLM refuses by itself: tests/contract/test_endpoint_bad_input.py has the list.
+vLLM refuses all other faults itself: tests/contract/test_endpoint_bad_input.py has the list.
 """
 
 import re
@@ -27,13 +27,13 @@ from controller.adapters.vllm.checks.unserved_fields import find_unserved
 MAX_CHOICES = 128
 MAX_SEQUENCES = 1024
 TOKEN_ID_FIELDS = (PROMPTS, *LISTS)
-# Other texts that are far longer than the context are refused before they are tokenized: 8 MB
-# took 10 s, in which no other prompt was tokenized, and left 450 MB in the process.
+# vLLM refuses a text far longer than the context before it tokenizes it, unless the request asks
+# for truncation: 8 MB took 10 s, in which no other prompt was tokenized, and left 450 MB.
 MAX_TRUNCATED_BYTES = 512 * 1024
 MAX_ID_CHARS = 128
-# vLLM's models also take "129", " 1_29 " and 129.0 for an integer: what we bound must be one.
+# vLLM's models also take "129", " 1_29 " and 129.0 for an integer; a bounded field must be one.
 INTEGERS = ("n", "priority")
-# Of these vLLM asks the length or a field before it has looked at the type: a 500.
+# vLLM reads the length or a field of these before it checks the type: a wrong type was a 500.
 KINDS: dict[str, tuple[type, str]] = {
     "messages": (list, "a list"),
     "tools": (list, "a list"),
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 
 _DECODER = msgspec.json.Decoder()
-# What the decoder says of half a pair of surrogates; at the end of a text it misses the other.
+# The decoder's errors about half a pair of surrogates, within a text and at its end.
 _HALF_A_PAIR = re.compile("surrogate|truncated")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -52,8 +52,8 @@ def find_fault(
     check_priority: Callable[[int | None], object],
     max_token_ids: int = LEAST_MAX_TOKEN_IDS,
 ) -> Fault | None:
-    """The first fault of a JSON body, or None. `check_priority` gets its field `priority` (None:
-    it has none) and raises what is wrong with that, if no other fault was found before."""
+    """The first fault of a JSON body, or None. If the checks before it found no fault,
+    `check_priority` is called with the field `priority` (None: absent), and raises if it is bad."""
     if not body:
         return Fault("the request has no body; it must be a JSON object")
     many = f"the JSON has more than {MAX_VALUES} values that are no token ids"
@@ -89,7 +89,7 @@ def find_fault(
 
 
 def find_id_fault(request_id: str) -> str | None:
-    """A client's own id goes into the answer, into logs and beside every token."""
+    """Bounds a client's own id, which goes into the answer, into logs and beside every token."""
     if len(request_id) > MAX_ID_CHARS or not request_id.isprintable():
         return f"a request's id has at most {MAX_ID_CHARS} characters, all of them printable"
     return None
@@ -125,7 +125,7 @@ def _find_in_fields(
         check_constraints(request)
     except TooMuchError as error:
         return Fault(str(error), error.param)
-    # Of vLLM's /inference/v1/generate; itself it may have no second one.
+    # vLLM's /inference/v1/generate has the fields of a request in `sampling_params`.
     if isinstance(inner := request.get("sampling_params"), dict):
         fault = _find_in_fields({**inner, "sampling_params": None}, check_priority)
         return fault and Fault(f"sampling_params: {fault.message}", "sampling_params")
@@ -145,7 +145,7 @@ def _find_wrong_kind(request: dict[str, Any]) -> Fault | None:
 
 
 def _find_in_tools(request: dict[str, Any]) -> Fault | None:
-    """With a function by name, vLLM looks for it before it has looked at what tools are."""
+    """If `tool_choice` names a function, vLLM looks for it in `tools` before it checks them."""
     choice = request.get("tool_choice")
     if not isinstance(choice, dict) or not isinstance(choice.get("function"), dict):
         return None
@@ -164,7 +164,7 @@ def _truncating_field(request: dict[str, Any]) -> str | None:
 
 
 def _num_prompts(request: dict[str, Any]) -> int:
-    """Of a completion, or conversations of a batch."""
+    """Prompts of a completion, or conversations of a batch."""
     lists = [request.get(field) for field in ("prompt", "prompt_embeds")]
     messages = request.get("messages")
     if messages and isinstance(messages[0], list):

@@ -1,13 +1,13 @@
-"""Bounds on structured outputs: what an engine would take too long, or too much memory, to follow.
+"""Bounds on structured outputs that an engine would need too much time or memory to follow.
 
-They are the first line, quick to check and quick to explain. What they let pass is tried before
-an engine gets it (grammars/trials.py), and watched at each step (engine/grammar_guard.py).
+These bounds are quick to check and to explain. A constraint within them is tried before an engine
+gets it (grammars/trials.py), and watched at each step (engine/grammar_guard.py).
 
-Regular expressions, also those in JSON schemas, are judged by regex_ambiguity.py. A request has so
-many of them, of so many characters, and so large when every repeat is written out: what a pattern
-in a JSON schema costs grows with the square of that (`[a-z]{1,1000}` 0.8 s, `{1,3000}` 8 s, with
-xgrammar 0.2.8 and a vocabulary of 10,000). Schemas and choices are bounded by their size and their
-counts: `"minLength": 5000` in a schema took 2 s a step and 1.4 GB within 1,500 tokens,
+regex_ambiguity.py judges each regular expression, also in JSON schemas. Here their number is
+bounded, and the sums of their lengths and of their squared sizes once every repeat is written out:
+the cost of a pattern in a JSON schema grows with that square (`[a-z]{1,1000}` 0.8 s, `{1,3000}`
+8 s, with xgrammar 0.2.8 and a vocabulary of 10,000). Schemas and choices are bounded by their size
+and their counts: `"minLength": 5000` in a schema took 2 s a step and 1.4 GB within 1,500 tokens,
 `"minProperties": 1` over 300 properties did not compile in 25 s, 8 strings of 50,000 characters
 took 28 s and 450 MB.
 """
@@ -26,9 +26,9 @@ FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_conf
 
 MAX_SCHEMA_VALUES = 10_000
 MAX_SCHEMA_CHARS = 256 * 1024
-"""Of all strings in it, descriptions too; and of a schema that is given as one string."""
+"""In all strings of the schemas, descriptions too; and in a schema given as one string."""
 MAX_WORDS_CHARS = 64 * 1024
-"""Of the strings in an `enum` or a `const`, and of choices."""
+"""In all strings of an `enum` or a `const`, and in choices."""
 MAX_CHOICES = 2000
 MAX_GRAMMAR_CHARS = 8192
 MAX_GRAMMAR_COUNTS = 10_000
@@ -36,16 +36,16 @@ MAX_LEAST_COUNT = 500
 MAX_PROPERTIES_COUNTED = 100
 MAX_PATTERNS = 500
 MAX_PATTERN_CHARS = 20_000
-"""Of all together: judging them takes 2 us each."""
+"""In all patterns together: judging one character takes 2 us."""
 MAX_SQUARED_SIZES = 2_000**2
-"""Of the patterns in schemas, written out: one of 2,000, or 400 of 100."""
+"""Sum over the patterns in schemas: one pattern of 2,000 characters, or 400 of 100."""
 # Schemas and structural tags may be given as JSON within a string.
 JSON_STRINGS = ("json", "structural_tag")
 _COUNTS = re.compile(r"\{(\d{1,9}),?(\d{0,9})\}")
 
 
 class TooMuchError(ValueError):
-    """Refused; the message says why, `param` which of the request's fields."""
+    """The message says why the request is refused, `param` names the field."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class TooMuchError(ValueError):
 
 
 def check_constraints(request: dict[str, Any]) -> None:
-    """Raises TooMuchError. Whatever else is not well formed passes: vLLM says what is wrong."""
+    """Raises TooMuchError. Malformed constraints pass: vLLM says what is wrong with them."""
     sums = _Sums()
     for field in FIELDS:
         found = request.get(field)
@@ -97,7 +97,7 @@ def _check_fields(found: dict[str, Any], sums: "_Sums") -> None:
 
 
 class _Sums:
-    """Of all constraints of one request."""
+    """Sums over all constraints of one request."""
 
     def __init__(self) -> None:
         self._num_values = self._num_chars = self._num_words_chars = 0
@@ -155,7 +155,7 @@ class _Sums:
 def _check_counts(schema: dict[str, Any]) -> None:
     for keyword in ("minLength", "minItems", "minProperties"):
         count = schema.get(keyword)
-        # One that is no number, or is 500.0 or "500", no backend takes.
+        # No backend takes a count that is no number, or is 500.0 or "500".
         if isinstance(count, int | float) and count > MAX_LEAST_COUNT:
             raise ValueError(f"{keyword} is more than {MAX_LEAST_COUNT}")
     count = schema.get("min")  # in a structural tag; it costs what minLength does
@@ -172,7 +172,7 @@ def _check_counts(schema: dict[str, Any]) -> None:
 
 
 def _values(root: Any) -> Iterator[Any]:
-    """The value and all within it; those of one level after another."""
+    """The value and all values within it, level by level."""
     level = [root]
     while level:
         yield from level

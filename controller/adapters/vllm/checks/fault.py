@@ -1,18 +1,18 @@
-"""What is wrong with a request: a message, the field at fault, the status of the answer."""
+"""A request's fault: a message, the field at fault, the status of the answer."""
 
 from http import HTTPStatus
 from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """Answered with 400."""
+    """The request is answered with 400."""
 
     message: str
     param: str | None = None
 
 
 class RefusedError(Exception):
-    """Answered with this status and message."""
+    """The request is answered with this status and message."""
 
     def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
         super().__init__(message)

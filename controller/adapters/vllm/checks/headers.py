@@ -1,4 +1,4 @@
-"""What is wrong with a request's headers, whatever it asks for."""
+"""Checks of a request's headers, on every path."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -7,8 +7,8 @@ from http import HTTPStatus
 from controller.adapters.vllm.checks.fault import RefusedError
 from controller.api.hosts import is_own_host
 
-# Of two of these, one reader takes the first and another the last: the gate judged the last
-# X-Request-Id, vLLM used the first.
+# Where a header is given twice, one reader takes the first and another the last: the gate judged
+# the last X-Request-Id, vLLM used the first.
 ONCE = (
     b"authorization",
     b"content-encoding",
@@ -38,9 +38,9 @@ def check_headers(headers: Headers) -> None:
 
 
 def _check_upgrade(headers: Headers) -> None:
-    """uvicorn's parser takes what follows for the other protocol, so a body would never come: the
-    request waited for it until the deadline. Some clients wish for HTTP/2 (h2c) by default; where
-    they send no body, the wish is passed over."""
+    """Raises RefusedError for an upgrade with a body. uvicorn's parser takes the body for the
+    other protocol, so the request would wait for it until the deadline. Some clients ask for
+    HTTP/2 (h2c) by default; without a body that is ignored."""
     wishes = b",".join(value for name, value in headers if name == b"connection").lower()
     if b"upgrade" in (wish.strip() for wish in wishes.split(b",")):
         raise RefusedError(
@@ -51,8 +51,8 @@ def _check_upgrade(headers: Headers) -> None:
 
 
 def check_host(headers: Headers, own: Collection[str]) -> None:
-    """For an endpoint that anybody on this machine may use, but no page in a browser there.
-    Raises RefusedError (403). Whoever gives no Host is no browser."""
+    """Refuses pages in a browser on this machine an endpoint that asks for no key. A request
+    without a Host comes from no browser. Raises RefusedError (403)."""
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), None)
     if host is not None and not is_own_host(host, own):
         raise RefusedError(

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def levels(found: dict[str, Any] | list[Any], skipped: Collection[str] = ()) -> Iterator[list[Any]]:
-    """The objects and lists of one depth after another, but for those under a key of `skipped`."""
+    """Yields the objects and lists level by level, without those under a key of `skipped`."""
     level = [found]
     while level:
         yield level

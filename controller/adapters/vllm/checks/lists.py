@@ -1,10 +1,10 @@
 """Bounds on lists and objects whose items cost vLLM, on its event loop, more than their bytes.
 
-Its models try an item as each of the kinds that it may be, 117 for an item of a Responses
-`input`, and stop at the first that is none (fail_fast.py); but parts of a chat message are tried
-lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and one item
-of `input` with 19,000 fields took 0.2 s. What stands under a key of UNTYPED may be anything to
-vLLM, and is not tried.
+vLLM's models try an item as each of the kinds that it may be, 117 for an item of a Responses
+`input`, and stop at the first item that fits none (fail_fast.py). But parts of a chat message are
+tried lazily, again and again: 19,000 numbers took 0.6 s, an object as a part takes 4 µs, and one
+item of `input` with 19,000 fields took 0.2 s. vLLM takes any value under a key of UNTYPED, and
+does not try it.
 """
 
 from collections.abc import Collection
@@ -14,16 +14,16 @@ from controller.adapters.vllm.checks.fault import Fault
 from controller.adapters.vllm.checks.json_levels import levels
 
 MAX_LENGTH = {"messages": 2048, "input": 2048, "items": 1024, "tools": 2048}
-# Of all lists in a field together: messages and their parts, for example.
+# In all lists of a field together: messages and their parts, for example.
 MAX_ITEMS = {"messages": 4096, "input": 4096}
 MAX_OTHER_ITEMS = 2048
-# Items and entries together: each of an item's fields is tried 117 times.
+# Items and entries of `input` together: each of an item's fields is tried 117 times.
 MAX_INPUT_VALUES = 8192
-# Of an object.
+# In one object.
 MAX_ENTRIES = {"logit_bias": 20_000}
 MAX_OTHER_ENTRIES = 1024
 UNTYPED = frozenset({"parameters", "input_schema", "schema", "json"})
-# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. Stop strings it looks for
+# vLLM tokenizes bad words on the event loop: one of 8 MB took 11 s. It looks for stop strings
 # after each token.
 WORDS = ("bad_words", "stop", "stop_sequences")
 MAX_WORDS_CHARS = 10_000
@@ -69,7 +69,7 @@ def _num_values(found: Any) -> int:
 
 
 def _num_entries(found: Any) -> int:
-    """Of the largest object."""
+    """Entries of the largest object."""
     return max(
         (
             len(value)

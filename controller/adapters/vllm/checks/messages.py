@@ -1,8 +1,8 @@
-"""Messages that vLLM would answer with a 500, or take too long for: it takes their shape for
-granted where it converts them, and decodes the JSON that the arguments of a tool call are.
+"""Refuses messages that vLLM would answer with a 500, or take too long for.
 
-A part's type goes into a warning that vLLM writes once for each, and remembers the last 128 of:
-types of 8 MB would be 1 GB.
+vLLM relies on their shape when it converts them, and decodes the JSON in a tool call's arguments.
+It warns once of each unknown type of a part, and remembers the last 128: types of 8 MB would take
+1 GB.
 
 Touch points of vLLM: entrypoints/openai/chat_completion/protocol.py
 `_normalize_messages_before`; entrypoints/openai/responses/utils.py
@@ -26,7 +26,7 @@ def find_in_messages(request: dict[str, Any]) -> Fault | None:
         if not isinstance(messages, list):
             continue
         if field == "input" and not any(isinstance(each, dict) for each in messages):
-            continue  # texts or token ids, of which embeddings are made
+            continue  # texts or token ids to embed
         if messages and all(isinstance(each, list) for each in messages):  # a batch
             messages = [message for each in messages for message in each]
         if not all(isinstance(message, dict) for message in messages):
@@ -68,7 +68,7 @@ def _find_in_tool_result(result: dict[str, Any]) -> str | None:
 
 
 def _find_in_output(item: dict[str, Any]) -> str | None:
-    """An answer that a client sends back: vLLM takes the text of its first part."""
+    """Checks an answer that a client sends back: vLLM takes the text of its first part."""
     content = item.get("content")
     if item.get("role") != "assistant" or not isinstance(content, list):
         return None
@@ -79,7 +79,8 @@ def _find_in_output(item: dict[str, Any]) -> str | None:
 
 
 def _find_in_arguments(messages: list[Any]) -> str | None:
-    """100,000 brackets were a RecursionError, and 300,000 members took 0.2 s."""
+    """Bounds arguments, of which 100,000 brackets were a RecursionError, and 300,000 members took
+    0.2 s."""
     num_values = 0
     for level in levels(messages, UNTYPED):
         for value in level:
@@ -96,5 +97,5 @@ def _find_in_arguments(messages: list[Any]) -> str | None:
 
 
 def _objects(found: Any) -> list[dict[str, Any]]:
-    """Of a list of parts, those that are no text."""
+    """The parts of a list that are objects."""
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

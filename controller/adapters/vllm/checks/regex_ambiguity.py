@@ -2,7 +2,7 @@
 
 A grammar matcher keeps every way in which the text so far can be read. One way, or a few,
 cost nothing; `(.+){3}` has quadratically many: after 1,500 characters one step took 4 s and
-the process 2.8 GB (xgrammar 0.2.8, a vocabulary of 10,000). Two things multiply the ways:
+2.8 GB of memory (xgrammar 0.2.8, a vocabulary of 10,000). Two things multiply the ways:
 
 - a round of a repeat that can end and go on with the same character: `(a+)+`, `(\\w+\\s?)+`;
   or that can be empty: `(a?){20}`;
@@ -11,8 +11,8 @@ the process 2.8 GB (xgrammar 0.2.8, a vocabulary of 10,000). Two things multiply
 
 For each part of the expression it is enough to know whether it can be empty, with which
 characters it can begin, and with which it can go on where it could also end. Characters are
-a bit set: one bit for each of ASCII, one for all others. Its size comes along: the characters that
-it has once every repeat is written out, `(a{3}){5}` 15.
+a bit set: one bit for each of ASCII, one for all others. A part also has a size, its number of
+characters once every repeat is written out: 15 for `(a{3}){5}`.
 """
 
 import re
@@ -56,7 +56,7 @@ class TooCostlyError(ValueError):
 
 
 class _UnreadableError(ValueError):
-    """Not an expression that this module can read; another check refuses it."""
+    """This module cannot read the expression; another check refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ EMPTY = _Part(True, 0, 0, 0)
 
 
 def check_regex(pattern: str) -> int:
-    """The size of the expression. Raises TooCostlyError; what is no regular expression at all
-    passes."""
+    """The size of the expression. A string that is no regular expression passes. Raises
+    TooCostlyError."""
     if len(pattern) > MAX_CHARS:
         raise TooCostlyError(f"it is longer than {MAX_CHARS} characters")
     try:
@@ -161,7 +161,7 @@ class _Reader:
             found = (int(low), (int(high) if high else None) if comma else int(low))
         else:
             return 1, 1
-        if self._peek() == "?":  # as few as possible: the same language
+        if self._peek() == "?":  # a lazy repeat matches the same texts
             self._at += 1
         return found
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from controller.adapters.vllm.checks.fault import Fault
 
-# On the event loop an id costs 0.3 µs, the most of it in vLLM's model of the request: 100,000
-# took 30 ms, 200,000 60 ms. So a request may have as many as the model's context, within these
+# An id takes 0.3 µs of the event loop, most of it in vLLM's model of the request: 100,000 took
+# 30 ms, 200,000 60 ms. So a request may have as many ids as the model's context, within these
 # bounds; a longer prompt can be sent as text, which is tokenized beside the loop.
 LEAST_MAX_TOKEN_IDS = 100_000
 MOST_MAX_TOKEN_IDS = 200_000
@@ -49,7 +49,7 @@ def find_no_ids(request: dict[str, Any]) -> Fault | None:
 
 
 def num_token_ids(request: dict[str, Any]) -> int:
-    """Those that vLLM's models take without trying what else each could be."""
+    """Counts the ids in lists that vLLM's models accept without trying other types for each."""
     lists = [request.get(field) for field in LISTS]
     if isinstance(prompt := request.get(PROMPTS), list):
         lists += [prompt, *prompt]

@@ -1,15 +1,15 @@
-"""Fields of OpenAI's API that would change the answer, and that vLLM takes without a word.
+"""Refuses fields of OpenAI's API that would change the answer, and that vLLM silently ignores.
 
-What only asks how a request is accounted for, kept or sped up (`user`, `metadata`, `store`,
-`service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`) may be given and has no
-effect: an answer without it is the same answer. What vLLM itself refuses, as `suffix`, is not here.
+Fields about how a request is accounted for, kept or sped up (`user`, `metadata`, `store`,
+`service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`) are accepted and have no
+effect, as the answer is the same without them. Fields that vLLM refuses, as `suffix`, are not here.
 """
 
 from typing import Any
 
 from controller.adapters.vllm.checks.fault import Fault
 
-# Values with which a field asks for what it gets anyway.
+# Values that ask for what the request gets anyway.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "functions": ([],),
@@ -18,7 +18,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "web_search_options": (),
     "verbosity": ("medium",),
-    # vLLM's own, of old: without them the answer is not constrained.
+    # Fields of earlier versions of vLLM: if they are ignored, the answer is not constrained.
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -1,2 +1,2 @@
-"""vLLM's OpenAI app as a frontend serves it: connections, the gate before the app, errors, and the
-engine client over a pool of instances."""
+"""vLLM's OpenAI app in a frontend: connections, the gate before the app, errors, and the engine
+client over a pool of instances."""

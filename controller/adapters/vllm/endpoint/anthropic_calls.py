@@ -1,8 +1,8 @@
-"""A tool call that `max_tokens` has cut is left out of an answer of Anthropic's messages.
+"""Leaves a tool call that `max_tokens` has cut out of an answer of Anthropic's messages.
 
-vLLM decodes each call's arguments for it: those of a cut call were a 400 for a good request, with
-a traceback in the log. Without that call the answer says why it ends: its stop reason is
-`max_tokens`. In a stream the arguments leave as they come, and nothing decodes them.
+vLLM decodes each call's arguments: those of a cut call made a 400 of a good request, with a
+traceback in the log. Without the cut call, the answer's stop reason `max_tokens` says why it ends.
+In a stream the arguments leave as they come, and nothing decodes them.
 
 Touch points of vLLM: entrypoints/anthropic/serving.py `messages_full_converter`.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 
 def leave_out_cut_calls(serving: Any) -> None:
-    """Of this AnthropicServingMessages; None where the model has no chats."""
+    """`serving`: vLLM's AnthropicServingMessages; None if the model has no chats."""
     if serving is None:
         return
     convert = serving.messages_full_converter

@@ -1,8 +1,8 @@
-"""An error within a stream of Anthropic's messages reaches the client as one.
+"""Sends an error within a stream of Anthropic's messages to the client as an error.
 
 vLLM makes such a stream of a chat's chunks, and takes an error among them for a chunk that it
-cannot read: clients got the validation error of its own model, and its log a traceback, instead
-of why and with which status the request had failed.
+cannot read: instead of the failure's reason and status, clients got the validation error of vLLM's
+own model, and the log a traceback.
 
 Touch points of vLLM: entrypoints/anthropic/serving.py `message_stream_converter`.
 """
@@ -15,7 +15,7 @@ from controller.adapters.vllm.endpoint.error_bodies import EVENT_PREFIX, reshape
 
 
 def tell_errors(serving: Any) -> None:
-    """Of this AnthropicServingMessages; None where the model has no chats."""
+    """`serving`: vLLM's AnthropicServingMessages; None if the model has no chats."""
     if serving is None:
         return
     convert = serving.message_stream_converter
@@ -31,7 +31,7 @@ def tell_errors(serving: Any) -> None:
 
 
 def error_event(chunk: str) -> str:
-    """In Anthropic's shape, with our four fields."""
+    """The error in Anthropic's shape, with the four fields of error_bodies.py."""
     data = reshape_event(chunk.encode()).partition(b"\n")[0].removeprefix(b"data: ")
     event = json.dumps({"type": "error", **json.loads(data)}, ensure_ascii=False)
     return f"event: error\ndata: {event}\n\n"

@@ -8,8 +8,8 @@ from controller.api.settings.key_file import parse_line
 
 
 class ApiKeys:
-    """`lines` as in `key_file`. Holds digests of the keys only; a comparison's time tells nothing
-    about them."""
+    """Holds digests of the keys only; a comparison's time tells nothing about them. `lines` are
+    those of the key file."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         parsed = [parse_line(line) for line in lines]
@@ -17,13 +17,13 @@ class ApiKeys:
         self._levels = [each.levels for each in parsed]
 
     def find(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...] | None:
-        """Names of the levels that may be asked for with the key of these headers; empty: all.
-        None: it is none of ours."""
+        """Names of the levels that the headers' key may ask for; empty: all. None if the key is
+        unknown."""
         if not self._digests:
             return ()
         scheme, _, key = next((v for k, v in headers if k == b"authorization"), b"").partition(b" ")
         given = _digest(key.strip())
-        # All of them, whichever it is: no early way out.
+        # Every key is compared, so that the time does not tell which one matched.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
             return None

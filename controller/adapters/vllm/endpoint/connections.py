@@ -1,10 +1,10 @@
-"""When the endpoint closes a connection: never under a request that is on its way.
+"""Closes connections, but never under a request that is on its way.
 
 A client that sends its next request while the server closes the idle connection gets no answer,
-and cannot know whether it was carried out. uvicorn closes after 5 idle seconds, which is also
-when httpx's pool gives a connection up: of 6,000 requests on used connections 518 were lost. So
-connections are kept for longer than clients and load balancers keep theirs, and where there are
-too many the answer before says that it is the last: `Connection: close`.
+and cannot know whether the request was carried out. uvicorn closes after 5 idle seconds, which is
+also when httpx's pool gives a connection up: of 6,000 requests on used connections 518 were lost.
+So connections are kept for longer than clients and load balancers keep theirs; when there are too
+many, an answer announces that it is its connection's last, by `Connection: close`.
 
 Touch points (uvicorn 0.54): protocols/http/httptools_impl.py `HttpToolsProtocol`, its `cycle`,
 `connections`, `shutdown`, `timeout_keep_alive_handler`, `send_400_response`, `ws_protocol_class`,
@@ -24,19 +24,19 @@ from controller.adapters.vllm.endpoint.error_bodies import error_body
 
 # Load balancers keep an idle connection for up to 600 s, clients' pools for 5 to 300 s.
 KEEP_ALIVE_S = 620
-# Looked at again after this, where a request was found on its way.
+# A connection with a request on its way is looked at again after this.
 AGAIN_S = 1.0
-# After connecting, while the server ends.
+# While the server ends, a client that has just connected may still send a request for so long.
 FIRST_REQUEST_S = 1.0
 MAX_KEPT = 4096
-# For a request's head, as for a body: who sends it byte by byte holds a descriptor meanwhile.
+# A client that sends its request's head byte by byte holds a descriptor, but not for longer.
 HEAD_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
 class KeepAlive:
-    """Whether connections go on after an answer: not while there are more than `max_kept`, nor
-    when the server `ends`. It makes uvicorn's protocol for each connection."""
+    """Makes uvicorn's protocol for each connection. Connections end with their answer while there
+    are more than `max_kept`, or when the server `ends`."""
 
     max_kept: int
     ends: bool = False
@@ -48,7 +48,7 @@ class KeepAlive:
 class Connection(HttpToolsProtocol):
     def __init__(self, keep_alive: KeepAlive, **options: Any) -> None:
         super().__init__(**options)
-        # Nothing here speaks WebSocket, and of a POST that wishes for it nobody would answer.
+        # Nothing here speaks WebSocket; a POST that asks for it would get no answer.
         self.ws_protocol_class = None
         self._keep_alive = keep_alive
         self._in_headers = False
@@ -74,12 +74,12 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         rule = self._keep_alive
         is_last = rule.ends or len(self.connections) > rule.max_kept
-        # The parser takes all that follows for the other protocol.
+        # After an upgrade's head the parser takes all further bytes for the other protocol.
         if self.cycle is not before and (is_last or self.parser.should_upgrade()):
             self.cycle.keep_alive = False  # its answer says so
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP never gets to the gate; its answer has the body of every other error."""
+        """Bytes that are no HTTP never reach the gate; the answer has the shape of other errors."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
@@ -102,14 +102,14 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         if self._in_headers:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the request's headers came too slowly")
-        elif self._has_request():  # the loop was too busy to read it
+        elif self._has_request():  # the loop was too busy to read the request
             self._wait_for_head(AGAIN_S)
         else:
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server ends. A request that is here already is answered, and that closes; a client
-        that has just connected may still send its first."""
+        """The server ends. A request that has come is answered, which closes the connection; a
+        client that has just connected may still send its first request."""
         self._keep_alive.ends = True
         if self.cycle is None:
             later = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
@@ -118,14 +118,14 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self._has_request():  # the loop was too busy to read it
+        if self._has_request():  # the loop was too busy to read the request
             again = self.loop.call_later(AGAIN_S, self.timeout_keep_alive_handler)
             self.timeout_keep_alive_task = again
         else:
             super().timeout_keep_alive_handler()
 
     def _has_request(self) -> bool:
-        """Whether one has begun to come in, be it only to the kernel."""
+        """Whether a request has begun to arrive, perhaps only in the kernel."""
         if self._in_headers:
             return True
         found = self.transport.get_extra_info("socket")
@@ -137,6 +137,6 @@ class Connection(HttpToolsProtocol):
 
 
 def max_kept_connections() -> int:
-    """Half of what this process may open stays for connections that are in use."""
+    """At most half of the descriptors; the others are for connections in use."""
     may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_KEPT if may_open == resource.RLIM_INFINITY else min(MAX_KEPT, may_open // 2)

@@ -1,8 +1,8 @@
-"""The one shape of an error, whoever found it: a small JSON object as OpenAI's clients read it.
+"""The one shape of all errors: a small JSON object as OpenAI's clients read it.
 
     {"error": {"message": str, "type": str, "param": str | null, "code": int | str}}
 
-`code` is the HTTP status, so that an error within a stream tells it too; a bad key's is
+`code` is the HTTP status, so that an error within a stream tells it too; for a bad key it is
 `invalid_api_key`. `type` follows from the status: see `TYPES`.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from controller.adapters.vllm.endpoint.flag_words import in_our_words
 
-# As a client's exceptions are called.
+# Names as of the exceptions of OpenAI's clients.
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -29,7 +29,7 @@ TYPES = {
 }
 OTHER_TYPES = {4: "BadRequestError", 5: "InternalServerError"}
 
-# In UTF-8 and escaped, the longest of these stay under 8 KiB together.
+# The longest message and param stay under 8 KiB together, in UTF-8 and escaped.
 MAX_MESSAGE_CHARS = 1000
 MAX_PARAM_CHARS = 100
 
@@ -42,7 +42,7 @@ def error_type(status: int) -> str:
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """Under 8 KiB, whatever the message. A failure of the server does not show its inner parts."""
+    """Under 8 KiB, whatever the message. The message of a 500 is not shown."""
     told = INTERNAL if status == HTTPStatus.INTERNAL_SERVER_ERROR else _cut(message)
     error = {
         "message": _cut(in_our_words(told)),
@@ -54,7 +54,7 @@ def error_body(status: int, message: str, param: str | None = None) -> bytes:
 
 
 def reshape(status: int, body: bytes, what: str) -> bytes:
-    """Another's error body in our shape; `what` was asked for, as in `GET /v1/nope`."""
+    """The app's error body in our shape; `what` is the request, such as `GET /v1/nope`."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def reshape(status: int, body: bytes, what: str) -> bytes:
 
 
 def reshape_event(event: bytes) -> bytes:
-    """The same for an error within a stream; what follows it in the chunk is kept."""
+    """Reshapes an error within a stream; the chunk's further lines are kept."""
     line, newline, rest = event.partition(b"\n")
     try:
         error: Any = json.loads(line.removeprefix(b"data: "))["error"]
@@ -81,7 +81,7 @@ def reshape_event(event: bytes) -> bytes:
 
 
 def error_event(status: int, message: str) -> bytes:
-    """The end of a stream that failed."""
+    """The last events of a stream that failed."""
     return b"data: " + error_body(status, message) + b"\n\ndata: [DONE]\n\n"
 
 

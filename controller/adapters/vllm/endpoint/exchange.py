@@ -2,8 +2,8 @@
 
 In: the body is read once, up to a limit and within a time, and then given to the app in one
 piece. Out: an error of the app leaves in our shape (error_bodies.py), also within a stream.
-When the deadline passes, the app is told that the client has left, as that is what makes vLLM
-abort; what it still sends is dropped, and the client gets the error.
+When the deadline passes, the app is told that the client has left, which makes vLLM abort the
+request; the app's further output is dropped, and the client gets an error.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from controller.adapters.vllm.endpoint.error_bodies import (
 )
 
 RETRY_AFTER_S = 1
-# A body may take so long, and longer by what has come of it at this rate. 8 MiB: 188 s at most.
+# A body may take BODY_WAIT_S plus its bytes so far at this rate: 188 s at most for 8 MiB.
 BODY_WAIT_S = 60.0
 BODY_BYTES_PER_S = 64 * 1024
-# Of each body; the server holds as much for every connection anyway. So small requests find
-# room when large ones have filled it.
+# The first bytes of a body need no room (`BodyRoom`), as the server holds that many for every
+# connection anyway. So small requests are read even when large ones have filled the room.
 FREE_BODY_BYTES = 64 * 1024
-# Of an app's error body no more than this is looked at.
+# The app's error body is kept up to about this size.
 MAX_ERROR_BYTES = 1 << 20
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class ClientLeftError(Exception):
-    """Before its request was complete; nobody is there to be answered."""
+    """The client left before its request was complete, so there is nobody to answer."""
 
 
 class BodyRoom:
-    """For the bodies that are being read, all together: what each has beyond FREE_BODY_BYTES."""
+    """Room for all bodies that are being read; each counts beyond FREE_BODY_BYTES."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_free_bytes = num_bytes
@@ -127,7 +127,7 @@ class Exchange:
         return message
 
     async def receive(self) -> Message:
-        """For the app: the body, once, and then whether the client has left."""
+        """Called by the app: returns the body, once, and later that the client has left."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -143,7 +143,7 @@ class Exchange:
     # -- out -----------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """For the app."""
+        """Called by the app."""
         if self.timed_out or self._ended:
             return
         if message["type"] == "http.response.start":
@@ -171,8 +171,8 @@ class Exchange:
         )
 
     async def fail(self, status: HTTPStatus, message: str) -> None:
-        """An answer where there is none yet, the end of a stream; nothing can mend half of
-        anything else."""
+        """Sends an error as the answer, or as the end of a stream that has begun. Any other answer
+        that has begun stays cut."""
         self.timed_out = False
         if self._ended:
             return
@@ -201,7 +201,7 @@ class Exchange:
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         if status == HTTPStatus.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
-        if self._cut:  # what still comes of the body would keep the connection for ever
+        if self._cut:  # the rest of the body may take for ever to come
             headers.append((b"connection", b"close"))
         self._started = self._ended = True
         await self._send({"type": "http.response.start", "status": int(status), "headers": headers})

@@ -1,11 +1,11 @@
-"""vLLM's models of requests stop at the first bad item of a list or an object.
+"""Makes vLLM's request models stop at the first bad item of a list or an object.
 
-As they come, they describe each kind that each item is not: 512 empty items of a Responses
-`input` made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000 numbers as
-parts of one message's content took 86 s on a busy machine, and 1.3 GB.
+By default they describe each type that each item is not: 512 empty items of a Responses `input`
+made 119,000 errors, which took 1.6 s of the event loop and 200 MB; 100,000 numbers as parts of one
+message's content took 86 s on a busy machine, and 1.3 GB.
 
 Touch points of vLLM: the request models below, which pydantic has compiled already; FastAPI
-and vLLM's /invocations build theirs from them, so this goes before the app is built.
+and vLLM's /invocations build theirs from them, so this must run before the app is built.
 """
 
 from typing import Any

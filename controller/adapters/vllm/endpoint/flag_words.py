@@ -1,6 +1,6 @@
-"""vLLM's errors name flags of its own command line; whoever runs llumctl has other ones.
+"""Replaces flags of vLLM's command line in vLLM's errors by llumctl's settings and flags.
 
-A client that reads "requires --tool-call-parser" tells its operator, who then types what works.
+So a client that is told of `--tool-call-parser` can tell its operator words that work here.
 """
 
 import re
@@ -28,7 +28,7 @@ ENGINE_FLAGS = frozenset(
     }
 )
 EXAMPLES = {"tool_call_parser": " hermes", "reasoning_parser": " qwen3", "chat_template": " FILE"}
-# The first is llumctl's default where there is the second.
+# With a tool call parser llumctl sets --enable-auto-tool-choice by default.
 _BOTH = "--enable-auto-tool-choice and --tool-call-parser"
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)+)(?![\w-])")
 

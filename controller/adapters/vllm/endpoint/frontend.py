@@ -1,4 +1,4 @@
-"""The frontend: vLLM's OpenAI app over the cluster. See `OpenAIFrontend.run`."""
+"""The frontend: vLLM's OpenAI app over the cluster."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ from controller.runtime.messages.operations import FrontendLimits
 
 log = logging.getLogger(__name__)
 
-# The first request under a grammar finds the process of trials there, and a start has the
-# machine for itself. One that comes sooner starts it.
+# The process that tries grammars starts so long after this one, which leaves the machine to the
+# cluster's start; a request under a grammar that comes sooner starts it.
 TRIALS_START_AFTER_S = 10.0
 
 CUT = "the cluster stopped before this request ended"
@@ -37,23 +37,22 @@ class FrontendConfig:
     options: Mapping[str, Any]
     """vLLM's frontend arguments."""
     level_names: Mapping[int, str]
-    """By rank."""
+    """Name by rank."""
     num_instances: int
     host: str
     port: int
     api_keys: tuple[str, ...] = field(repr=False)
     """Lines of the key file."""
     hosts: tuple[str, ...]
-    """Names and addresses under which it may be called, beside loopback."""
+    """Names and addresses under which clients may call it, beside loopback."""
     limits: GateLimits
     expects_grammars: bool = True
-    """Emulated instances follow none."""
+    """False with emulated instances, which follow no grammar."""
 
 
 class OpenAIFrontend:
-    """What survives it: the listening socket, and all connections that it has not accepted. Those
-    that it has end with it, and its requests are aborted by the instances as soon as its inbox
-    closes."""
+    """The listening socket and connections that nobody has accepted survive this process. Its own
+    connections end with it, and the instances abort its requests as soon as its inbox closes."""
 
     def __init__(
         self,
@@ -85,8 +84,8 @@ class OpenAIFrontend:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the cluster stops, then hold until the process is ended; a start that
-        fails is reported and held too, since it would fail again."""
+        """Serves until the cluster stops, then waits for the process to be ended. A start that
+        fails is reported and not repeated, since it would fail again."""
         self.router.start()
         try:
             serving = await self._start()
@@ -100,8 +99,8 @@ class OpenAIFrontend:
         await asyncio.Event().wait()
 
     async def _start(self) -> asyncio.Task[None]:
-        """vLLM is imported and configured on another thread, so that this process can say how
-        far it is and hear of the instances meanwhile."""
+        """Imports and configures vLLM on another thread, so that this process can report its
+        progress and hear of the instances meanwhile."""
         self._member.report("starting", IMPORTING)
         args, config, tries = await asyncio.to_thread(self._configure)
         self._member.report("starting", "waiting for an instance")
@@ -164,8 +163,8 @@ class OpenAIFrontend:
             self._info.set_result(instances[0].info)
 
     def _on_limits(self, limits: FrontendLimits) -> None:
-        """Told once this serves, and when they change. What has come already keeps those that it
-        came under."""
+        """Called once this frontend serves, and at each change. Requests that have come already
+        keep the earlier limits."""
         self._gate.limits = replace(
             self._gate.limits,
             max_live_requests=limits.max_live_requests,
@@ -182,9 +181,9 @@ class OpenAIFrontend:
         return bool(self.router.num_live_reqs or self._grammars.num_waiting)
 
     async def _drain(self, grace_s: float) -> None:
-        """The server ends however this goes: `down` waits for that."""
+        """Ends the server in any case, as `down` waits for that."""
         if self._server is None:
-            return  # nothing was served yet
+            return  # it serves nothing yet
         try:
             await self._end_requests(grace_s)
         except Exception:

@@ -1,4 +1,4 @@
-"""In front of vLLM's OpenAI app: keys, limits, deadlines, and what vLLM does not refuse itself.
+"""The gate in front of vLLM's OpenAI app: keys, limits, deadlines, and checks that vLLM lacks.
 
 Every error that leaves has the shape and the size of error_bodies.py.
 """
@@ -26,13 +26,13 @@ from controller.adapters.vllm.endpoint.priorities import (
 
 log = logging.getLogger(__name__)
 
-# A load balancer and a metrics collector have no key, and these tell no secrets.
+# Load balancers and metrics collectors have no key, and these paths tell no secrets.
 OPEN_PATHS = frozenset({"/health", "/metrics"})
-# These take any length, beyond the model's context too: 8 MB kept the event loop for 5 s, and
-# 1 MB of text, answered with each token's string, 0.13 s.
+# These paths take texts longer than the model's context: 8 MB kept the event loop for 5 s, and
+# 1 MB, answered with each token's string, 0.13 s.
 TOKEN_PATHS = frozenset({"/tokenize", "/detokenize"})
 MAX_TOKEN_BODY_BYTES = 512 * 1024
-# What the bodies that are being read may take together, in bodies of the largest size.
+# The bodies that are being read may have the size of so many bodies of the largest size.
 MAX_LARGE_BODIES = 32
 DEFAULT_LEVELS: Mapping[str, int] = MappingProxyType({"normal": 0})
 
@@ -55,16 +55,16 @@ class Gate:
         hosts: Collection[str] = (),
     ) -> None:
         """`api_keys`: lines of the key file. `levels`: rank by name. `hosts`: names and addresses
-        under which it is called, beside loopback; any will do where a key is asked for."""
+        under which clients may call, beside loopback; with API keys any Host will do."""
         self.app: ASGIApp
         self.closed = False
         """Whether the cluster stops: new requests are refused, live ones go on."""
         self.num_live = 0
-        """Requests whose bodies are complete; slow senders keep nobody out."""
+        """Live requests whose bodies are complete, so that slow senders keep nobody out."""
         self.json_paths: frozenset[str] = frozenset()
-        """Those that take a JSON object by POST."""
+        """Paths that take a JSON object by POST."""
         self.limits = limits or GateLimits()
-        """May be set at any time: for requests that come from then on."""
+        """May be set at any time, and holds for later requests."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
         self._hosts = None if api_keys else frozenset(host.lower() for host in hosts)
@@ -73,7 +73,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":  # no model that we serve has any use for one
+        elif scope["type"] == "websocket":  # no model served here has a use for it
             await send({"type": "websocket.close"})
         else:
             exchange = Exchange(scope, receive, send)
@@ -116,7 +116,7 @@ class Gate:
             await self.app(scope, exchange.receive, exchange.send)
             return
         exchange.set_deadline(self.limits.request_timeout_s)
-        self._check_place()  # before a body is read for nothing
+        self._check_place()  # before the body is read, to refuse early
         max_bytes = self.limits.max_body_bytes
         if path in TOKEN_PATHS:
             max_bytes = min(max_bytes, MAX_TOKEN_BODY_BYTES)
@@ -153,7 +153,7 @@ class Gate:
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
-            if not exchange.timed_out:  # of a request that is cut, the app may say anything
+            if not exchange.timed_out:  # the app may fail in any way when its request is cut
                 raise
         if exchange.timed_out:
             overdue = exchange.overdue
@@ -161,7 +161,7 @@ class Gate:
 
 
 def _late_refusal(error: Exception) -> str | None:
-    """Why vLLM refuses a request whose stream it has begun: Starlette has a handler for that, and
-    no answer left to give."""
+    """Why vLLM refuses a request after the stream has begun; None for other errors. Starlette
+    raises a RuntimeError then, as its handler cannot answer any more."""
     cause = error.__cause__
     return str(cause) if isinstance(error, RuntimeError) and isinstance(cause, ValueError) else None

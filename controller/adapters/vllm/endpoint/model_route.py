@@ -1,4 +1,4 @@
-"""`GET /v1/models/ID`, which OpenAI's API has and vLLM's app has not.
+"""`GET /v1/models/ID`, which OpenAI's API has and vLLM's app lacks.
 
 Touch points of vLLM: entrypoints/openai/models/serving.py `show_available_models`;
 entrypoints/launchers/api_server/app_state.py `openai_serving_models`, where the app keeps it.

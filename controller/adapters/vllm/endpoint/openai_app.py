@@ -41,11 +41,11 @@ from controller.adapters.vllm.engine.arguments import typed
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.runtime.messages.members import EngineInfo
 
-# Routes of vLLM's own process management: here `llumctl scale` does that.
+# Routes of vLLM's own process management, in whose place there is `llumctl scale`.
 UNSERVED_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
 # A stopping server waits this long for clients that read slowly.
 LAST_BYTES_S = 3
-# Takes JSON, but declares no model of it.
+# This route takes JSON, but declares no model of it.
 UNDECLARED_JSON_PATHS = frozenset({"/invocations"})
 
 
@@ -56,8 +56,8 @@ def parse_args(
     host: str,
     port: int,
 ) -> Namespace:
-    """vLLM's server arguments: its defaults, then the cluster's engine arguments and the endpoint's
-    options over them. Imports the parsers' plugins."""
+    """vLLM's server arguments: its defaults, overridden by the cluster's engine arguments and the
+    endpoint's options. Imports the parsers' plugins."""
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     for key, value in (typed(engine_args) | dict(options)).items():
         setattr(args, key, value)
@@ -76,7 +76,7 @@ def parse_args(
 
 
 def _check_parsers(args: Namespace) -> None:
-    """A plugin need not bring the parser that it was named for. Raises KeyError."""
+    """Raises KeyError if a parser is unknown: its plugin may not have brought it."""
     if args.tool_call_parser:
         ToolParserManager.get_tool_parser(args.tool_call_parser)
     if args.reasoning_parser:
@@ -92,7 +92,7 @@ def build_config(args: Namespace) -> VllmConfig:
 
 
 def adopt_engine_info(config: VllmConfig, info: EngineInfo, num_instances: int) -> None:
-    """What an engine only knows once it has started (compare `MPClient._apply_ready_response`)."""
+    """Sets what only a started engine knows (compare `MPClient._apply_ready_response`)."""
     config.model_config.max_model_len = min(config.model_config.max_model_len, info.max_model_len)
     config.cache_config.num_gpu_blocks = info.num_gpu_blocks * num_instances
     config.cache_config.block_size = info.block_size
@@ -140,7 +140,7 @@ def _keep_alive_s() -> int:
 
 
 def json_paths(app: FastAPI) -> frozenset[str]:
-    """Of the routes that take a JSON object by POST."""
+    """Paths of the routes that take a JSON object by POST."""
     declared = {
         route.path
         for route in app.routes

@@ -1,8 +1,8 @@
-"""What stands before the gate, so that its refusals are answered like everything else.
+"""The middlewares around the gate, so that they work on the gate's refusals too.
 
-A path under the root path is taken for the path without it: the gate and vLLM's routes know those
-only. A request without an id gets one, as vLLM would tell another than the one it works under.
-Browsers may read a refusal only with the headers of CORS on it.
+The root path is removed from paths, as the gate and vLLM's routes know only paths without it. A
+request without an id gets one here, as vLLM would answer with another id than it uses. And browsers
+can read a refusal only if it has the headers of CORS.
 """
 
 from argparse import Namespace
@@ -16,7 +16,7 @@ REQUEST_ID = b"x-request-id"
 
 
 def around(app: ASGIApp, args: Namespace) -> ASGIApp:
-    """`args` are vLLM's; what is done here, `without_outermost` takes from its own app."""
+    """`args` are vLLM's. `without_outermost` keeps vLLM's app from doing the same again."""
     if args.root_path:
         app = RootPath(app, args.root_path)
     if args.enable_request_id_headers:
@@ -35,7 +35,7 @@ def around(app: ASGIApp, args: Namespace) -> ASGIApp:
 
 
 def without_outermost(args: Namespace) -> Namespace:
-    """For vLLM's app within."""
+    """The arguments for vLLM's app within the gate."""
     inner = Namespace(**vars(args))
     inner.allowed_origins, inner.enable_request_id_headers = [], False
     return inner

@@ -36,12 +36,12 @@ REFUSALS = {
     "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
     "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
 }
-# The engine's one reason for an error of its own; vLLM would answer 500.
+# The engine has only this reason for an error of its own; vLLM would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
 
 
 class FailedRequests(Protocol):
-    """The app's side of a failure."""
+    """The part of PoolLLM by which PoolClient fails requests."""
 
     def fail(
         self,
@@ -49,11 +49,11 @@ class FailedRequests(Protocol):
         error: GracefulHTTPError,
         outcome: RequestState = RequestState.FAILED,
     ) -> None:
-        """End this request, and its siblings of `n > 1`, with this error; `outcome` is what
-        they are remembered by."""
+        """Ends this request, and its siblings of `n > 1`, with this error; `outcome` goes into
+        their records."""
 
     def has_failed(self, request_id: str) -> bool:
-        """Whether it was ended together with a sibling before it was sent anywhere."""
+        """Whether the request was ended together with a sibling before it was sent anywhere."""
 
     def parent_of(self, request_id: str) -> str | None:
         """The request that this one is a choice of, where `n` > 1."""
@@ -61,8 +61,8 @@ class FailedRequests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """`max_engine_index` is what vLLM's stat loggers were declared for: an output with any
-    other index would end the app (KeyError)."""
+    """vLLM's stat loggers exist for indices up to `max_engine_index`: an output with a higher one
+    would end the app (KeyError)."""
 
     supported_tasks: tuple[str, ...]
     levels: Mapping[str, int]
@@ -89,7 +89,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         return list(range(self._limits.max_engine_index + 1))
 
     def receive(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
-        """Take in one message of an instance."""
+        """Takes in one message of an instance."""
         body = self._decoder.decode(payload)
         body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
         for output in body.outputs:
@@ -121,7 +121,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         try:
             if grammar := _grammar_of(request):
                 await self._grammars.check(grammar)
-            if self._app.has_failed(request.request_id):  # a sibling has, meanwhile
+            if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
             arrival = Arrival(
                 request.request_id,
@@ -143,7 +143,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
             raise
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """vLLM calls this when a stop string has ended a request: for its client, the end."""
+        """vLLM calls this when a stop string has ended a request, which counts as finished."""
         self.abort(request_ids, RequestState.FINISHED, "stop")
 
     def abort(self, request_ids: list[str], outcome: RequestState, reason: str) -> None:
@@ -153,10 +153,10 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]
         return self._limits.supported_tasks
 
     async def reset_mm_cache_async(self) -> None:
-        """Text only for now: there is no multimodal cache on the instances."""
+        """Does nothing: the instances have no multimodal cache, as requests are text only."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """The instances outlive any one frontend; its router is closed by who made it."""
+        """Does nothing: the instances outlive a frontend, and OpenAIFrontend owns the router."""
 
 
 def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
@@ -169,7 +169,7 @@ def _bad_request(why: str) -> GracefulHTTPError:
 
 
 def _skip(delivery: Delivery[EngineCoreOutput]) -> EngineCoreOutput:
-    """Less the leading tokens that were delivered before, with their logprobs."""
+    """Drops the leading tokens that were delivered before, with their logprobs."""
     output, num_skip = delivery
     if num_skip:
         output.new_token_ids = output.new_token_ids[num_skip:]

@@ -72,8 +72,9 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         self._run_output_handler()
 
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
-        """Making a request of a rendered prompt takes up to 0.5 ms of the event loop. vLLM does so
-        for all prompts of an HTTP request at once: 1,000 of them kept it for 0.5 s."""
+        """Takes turns with other requests: making a request of a rendered prompt takes up to 0.5 ms
+        of the event loop, and vLLM makes those of all prompts of an HTTP request at once: 1,000
+        prompts kept the loop for 0.5 s."""
         await self._turns.take()
         return await super().add_request(*args, **kwargs)
 
@@ -83,7 +84,6 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         error: GracefulHTTPError,
         outcome: RequestState = RequestState.FAILED,
     ) -> None:
-        """End a request, and with it its siblings of `n > 1`, with this error."""
         state = self.output_processor.request_states.get(request_id)
         if state is None:
             return
@@ -94,25 +94,22 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]
         self.engine_core.abort(ended, outcome, str(error))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """The client left. As vLLM's own, and the reason is kept."""
+        """The client left. Differs from vLLM's own method in that the reason is kept."""
         request_ids = (request_id,) if isinstance(request_id, str) else tuple(request_id)
         ended = self.output_processor.abort_requests(request_ids, internal)
         self.engine_core.abort(ended, RequestState.ABORTED, "the client left")
 
     def parent_of(self, request_id: str) -> str | None:
-        """The request that this one is a choice of, where `n` > 1."""
         state = self.output_processor.request_states.get(request_id)
         return state.parent_req.request_id if state and state.parent_req else None
 
     def has_failed(self, request_id: str) -> bool:
-        """Whether it was ended together with a sibling before it was sent anywhere."""
         return request_id not in self.output_processor.request_states
 
 
 def _unique_ids() -> Callable[[EngineCoreRequest], None]:
-    """For `InputProcessor.assign_request_id`: whatever ids clients choose, ours never meet.
-
-    vLLM appends 32 random bits; two live requests that got the same would end one another.
+    """Replaces `InputProcessor.assign_request_id`, which appends 32 random bits: two live requests
+    that got the same would end one another. Ids made here are unique whatever ids clients choose.
     """
     frontend, number = secrets.token_hex(4), itertools.count()
 

@@ -1,11 +1,12 @@
-"""Which priority a client asks for, by header or by field, and whether its key may.
+"""Which priority a client asks for, by header or by field, and whether its key allows it.
 
     X-Llumctl-Priority: high       a level's name
     "priority": -1                 in the request's body, as vLLM has it: minus the level's rank
 
-One of both, or both if they agree. Who asks for none gets rank 0, and a key that may not have
-rank 0 the first level of its list. The gate refuses what it sees; what it cannot see (a body
-that is no JSON) is refused where requests leave for an instance, by the same `AskedPriority`.
+A client gives one of both, or both if they agree. A request that asks for none gets rank 0, or the
+first level of its key's list if that list lacks rank 0. The gate refuses bad priorities in JSON
+bodies; in other bodies, which it does not read, `PoolClient` refuses them by the same
+`AskedPriority`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +23,13 @@ MAX_SHOWN_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class AskedPriority:
-    """What one HTTP request asks for and may have."""
+    """The priority that one HTTP request asks for, and those that it may have."""
 
     levels: Mapping[str, int]
     """Rank by name."""
     by_header: str | None = None
     may: Sequence[str] = ()
-    """Levels that its key may ask for, in the order of its list; empty: all."""
+    """Levels that the request's key may ask for, in the order of its list; empty: all."""
 
     def rank(self, priority: int | None) -> int:
         """`priority`: the body's field; None: it has none. Raises RefusedError (400, 403)."""
@@ -45,7 +46,7 @@ class AskedPriority:
         return rank
 
     def rank_of_sequence(self, priority: int) -> int:
-        """As `rank`, of what vLLM made of the request: who gave no field has 0 there."""
+        """`rank` for a request as vLLM passes it on, where 0 also stands for an absent field."""
         return self.rank(priority or None)
 
     def _asked_rank(self, priority: int | None) -> int | None:
@@ -75,7 +76,7 @@ class AskedPriority:
 def read_asked_priority(
     headers: Iterable[tuple[bytes, bytes]], levels: Mapping[str, int], may: Sequence[str]
 ) -> AskedPriority:
-    """Raises RefusedError (400) for a level that there is not, or for two of them."""
+    """Raises RefusedError (400) for an unknown level, or for two levels."""
     named = {value.strip().decode("latin-1") for name, value in headers if name == _HEADER}
     if len(named) > 1:
         raise RefusedError(HTTPStatus.BAD_REQUEST, f"{HEADER} is given more than once", HEADER)
@@ -91,4 +92,4 @@ def read_asked_priority(
 
 
 ASKED_PRIORITY: ContextVar[AskedPriority | None] = ContextVar("asked_priority", default=None)
-"""Of the HTTP request that this task, or the one that started it, answers."""
+"""Priority of the HTTP request that this task, or the task that started it, answers."""

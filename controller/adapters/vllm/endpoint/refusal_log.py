@@ -1,8 +1,8 @@
-"""A refused request is one line in a frontend's log, not a traceback.
+"""Makes a refused request one line in a frontend's log, not a traceback.
 
-Where vLLM finds a request wrong only once its stream has begun, it logs the exception as its own
-failure: 2.9 MB in 40 minutes of `make fuzz`, and a defect would not have been seen among them. The
-client gets its 400 either way. What may be a defect of the server keeps its traceback.
+When vLLM finds a request wrong only once its stream has begun, it logs the exception as its own
+failure: 2.9 MB in 40 minutes of `make fuzz`, among which nobody would have seen a defect. The
+client gets its 400 either way. An error that may be a defect of the server keeps its traceback.
 
 Touch points of vLLM: entrypoints/serve/exception_handling/error_response.py
 `create_error_response`, which says with what status an exception is answered; the loggers named
@@ -40,7 +40,7 @@ def _shorten(record: logging.LogRecord) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Or an answer of ours that another process makes necessary, such as an instance's death."""
+    """Also true for our own answers that another process caused, such as an instance's death."""
     if isinstance(error, GracefulHTTPError):
         return True
     status = create_error_response(error).error.code

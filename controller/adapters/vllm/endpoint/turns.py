@@ -1,4 +1,4 @@
-"""So that many callers who begin at once leave the event loop to others in between."""
+"""Spreads callers that begin at once over several turns of the event loop."""
 
 import asyncio
 
@@ -10,8 +10,8 @@ class Turns:
         self._num_taken = 0
 
     async def take(self) -> None:
-        """At once for the first PER_TURN callers in one turn of the event loop, else in a later
-        one."""
+        """Returns at once for the first PER_TURN callers in a turn of the event loop, and in a
+        later turn for the others."""
         while self._num_taken >= PER_TURN:
             await asyncio.sleep(0)
         if self._num_taken == 0:

@@ -1,1 +1,1 @@
-"""vLLM's engine core in an instance: how it is made, warmed up, watched and stepped."""
+"""vLLM's engine core in an instance: made, warmed up, watched and stepped."""

@@ -1,8 +1,8 @@
-"""vLLM's engine arguments out of plain values.
+"""Makes vLLM's engine arguments out of plain values.
 
-A configuration within a configuration is a table where the user writes it. Some of those vLLM turns
-into its classes itself, others only its command line does, and others again fail on the first
-attribute (`structured_outputs_config`, once a reasoning parser is set).
+Users write an argument that is itself a configuration as a table. vLLM turns some tables into its
+classes, leaves others to its command line, and fails with others on the first attribute
+(`structured_outputs_config`, once a reasoning parser is set).
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs` and its annotations, `get_type_hints`.
 """
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 
 def typed(engine_args: dict[str, Any]) -> dict[str, Any]:
-    """With each table as the class that vLLM declares for it. Raises ValueError."""
+    """Replaces each table by the class that vLLM declares for it. Raises ValueError."""
     from vllm.engine.arg_utils import AsyncEngineArgs, get_type_hints
 
     hints = {field.name: get_type_hints(field.type) for field in fields(AsyncEngineArgs)}

@@ -1,13 +1,13 @@
-"""Places in the batch that are kept for requests which are to enter it: arriving or suspended.
+"""Places in the batch that are kept for requests that will enter it: arriving or suspended ones.
 
-vLLM admits a request while fewer than `max_num_active_reqs` run. Lowered by one for each place
-that is kept, the place is still there when its request comes, and vLLM's own limit holds.
+vLLM admits a request while fewer than `max_num_active_reqs` run. That limit is lowered by one for
+each place that is kept, so that the place is free when its request enters.
 
-A request enters as one that runs but had no turn in the last step. vLLM knows such requests (a
-step whose token budget was used up leaves some out): it is served by the next step even beside a
-long prefill, since it goes first, is not counted as evicted, and computes one token. Not so with
-an adapter: how many adapters a step may have is checked on admission only, so such a request goes
-through vLLM's queue of waiting requests that hold blocks, and comes before all others of it.
+A request enters as one that runs but had no turn in the last step. vLLM knows such requests, as a
+step whose token budget is used up leaves some out: the request goes first in the next step, even
+beside a long prefill, computes one token and is not counted as evicted. A request with an adapter
+enters otherwise: vLLM checks on admission only how many adapters a step may have, so this request
+goes through vLLM's queue of waiting requests that hold blocks, ahead of the others there.
 
 Touch points of vLLM: v1/core/sched/scheduler.py `max_num_active_reqs`, `running`,
 `kv_holding_waiting`, `num_waiting_for_streaming_input`, `schedule`.
@@ -36,8 +36,8 @@ class BatchSlots:
         self._scheduler.max_num_active_reqs += 1
 
     def enter(self, request: Any) -> None:
-        """With the place that was kept for it. Its row in the worker's batch must be gone if it
-        has an adapter."""
+        """Lets the request into the place that was kept for it. If it has an adapter, its row in
+        the worker's batch must be gone."""
         self.give_back()
         if request.lora_request is None:
             request.status = self._running

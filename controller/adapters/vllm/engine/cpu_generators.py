@@ -2,9 +2,9 @@
 
 A step that ends inside a prompt samples a token all the same and throws it away; vLLM then
 turns the request's generator back by a CUDA offset (v1/worker/gpu_model_runner.py,
-`_bookkeeping_sync`), which a CPU generator does not have: RuntimeError, and the engine is
-dead. One client with a seed and a long prompt would end an instance. Here the state from
-before the step is put back instead, so that a seed gives the same tokens cut or not.
+`_bookkeeping_sync`), which a CPU generator does not have: the RuntimeError ends the engine, so
+that one client with a seed and a long prompt could end an instance. Here the state from before
+the step is put back instead, so that a seed gives the same tokens whether a prefill is cut or not.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 class RewindableGenerators(dict[int, torch.Generator]):
     """Takes the place of an input batch's generators (index in the batch -> generator).
 
-    vLLM looks one up by `get` to turn it back, or to move it to another index; samplers read
-    items. (A speculative sampler would use `get` too: see `install`.)
+    vLLM calls `get` to turn a generator back, or to move it to another index; samplers read
+    items. (A speculative sampler would call `get` too: see `install`.)
     """
 
     def __init__(self, generators: dict[int, torch.Generator]) -> None:
@@ -34,14 +34,13 @@ class RewindableGenerators(dict[int, torch.Generator]):
         super().__setitem__(index, plain)
 
     def remember(self, generators: list[torch.Generator]) -> None:
-        """Before a step: the state of every seeded request (5 KB each). Keeps hold of the
-        generators too: by its address alone, one that the step makes could be taken for another
-        that the step has thrown away."""
+        """Called before a step: keeps every seeded request's state (5 KB each), and the generators
+        too, so that no generator made in the step can get the address of one dropped in it."""
         self._before_step = {generator: generator.get_state() for generator in generators}
 
 
 class _Rewind:
-    """What `generator.set_offset(generator.get_offset() - 4)` is called on."""
+    """vLLM calls `generator.set_offset(generator.get_offset() - 4)` on this."""
 
     def __init__(self, generator: torch.Generator, before_step: torch.Tensor | None) -> None:
         self.plain = generator
@@ -53,7 +52,7 @@ class _Rewind:
     def set_offset(self, _offset: int) -> None:
         if self._before_step is not None:
             self.plain.set_state(self._before_step)
-        else:  # made in this very step: its state was that of its seed
+        else:  # the generator was made in this very step
             self.plain.manual_seed(self.plain.initial_seed())
 
 
@@ -65,6 +64,6 @@ def install(model_runner: Any) -> RewindableGenerators:
 
 
 def seeded(model_runner: Any) -> list[torch.Generator]:
-    """The generators of all its requests, in the batch or evicted."""
+    """Generators of all seeded requests, in the batch or evicted."""
     requests = model_runner.requests.values()
     return [request.generator for request in requests if request.generator is not None]

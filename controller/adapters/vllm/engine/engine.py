@@ -99,7 +99,7 @@ class VllmEngine:
         self._core.post_step(executed)
         self.moves.forget_finished()
         if not executed and self._scheduler.has_requests():
-            time.sleep(0.001)  # waiting for a grammar: leave the GIL to its compiler
+            time.sleep(0.001)  # requests wait for a grammar: leave the GIL to its compiler
         return [
             StepOutputs(
                 index,
@@ -133,7 +133,7 @@ class VllmEngine:
         return events
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
-        """Counts of this moment; walks the running and the waiting requests once."""
+        """Walks the running and the waiting requests once."""
         scheduler, bs = self._scheduler, self.block_size
         queued = [*in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
         running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
@@ -183,7 +183,7 @@ class VllmEngine:
         return lambda: generators.remember(seeded(runner))
 
     def _watch_admissions(self) -> None:
-        """vLLM tells its frontends of them, but only with a request's next token."""
+        """vLLM reports an admission only with the request's next token."""
         schedule = self._scheduler.schedule
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ class VllmEngine:
         self._scheduler.schedule = watched
 
     def _watch_evictions(self) -> None:
-        """vLLM has one site where a request is evicted, and no list of who was."""
+        """vLLM evicts requests in one method, and keeps no list of them."""
         preempt = self._scheduler._preempt_request
 
         def watched(request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Two engines with one fingerprint understand each other's KV blocks, and no two others do.
+"""KV blocks can move between two engines if and only if their fingerprints are equal.
 
 The weights' identity is a sample of every parameter, in the form in which the engine computes
 with it: a fine-tuned model differs from its origin in most elements of a parameter, if in any.
-Reading all of them would take minutes on a large model. On CPU vLLM packs its matrices away and
-leaves empty parameters behind; there the files they came from are sampled too, or, for a model
-that is no folder, its name and revision taken. Where a folder lies does not matter.
+Reading all elements would take minutes on a large model. On CPU vLLM packs its matrices away and
+leaves empty parameters behind; there the model's files are sampled too, or, for a model that is no
+folder, its name and revision are taken. The folder's path does not count.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `get_model`, `kv_caches`, `device`;
 config/model.py `model`, `revision`, `hf_text_config`, `dtype`, `quantization`; config/cache.py
@@ -29,7 +29,7 @@ _SAYS_NOTHING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype"
 
 
 def fingerprint(parts: EngineParts) -> str:
-    """Hex. Of an engine whose blocks do not move: empty."""
+    """In hex; empty for an engine whose blocks cannot move."""
     if parts.runner is None:
         return ""
     import vllm

@@ -1,15 +1,15 @@
-"""Keeps a request's grammar from taking its engine too long: while it compiles, and at each step.
+"""Ends requests whose grammar takes the engine too long: while it compiles, or at a step.
 
-**Steps.** What a grammar costs grows with the text, so a first slow step comes well before a
-hopeless one. Called slow by the thread's own CPU time: a busy machine is no reason. A single call
-that never returns is beyond this guard; for regular expressions and schemas the frontend
-refuses what could do that (checks/constraints.py).
+**Steps.** A grammar's cost grows with the text, so a first slow step comes well before a hopeless
+one. The thread's own CPU time decides, so that a busy machine ends no request. This guard cannot
+end a call that never returns; the frontend refuses regular expressions and schemas that could
+cause one (checks/constraints.py).
 
-**Compiling.** What a frontend sends has been compiled within bounds before (grammars/trials.py).
-Here it is compiled once more, in threads of vLLM's, which nobody can end: a compiled grammar is
-slower to read than to compile (6.5 s instead of 0.15 s for 50 tool schemas, 72 MB). So a request
-whose client has left is not compiled any more if that has not begun, nothing keeps what comes of
-it if it has, and one that takes longer than any trial may is given up.
+**Compiling.** A frontend has compiled the grammar within bounds before (grammars/trials.py). The
+engine compiles it once more, as a compiled grammar is slower to read than to compile (6.5 s
+instead of 0.15 s for 50 tool schemas, 72 MB), and nobody can end vLLM's compiler threads. So a
+grammar whose client has left is not compiled if that has not begun, its result is dropped if it
+has, and a request whose grammar takes longer than any trial may is given up.
 
 Touch points of vLLM: v1/structured_output/__init__.py `grammar_init`, `_create_grammar`;
 v1/structured_output/request.py `_grammar`; v1/structured_output/backend_types.py
@@ -48,23 +48,18 @@ class GrammarGuard:
         manager.grammar_init = self._begin
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Their clients have left: what has not begun does not begin."""
+        """The requests' clients have left: compiling that has not begun does not begin."""
         for future, found in list(self._compiling.items()):
             if found.request_id in request_ids:
                 future.cancel()
 
     def give_up_overdue(self) -> None:
-        """Between two steps. The thread goes on; its request does not wait for it."""
+        """Called between two steps. The compiler's thread goes on, but its request ends."""
         for future, (request_id, structured, since_s) in list(self._compiling.items()):
             if self._clock() - since_s > MAX_COMPILE_S and structured._grammar is future:
                 log.warning("%s: its grammar does not compile in %g s", request_id, MAX_COMPILE_S)
                 future.cancel()
                 structured._grammar = TimeoutError("it took too long to compile")
-
-    @property
-    def num_compiling(self) -> int:
-        """Those under way, whether or not anybody still waits for them."""
-        return len(self._compiling)
 
     def _create_watched(self, request: Any) -> Any:
         return WatchedGrammar(self._create(request), request.request_id)
@@ -81,8 +76,8 @@ class GrammarGuard:
 class WatchedGrammar:
     """A StructuredOutputGrammar; after a call of more than MAX_CALL_S it accepts nothing more.
 
-    It refers to the grammar and is not referred to by it: a grammar's memory is the compiler's
-    own, so no collector of Python's would come for a cycle in time.
+    The grammar must not refer back to it: Python's collector does not count the compiler's
+    memory, and would free such a cycle too late.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Closes the ports that vLLM's process groups leave open.
 
-An engine in one process has process groups of one: vLLM makes some fifteen, each with a listener of
-Gloo's. Nobody ever connects to these, but every user of the machine may: Gloo keeps the descriptor
-of each connection that says nothing it knows, for ever (118 became 2,220 within a minute), and ends
-the process when there is none left.
+An engine in one process has process groups of one: vLLM makes some fifteen, each with a Gloo
+listener. No engine connects to these, but every user of the machine can: Gloo keeps the descriptor
+of each connection that does not speak its protocol for ever (118 became 2,220 within a minute), and
+ends the process when no descriptor is left.
 
-Gloo watches its listener for as long as the process lives, so the descriptor stays, and becomes
-that of a socket of which nothing is ever heard.
+Gloo watches its listener for as long as the process lives, so the descriptor must stay open; it is
+pointed to a socket that never receives anything.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def closed_afterwards(*, only_if: bool) -> Iterator[None]:
-    """The listeners that are opened within, by any thread of this process."""
+    """Closes the listeners that any thread of this process opens in the `with` block."""
     before = listeners()
     yield
     if only_if:
@@ -32,12 +32,12 @@ def closed_afterwards(*, only_if: bool) -> Iterator[None]:
 
 
 def listeners() -> set[tuple[int, int]]:
-    """Descriptor and inode of each TCP socket of this process that listens."""
+    """Descriptor and inode of each listening TCP socket of this process."""
     return {found for entry in Path("/proc/self/fd").iterdir() if (found := _listener(entry))}
 
 
 def _listener(entry: Path) -> tuple[int, int] | None:
-    with suppress(OSError):  # it is gone, or is no socket
+    with suppress(OSError):  # the descriptor is closed by now, or is no socket
         if not entry.readlink().name.startswith("socket:"):
             return None
         with socket.socket(fileno=os.dup(int(entry.name))) as found:
@@ -49,6 +49,6 @@ def _listener(entry: Path) -> tuple[int, int] | None:
 
 
 def _close(descriptor: int) -> None:
-    """In one step: no other thread can be given the number meanwhile."""
+    """Replaces the socket in one step, so that no other thread can get its number meanwhile."""
     with socket.socket() as silent:
         os.dup2(silent.fileno(), descriptor, inheritable=False)

@@ -1,4 +1,4 @@
-"""The parts of an `EngineCore` that moves work on, under names of their own.
+"""The parts of an `EngineCore` that moves work on.
 
 Touch points of vLLM: v1/engine/core.py `scheduler`, `structured_output_manager`,
 `model_executor`; v1/executor/uniproc_executor.py `driver_worker`; v1/core/kv_cache_manager.py
@@ -20,7 +20,7 @@ class EngineParts:
     """The scheduler's KVCacheManager."""
     pool: Any
     runner: Any
-    """The model runner; None where it lives in other processes."""
+    """The model runner; None if no request can move."""
     block_size: int
     refusal: MoveRefusal | None
     """Why no request can move from or to this engine."""
@@ -63,5 +63,6 @@ def _refusal(core: Any) -> MoveRefusal | None:
 
 
 def in_any_order(request_queue: Any) -> Any:
-    """Iterating a PriorityRequestQueue pops a copy of its heap: n log n for a mere sum."""
+    """The queue's requests, unsorted: iterating a PriorityRequestQueue pops a copy of its heap,
+    which takes n log n."""
     return getattr(request_queue, "_heap", request_queue)

@@ -1,10 +1,10 @@
-"""What vLLM compiles or loads at its first use, used once before the engine serves.
+"""Makes vLLM compile and load before the engine serves what it would at the first use.
 
 A first request with log probabilities compiled a kernel in the middle of a step, and its neighbours
 waited: for 2.4 s with a warm compiler's cache, for 26 s with a cold one. vLLM's own warm-up leaves
 that kernel out. The first structured output makes the backend: 15 ms for the embedded model's 4,096
-tokens, and longer by the vocabulary. All other first uses (sampling, penalties, biases, seeds, long
-prompts) were measured and took a step's time.
+tokens, longer with a larger vocabulary. All other first uses (sampling, penalties, biases, seeds,
+long prompts) were measured and took a step's time.
 
 No request runs: nothing is left in the scheduler, the caches, the statistics or the generators.
 
@@ -25,8 +25,8 @@ USUAL_BACKEND = "xgrammar"
 
 
 def compile_nothing_on_cpu() -> None:
-    """To be called before vLLM's engine is imported, where a user wants it eager. On a CPU the few
-    functions that vLLM compiles all the same win nothing by it, and need a C++ compiler."""
+    """Call it before vLLM's engine is imported, if the user wants eager mode. vLLM compiles a few
+    functions even then; on a CPU that gains nothing and needs a C++ compiler."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -47,7 +47,7 @@ def warm_up(core: Any, config: Any) -> None:
 
 
 def compile_logprobs(worker: Any, vocab_size: int) -> None:
-    """In each worker's process. One size of batch does: vLLM marks it as unknown."""
+    """Runs in each worker's process. One batch size is enough, as vLLM compiles for any size."""
     import torch
 
     runner = worker.model_runner
@@ -60,7 +60,7 @@ def compile_logprobs(worker: Any, vocab_size: int) -> None:
 
 
 def _make_grammar_backend(core: Any, backend: str) -> None:
-    """By a request that is prepared and never added."""
+    """Makes the backend by preparing a request that is never added."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
@@ -80,5 +80,5 @@ def _make_grammar_backend(core: Any, backend: str) -> None:
     )
     try:
         core.preprocess_add_request(request)
-    except Exception as error:  # a tokenizer that the backend cannot use: a request will be told
+    except Exception as error:  # the backend cannot use this tokenizer: requests will be told
         log.warning("no structured outputs were warmed up: %s", error)

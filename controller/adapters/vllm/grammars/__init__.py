@@ -1,2 +1,1 @@
-"""Grammars of structured outputs, tried in a process of their own before an engine compiles
-them."""
+"""Grammars of structured outputs: tried in a separate process before an engine compiles them."""

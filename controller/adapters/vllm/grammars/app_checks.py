@@ -1,12 +1,12 @@
-"""What vLLM checks of structured outputs on a frontend's event loop, without what takes long.
+"""vLLM's checks of structured outputs on a frontend's event loop, without those that take long.
 
-vLLM converts every grammar there, to see whether it can: `[a-z]{1,10000}` in a JSON schema took
-37.8 s, for which all streams stood still. Here that is left to a trial (grammars/trials.py), which
-a request passes before it is sent to an instance. What remains takes time in proportion to the
-request.
+vLLM converts every grammar there to see whether that works: `[a-z]{1,10000}` in a JSON schema took
+37.8 s, in which all streams stood still. Here that is left to a trial (grammars/trials.py), which
+a request passes before it is sent to an instance. The checks that remain take time in proportion to
+the request.
 
-All engines use xgrammar (docs/decisions/0013): vLLM's engine has one backend for good, that of its
-first request, and the trials are xgrammar's.
+All engines use xgrammar (docs/decisions/0013): vLLM's engine keeps the backend of its first
+request, and the trials are xgrammar's.
 
 Touch points of vLLM: v1/structured_output/backend_xgrammar.py `validate_xgrammar_grammar`,
 `XgrammarBackend`, `compiler`, `has_xgrammar_unsupported_json_features`; sampling_params.py
@@ -40,14 +40,14 @@ MAX_TRIAL_THREADS = 8
 
 
 def install(config: VllmConfig) -> None:
-    """In a frontend's process, once and for all."""
+    """Called once in a frontend's process."""
     config.structured_outputs_config.backend = BACKEND
     backend_xgrammar.validate_xgrammar_grammar = check_form
 
 
 def check_form(params: SamplingParams) -> None:
-    """In place of vLLM's own function: the same results for what is good, and the same effect on
-    `params`. Raises VLLMValidationError."""
+    """Replaces vLLM's own function, with the same effect on good `params`. Raises
+    VLLMValidationError."""
     wanted = params.structured_outputs
     if wanted is None:
         return
@@ -67,7 +67,7 @@ def check_form(params: SamplingParams) -> None:
 
 
 def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
-    """What an engine will compile for it; None: nothing that could be costly."""
+    """The grammar that an engine will compile; None if nothing could be costly."""
     if wanted is None or wanted.all_constraints_none():
         return None
     option, text = get_structured_output_key(wanted)
@@ -81,17 +81,17 @@ def grammar_of(wanted: StructuredOutputsParams | None) -> Grammar | None:
 
 
 def make_process(config: VllmConfig) -> Tries:
-    """Not started yet. Takes 2 s for a vocabulary of 128,000."""
+    """Makes the process, which is not started yet; takes 2 s for a vocabulary of 128,000."""
     try:
         tokenizer = cached_tokenizer_from_config(config.model_config)
         return GrammarProcess(_trial_setup(config, tokenizer))
-    except Exception:  # a tokenizer that xgrammar cannot take; all other requests can be served
+    except Exception:  # xgrammar cannot take this tokenizer; all other requests can be served
         log.exception("no structured outputs with this model")
         return NoTries("xgrammar cannot take this model's tokenizer")
 
 
 def _trial_setup(config: VllmConfig, tokenizer: Any) -> dict[str, Any]:
-    """What an engine's compiler knows."""
+    """The settings of an engine's compiler."""
     backend = backend_xgrammar.XgrammarBackend(
         config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size()
     )

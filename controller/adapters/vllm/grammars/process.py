@@ -1,6 +1,6 @@
 """The process in which a frontend has grammars tried (grammars/trial.py), and one trial in it.
 
-A trial's socket is its life line: whoever is cancelled closes it, and with it ends the fork.
+Each trial has a socket. A trial that is cancelled closes its socket, which ends the fork.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Any
 from controller.adapters.vllm.grammars import trial as grammar_trial
 
 PROGRAM = Path(grammar_trial.__file__)
-# What the process may need to begin (2.5 s of CPU time), on a machine that is busy. The limits of
-# a trial hold without this frontend; this one is for a process that hangs.
+# The process needs 2.5 s of CPU time to begin, on a machine that may be busy. The kernel enforces a
+# trial's limits; this one is for a process that hangs.
 START_S = 60.0
 
 
@@ -36,12 +36,12 @@ class TrialLimits:
     cpu_s: float
     wall_s: float
     max_bytes: int
-    """That the compiler may take while it compiles."""
+    """What the compiler may take while it compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """It takes `num_bytes` when it is compiled; or `error` says what is wrong with it; or, with
+    """The compiled grammar takes `num_bytes`; or `error` says why it does not compile; with
     neither, it was too costly to compile within the limits."""
 
     num_bytes: int | None = None
@@ -52,11 +52,11 @@ TOO_COSTLY = Verdict()
 
 
 class ProcessGoneError(Exception):
-    """Nothing is known of the grammar: the process ended, or could not be started."""
+    """The process ended or could not be started, so nothing is known of the grammar."""
 
 
 class GrammarProcess:
-    """Starts with the first trial, or by `start`; starts again if it has died."""
+    """Starts the process with the first trial, or by `start`, and again if it has died."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._setup = json.dumps(setup).encode()
@@ -69,8 +69,8 @@ class GrammarProcess:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Raises OSError. Returns at once if it runs. Whoever leaves meanwhile does not end it:
-        others wait for it, and a second start beside it would mix up the two."""
+        """Returns at once if the process runs. A caller that is cancelled does not end the start:
+        others wait for it, and a second start beside it would mix up the two. Raises OSError."""
         if self._starting is None or self._starting.done():
             if not self._is_gone():
                 return
@@ -79,7 +79,7 @@ class GrammarProcess:
         await asyncio.shield(self._starting)
 
     def close(self) -> None:
-        """It ends by itself once its control socket is closed."""
+        """Ends the process, which would also end by itself once its control socket is closed."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -103,18 +103,18 @@ class GrammarProcess:
                 await self.start()
                 answer = await self._ask(body)
         except TimeoutError:
-            self.close()  # the next trial gets another
+            self.close()  # the next trial starts another process
             raise ProcessGoneError("the process does not answer") from None
         except OSError as error:
             raise ProcessGoneError(f"{type(error).__name__}: {error}") from error
-        with suppress(ValueError):  # nothing, or what it could say before it was ended
+        with suppress(ValueError):  # the fork was ended before its answer was whole
             return Verdict(**json.loads(answer))
         if self._is_gone():
             raise ProcessGoneError("the process ended in the middle of a trial")
         return TOO_COSTLY
 
     def _is_gone(self) -> bool:
-        """Its sockets close a little before it has ended."""
+        """Also looks at the control socket, which closes a little before the process has ended."""
         if self._process is None or self._control is None or self._process.poll() is not None:
             return True
         poll = select.poll()
@@ -136,7 +136,7 @@ class GrammarProcess:
             writer.write(body)
             writer.write_eof()
             return await reader.read()
-        except ConnectionError:  # it ended before it had read everything
+        except ConnectionError:  # the fork ended before it had read everything
             return b""
         finally:
             writer.transport.abort()

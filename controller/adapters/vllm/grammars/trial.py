@@ -1,19 +1,19 @@
 """The process in which grammars are tried: each is compiled once in a fork of it, within limits.
 
-This is a program of its own (`grammars/process.py` starts it), so that it needs neither vLLM nor
-the rest of this package: 265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. It never compiles
-anything itself. For each grammar it forks, which takes milliseconds, and the kernel ends the fork:
+This is a program (`grammars/process.py` starts it), so that it needs neither vLLM nor the rest of
+this package: 265 MB and 2.5 s of CPU time instead of 552 MB and 7 s. It never compiles anything
+itself. For each grammar it forks, which takes milliseconds, and the kernel ends the fork:
 
-- by SIGPROF after so much CPU time, by SIGALRM after so much time;
-- by failing its allocations beyond so many bytes;
+- by SIGPROF when it has used its CPU time, by SIGALRM when it has used its time;
+- by failing its allocations beyond the limit;
 - by SIGIO when the frontend closes its end of the socket: the client has left.
 
 So no grammar outlives its limits or its client, whatever the compiler does with it, and nothing
 of it is left in memory. A fork that ends without an answer was too costly.
 
-The control socket, from its parent: the setup (a length in 8 bytes, then JSON), then one byte for
-each grammar with a socket attached. On that socket: the grammar as JSON until the parent shuts
-its side down, back comes the verdict as JSON.
+The control socket brings the setup (a length in 8 bytes, then JSON), then one byte for each
+grammar, with a socket attached. That socket brings the grammar as JSON, until the parent shuts its
+side down, and takes the verdict back as JSON.
 
 Touch points (xgrammar 0.2.8): `TokenizerInfo.deserialize_json`, `GrammarCompiler` as vLLM 0.32
 calls it (v1/structured_output/backend_xgrammar.py `compile_grammar`).
@@ -33,24 +33,22 @@ import sys
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
-# Of a fork beside an engine on the CPU: a third of its share.
+# A fork gets a third of the share that an engine on the CPU has.
 NICENESS = 5
-# Below every deadline that a client may wait for; a fork that gets no grammar does not stay.
+# A fork that gets no grammar for so long ends.
 READ_TIMEOUT_S = 60.0
-
-
-# Of the compiler's own source, before its message.
+# Matches the place in the compiler's source that stands before its message.
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 def serve(control: socket.socket) -> None:
-    """Until the parent closes the control socket."""
+    """Serves until the parent closes the control socket."""
     setup = json.loads(_read(control, *LENGTH.unpack(_read(control, LENGTH.size))))
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup["tokenizer"])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets forks that have ended
-    gc.freeze()  # the forks share what is here, instead of copying it to count references
+    gc.freeze()  # so that a collection in a fork does not copy the pages that it shares
     while True:
         sign, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not sign:
@@ -90,11 +88,11 @@ def _try(parent: socket.socket, tokenizer: Any, setup: dict[str, Any]) -> None:
 
 
 def compile_grammar(kind: str, text: str, tokenizer: Any, setup: dict[str, Any]) -> int:
-    """As an engine will. Returns the bytes that the compiled grammar takes; raises what the
-    compiler raises."""
+    """Compiles the grammar as an engine will. Returns the bytes that the compiled grammar takes;
+    raises what the compiler raises."""
     import xgrammar
 
-    # With its cache, though nothing will be found there: without, it compiles other things.
+    # With the cache, though it is empty: without one the compiler works differently.
     compiler = xgrammar.GrammarCompiler(
         tokenizer, max_threads=setup["num_threads"], cache_enabled=True
     )
@@ -142,7 +140,7 @@ def _limit(cpu_s: float, wall_s: float, max_bytes: int) -> None:
 
 
 def _data_bytes() -> int:
-    """What this process has of its own already."""
+    """The memory that this process has of its own already."""
     with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
         for line in status:
             if line.startswith("VmData:"):
@@ -151,7 +149,7 @@ def _data_bytes() -> int:
 
 
 def _end_with(parent: socket.socket) -> None:
-    """Once the parent has closed its end, the kernel ends this process."""
+    """Lets the kernel end this process once the parent closes its end of the socket."""
     fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(parent, fcntl.F_SETFL, fcntl.fcntl(parent, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
@@ -171,5 +169,5 @@ def _read(source: socket.socket, num_bytes: int) -> bytes:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the parent's end is ours
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with its parent
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,9 +1,9 @@
-"""Which grammars an engine may be asked to compile: those that a trial has shown to be bounded.
+"""Lets engines compile only grammars that a trial has shown to be bounded.
 
-Every grammar is tried once in a process of its own (grammars/process.py), and what came of it is
-remembered. Most take milliseconds; a hostile one takes all that it may, so it must not keep the
-others waiting: whoever is not done within the short trial goes to the end of another, shorter
-queue, and starts anew there with the full time.
+Every grammar is tried once in a separate process (grammars/process.py), and the verdict is
+remembered. Most take milliseconds; a hostile one takes its whole limit, and must not keep the
+others waiting. So a grammar that is not compiled within the short trial goes to the end of another,
+shorter queue, and starts anew there with the full time.
 
     a vocabulary of 128,000, CPU time:     tool schema 0.02 s, 50 of them in one object 0.09 s,
     2,000 choices 0.2 s, "minLength": 100 2.7 s, "maxLength": 4000 8.8 s (xgrammar 0.2.8)
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 MAX_CPU_S = 10.0
 SHORT_CPU_S = 0.5
-# A machine that is busy may take so much longer than it computes.
+# On a busy machine a trial may take so many times its CPU time.
 WALL_PER_CPU = 4.0
 MAX_TRIAL_BYTES = 256 * 1024 * 1024
-# What an engine keeps for each request that runs under it; see VLLM_XGRAMMAR_CACHE_MB too.
+# An engine keeps so much for each request that runs under a grammar; see VLLM_XGRAMMAR_CACHE_MB.
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
 MAX_VERDICTS = 4096
 
 
 class GrammarRefusedError(Exception):
-    """The request under this grammar is answered with this status and message."""
+    """Requests under the grammar are answered with this status and message."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Tries(Protocol):
 
 
 class NoTries:
-    """Where nothing can be tried, no grammar is good."""
+    """Refuses every grammar, as none can be tried."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -63,7 +63,7 @@ class NoTries:
 
 
 class Queue:
-    """So many trials at a time; so many may wait for one."""
+    """`num_at_once` trials run at a time, and `max_waiting` may wait."""
 
     def __init__(self, limits: TrialLimits, num_at_once: int, max_waiting: int) -> None:
         self.limits = limits
@@ -106,7 +106,7 @@ def long_queue() -> Queue:
 class _Trial:
     task: asyncio.Task[Verdict]
     num_waiting: int = 0
-    """Requests; it ends when the last one has left."""
+    """Requests that wait; the trial ends when the last one has left."""
 
 
 class GrammarTrials:
@@ -118,7 +118,7 @@ class GrammarTrials:
         self._stopped: GrammarRefusedError | None = None
 
     def stop(self, why: str) -> None:
-        """Whoever waits for a trial, and whoever comes, is refused: 503."""
+        """Refuses with 503 the requests that wait for a trial, and all later ones."""
         self._stopped = GrammarRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, why)
         for trial in self._trials.values():
             trial.task.cancel()
@@ -129,8 +129,8 @@ class GrammarTrials:
         return sum(trial.num_waiting for trial in self._trials.values())
 
     async def check(self, grammar: Grammar) -> None:
-        """Raises GrammarRefusedError: 400 if it is wrong or too costly, 429 if too many wait,
-        503 if it could not be tried or no trial goes on. Cancelled with its request."""
+        """Raises GrammarRefusedError: 400 if the grammar is wrong or too costly, 429 if too many
+        wait, 503 if it could not be tried or trials have stopped. Cancelled with its request."""
         if self._stopped:
             raise self._stopped
         key = _key(grammar)
@@ -159,7 +159,7 @@ class GrammarTrials:
             )
 
     async def _join(self, key: bytes, grammar: Grammar) -> Verdict:
-        """Many requests under one grammar wait for one trial."""
+        """Waits for the grammar's trial; all requests under one grammar share it."""
         trial = self._trials.get(key)
         if trial is None:
             trial = self._trials[key] = _Trial(asyncio.create_task(self._try(grammar)))
@@ -174,7 +174,7 @@ class GrammarTrials:
         finally:
             trial.num_waiting -= 1
             if not trial.num_waiting and not trial.task.done():
-                self._trials.pop(key, None)  # who comes now begins another
+                self._trials.pop(key, None)  # the next request begins another trial
                 trial.task.cancel()
 
     async def _try(self, grammar: Grammar) -> Verdict:

@@ -1,7 +1,7 @@
-"""What a vLLM engine tells of its requests so that some of them can be chosen to move.
+"""Describes a vLLM engine's requests, so that some of them can be chosen to move.
 
-All of it is read between two steps, and only on a source that was asked to relieve itself. A block
-of a request costs some 20 ns here: its references are counted.
+They are read between two steps, and only on a source of relief. A request's block costs some 20 ns,
+as its references are counted.
 
 Touch points of vLLM: v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`,
 `max_model_len`; v1/request.py `num_tokens`, `num_output_tokens`, `max_tokens`, `priority`,
@@ -35,7 +35,7 @@ def _candidate(parts: EngineParts, source: SourceMoves, request: Any, *, queued:
     if not queued:
         refs = [block.ref_cnt for block in parts.kv.get_blocks(request_id).blocks[0]]
         num_blocks = len(refs)
-        # Its first blocks, which count one more reference for the pin.
+        # Pinned blocks, which come first, have one more reference, for the pin.
         num_pinned = source.num_pinned(request_id)
         num_freed_blocks = refs[:num_pinned].count(2) + refs[num_pinned:].count(1)
     refusal = source.refusal(request_id)

@@ -1,15 +1,15 @@
 """The KV cache in the memory of a GPU as numbered blocks of bytes (KvBlocks).
 
-UNTESTED ON A GPU: it has run on none yet. The tests drive this code with streams that record
-the order of the calls.
+UNTESTED ON A GPU: this code has run on none yet. The tests drive it with streams that record the
+order of the calls.
 
-Copies run on a stream of their own beside the steps. A copy waits there for the steps that were
-launched when blocks were last named to a copier, and for no later ones: they write what a gather
-reads, and under asynchronous scheduling they may still write what a scatter overwrites. For a
-request may end with the output of one step while the next one computes a token for it, and its
-blocks, freed by then, are reserved for a move. A gather goes through a buffer on the GPU into
-pinned memory: one copy over the bus instead of one for each layer. Only the calling thread waits
-for a copy, asleep and with the GIL released.
+Copies run on a stream of their own beside the steps. A copy waits for the steps that were launched
+when blocks were last given to a copier, and for no later ones. Those steps write what a gather
+reads, and under asynchronous scheduling they may still write what a scatter overwrites: a request
+may end with the output of one step while the next step computes a token for it, and its blocks,
+freed by then, may be reserved for a move. A gather goes through a buffer on the GPU into pinned
+memory: one copy over the bus instead of one for each layer. Only the calling thread waits for a
+copy, asleep and with the GIL released.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The destination's half of a move: blocks and a place in the batch, then the request itself.
 
-A request that arrives is unknown to vLLM's scheduler until its commit; only its KV cache manager
-knows it, by the blocks it was given. They are not offered to the prefix cache before their
-content is there, which is at the commit.
+vLLM's scheduler does not know an arriving request until its commit; only the KV cache manager
+does, by the blocks that it gave. The blocks enter the prefix cache at the commit, when their
+content is there.
 
 vLLM's watermark is kept when a request arrives, as on an admission, and not when it grows.
 
@@ -54,7 +54,7 @@ class DestinationMoves:
         self._arrivals: dict[str, _Arrival] = {}
 
     def arriving(self) -> Sequence[Any]:
-        """Those with a place in the batch."""
+        """Arriving requests with a place in the batch."""
         return tuple(a.request for a in self._arrivals.values() if not a.queued)
 
     # -- before the cut --------------------------------------------------------------------
@@ -68,7 +68,7 @@ class DestinationMoves:
             refusal = MoveRefusal.NO_SLOT
         if refusal is not None:
             return refusal
-        # It may have been refused before, with fewer outputs.
+        # The request may have been refused before, with fewer outputs.
         request.append_output_token_ids(list(output_token_ids[request.num_output_tokens :]))
         num_cached = 0 if queued else self._allocate_first(request, num_blocks)
         if num_cached is None:
@@ -89,7 +89,7 @@ class DestinationMoves:
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
         arrival = self._arrivals[request_id]
-        with suppress(ValueError):  # the commit will say so
+        with suppress(ValueError):  # the commit will raise it again
             self._feed_grammar(arrival)
         if num_blocks > len(self._parts.block_ids(request_id)) and (
             arrival.queued or not self._allocate(arrival.request, num_blocks, keep_watermark=False)
@@ -129,8 +129,8 @@ class DestinationMoves:
         worker_state.register(
             self._parts.runner, request, self._parts.block_ids(request_id), generator
         )
-        # An id that comes back: the worker must not be told to forget it, nor take it for one of
-        # its last batch.
+        # If the request was here before, the worker must not be told to forget it, nor take it for
+        # one of its last batch.
         self._scheduler.finished_req_ids.discard(request_id)
         self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
         self._scheduler.requests[request_id] = request
@@ -159,14 +159,14 @@ class DestinationMoves:
         return None
 
     def _allocate_first(self, request: Any, num_blocks: int) -> int | None:
-        """How many of its blocks the prefix cache had; None: not enough are free. No request
-        gets more than the longest that the model allows needs (`allocate_slots`)."""
+        """How many of the request's blocks the prefix cache had; None: not enough are free.
+        `allocate_slots` gives no request more blocks than the model's longest needs."""
         kv, block_size = self._parts.kv, self._parts.block_size
         cached, num_cached_tokens, _ = kv.get_computed_blocks(request)
         num_cached = min(num_cached_tokens // block_size, num_blocks)
         cached = kv.truncate_computed_blocks(cached, num_cached * block_size)
         keep_watermark = bool(self._scheduler.running or self._arrivals)
-        # One that waits for its grammar is never admitted, so there vLLM keeps no watermark.
+        # vLLM keeps no watermark for a request that waits for its grammar, as it admits none.
         status, request.status = request.status, self._waiting
         allocated = self._allocate(request, num_blocks, num_cached, cached, keep_watermark)
         request.status = status
@@ -189,7 +189,7 @@ class DestinationMoves:
             delay_cache_blocks=True,
             has_scheduled_reqs=keep_watermark,
         )
-        kv.take_new_block_ids()  # or the next step might wipe them when they hold copies
+        kv.take_new_block_ids()  # or the next step might zero blocks that hold copies by then
         return allocated is not None
 
     def _feed_grammar(self, arrival: _Arrival) -> None:
@@ -197,13 +197,13 @@ class DestinationMoves:
             arrival.grammar.feed(arrival.request.output_token_ids)
 
     def _reserved(self, arrival: _Arrival) -> ReservedBlocks:
-        """With asynchronous scheduling, a step under way may still write a block of these: for a
-        request that has ended since."""
+        """Orders copies after the steps under way: with asynchronous scheduling such a step may
+        still write one of these blocks, for a request that has ended since."""
         self._order_after_steps()
         return ReservedBlocks(self._parts.block_ids(arrival.request.request_id), arrival.num_cached)
 
     def _check(self, arrival: _Arrival, found: RequestState) -> Any:
-        """The generator of the request. Raises ValueError if the state does not fit."""
+        """The request's generator. Raises ValueError if the state does not fit."""
         request, outputs = arrival.request, found.output_token_ids
         if found.queued != arrival.queued or not (outputs or found.queued):
             raise ValueError("reserved as queued and comes running, or the other way round")
@@ -219,8 +219,8 @@ class DestinationMoves:
         return worker_state.generator_from(self._parts.runner, request, found.generator)
 
     def _start_anew(self, request: Any) -> None:
-        """No output yet: nothing of it is needed but the request. If it was evicted in
-        mid-prefill, vLLM leaves out its prefill's figures unless they are there."""
+        """Adds a request without output as if it were new. If it was evicted in mid-prefill, vLLM
+        would leave out its prefill's figures unless they are set."""
         if request.num_preemptions > 0:
             request.prefill_stats.set(request.num_prompt_tokens, 0, 0)
         self._scheduler.add_request(request)

@@ -1,10 +1,10 @@
-"""Guided decoding of a request that arrives with outputs: its grammar takes them in again.
+"""Guided decoding of a request that arrives with outputs: its grammar accepts them again.
 
-The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the request stops at its
-source not before that is done: the engine's thread waits for no compile. What is known of the
-outputs is fed before the cut, so that at COMMIT a few tokens are left (a compiled grammar takes 3
-to 9 us for each of the embedded model's). Token by token, as after a step: where reasoning ends is
-then found where the source found it.
+The grammar compiles in vLLM's own threads from `Engine.prepare` on, and the source does not suspend
+the request before that is done, so the engine's thread never waits for a compile. Known outputs are
+fed before the request is suspended, so that at COMMIT a few tokens are left (a compiled grammar
+takes 3 to 9 us for each of the embedded model's). They are fed one by one, as after a step, so that
+the end of reasoning is found where the source found it.
 
 Touch points of vLLM: v1/structured_output/__init__.py `accept_tokens`, which reads of a
 request what _Decoded has; v1/structured_output/request.py `grammar`, `_grammar`,
@@ -25,7 +25,7 @@ def compiling(request: Any) -> Future[Any] | None:
 
 @dataclass(slots=True)
 class _Decoded:
-    """A request as it was after so many tokens."""
+    """The request as it was after the tokens that the grammar has accepted."""
 
     request_id: str
     structured_output_request: Any
@@ -46,16 +46,16 @@ class GrammarReplay:
         self._num_fed = 0
 
     def feed(self, output_token_ids: Sequence[int]) -> None:
-        """All outputs so far; those that are new to the grammar go in if it is compiled.
+        """Takes all outputs so far, and feeds those that are new to a grammar that is compiled.
 
-        Raises ValueError if it does not compile or does not accept them.
+        Raises ValueError if the grammar does not compile or does not accept them.
         """
         structured = self._decoded.structured_output_request
         grammar = structured.grammar
         if grammar is None:
             return
         if isinstance(grammar, Exception):
-            # Not the text of the error, which may quote the grammar: this goes to a log.
+            # The error's text may quote the grammar, and this goes to a log.
             raise ValueError(f"its grammar does not compile here: {type(grammar).__name__}")
         for token in output_token_ids[self._num_fed :]:
             self._decoded.all_token_ids.append(token)

@@ -1,9 +1,9 @@
 """The KV cache of an engine in this process as numbered blocks of bytes (KvBlocks).
 
-In a buffer one block follows the other, and within a block one layer the other, so that the two
-sides may cut a stage differently. Gathering 235 blocks of the embedded model (30 MB, one core)
-takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both leave the GIL
-to others while they copy.
+A buffer holds block after block, and a block layer after layer, so that the source and the
+destination may cut a stage differently. Gathering 235 blocks of the embedded model (30 MB, one
+core) takes 2.3 ms this way, no more than layer by layer, and scattering them 3.4 ms. Both release
+the GIL while they copy.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `kv_caches`, per layer a view with the
 blocks in its first dimension whatever the layout (v1/worker/utils.py
@@ -25,8 +25,8 @@ class BlockRows:
     def __init__(self, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         layers = {cache.data_ptr(): cache for cache in caches}.values()
         blocks = [cache.unflatten(0, (num_blocks, -1)) for cache in layers]
-        # Whole words: half as long as copying floats where a block is not one run of memory,
-        # and there are no copies at all for some 8-bit floats.
+        # Copying whole words takes half as long as floats if a block is not one run of memory, and
+        # torch cannot copy some 8-bit floats at all.
         self.dtype = torch.int64 if all(map(_in_words, blocks)) else torch.uint8
         self._layers: list[tuple[torch.Tensor, slice]] = []
         self.width = 0
@@ -56,8 +56,8 @@ class HostBlocks:
         self.block_bytes = self._rows.width * self._rows.dtype.itemsize
 
     def order_after_steps(self) -> None:
-        """Called between two steps, on the engine's thread, whenever blocks are named to a copier:
-        later copies come after the steps that are under way. On a CPU none is."""
+        """Called between two steps, on the engine's thread, whenever blocks are given to a copier:
+        later copies come after the steps that are under way. On a CPU there are none."""
 
     def buffer(self, num_blocks: int) -> torch.Tensor:
         return torch.empty(num_blocks, self._rows.width, dtype=self._rows.dtype)

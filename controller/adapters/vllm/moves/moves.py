@@ -1,7 +1,6 @@
 """Live moves of a vLLM engine's requests (EngineMoves): stock vLLM, without a patch.
 
-The halves are in source.py and destination.py; each file names the parts of vLLM
-that it touches.
+The halves are in source.py and destination.py; each file names its touch points with vLLM.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,11 +39,11 @@ class VllmMoves:
         return [*self._source.suspended(queued=False), *self._destination.arriving()]
 
     def in_the_queue(self) -> list[Any]:
-        """Suspended ones that were queued, and still are as far as their source is concerned."""
+        """Suspended requests that were queued; their source still counts them as such."""
         return self._source.suspended(queued=True)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """They are being aborted. What is pinned of them stays pinned."""
+        """The requests are being aborted; their pinned blocks stay pinned."""
         self._source.forget(request_ids)
 
     def forget_finished(self) -> None:

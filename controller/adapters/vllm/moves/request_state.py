@@ -1,8 +1,8 @@
-"""What of a request travels beside its original message: msgpack, never pickle.
+"""The state of a request that travels beside its original message: msgpack, never pickle.
 
-All else is either in the request as its frontend sent it (prompt, sampling parameters, adapter,
-cache salt, routing), or follows from its outputs (penalties, guided decoding, minimum of tokens,
-bad words), or lives in the frontend (text, stop strings, logprobs).
+All other state is in the request as its frontend sent it (prompt, sampling parameters, adapter,
+cache salt, routing), follows from its outputs (penalties, guided decoding, minimum of tokens, bad
+words), or lives in the frontend (text, stop strings, logprobs).
 """
 
 import msgspec
@@ -13,12 +13,12 @@ from controller.ports.frames import Frames
 class RequestState(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     output_token_ids: list[int]
     queued: bool
-    """It waits, or was evicted; else it decodes."""
+    """True if the request waits or was evicted, False if it decodes."""
     priority: int
     arrival_time: float
     num_preemptions: int
     generator: bytes | None
-    """The state of a seeded request's generator. None: not seeded, or it never ran."""
+    """The state of a seeded request's generator; None if the request is not seeded or never ran."""
 
 
 _decoder = msgspec.msgpack.Decoder(RequestState)
@@ -29,7 +29,7 @@ def encode(state: RequestState) -> Frames:
 
 
 def decode(frames: Frames) -> RequestState:
-    """Raises ValueError for anything else."""
+    """Raises ValueError for frames that are no such state."""
     if len(frames) != 1:
         raise ValueError(f"a request's state in {len(frames)} frames")
     return _decoder.decode(frames[0])

@@ -1,16 +1,16 @@
-"""The source's half of a move: what leaves this engine, and what it still needs until then.
+"""The source's half of a move: it pins a request's blocks, suspends it, and releases or resumes it.
 
-A block that is pinned counts one more reference, as if another request shared it: it stays as it
-is when its request goes on (full blocks are only read from then on), is evicted or aborted.
+A pinned block counts one more reference, as if another request shared it: it keeps its content
+when its request goes on (full blocks are only read from then on), is evicted or aborted.
 
 A suspended request is in vLLM's books (`requests`) but in neither its batch nor its queue. So
 vLLM does not schedule it, cannot evict it, is not kept awake by it, and still frees it on an
 abort. Its place in the batch is kept.
 
 With asynchronous scheduling (vLLM's default on a GPU) a step that includes the request may be
-under way. It leaves the batch at once, and what was computed for it comes in with the next
-steps: until then it is leaving, not suspended. It may finish meanwhile. UNTESTED beyond a
-scheduler without a GPU: on CPU vLLM schedules synchronously.
+under way. The request leaves the batch at once, and the tokens computed for it come in with the
+next steps: until then it is leaving, not suspended, and it may finish. UNTESTED beyond a scheduler
+without a GPU: on CPU vLLM schedules synchronously.
 
 Touch points of vLLM: v1/core/sched/scheduler.py `requests`, `running`, `waiting`,
 `kv_holding_waiting`, `deferred_waiting`, `_enqueue_waiting_request`, `_holds_kv_blocks`,
@@ -35,7 +35,7 @@ from controller.ports.moves import PinnedBlocks, SuspendedRequest
 class _Suspended:
     request: Any
     queued: bool
-    """It had no place in the batch."""
+    """Whether the request waited, and so had no place in the batch."""
 
 
 class SourceMoves:
@@ -57,7 +57,7 @@ class SourceMoves:
         )
         self._pins: dict[str, list[Any]] = {}
         self._suspended: dict[str, _Suspended] = {}
-        """Leaving ones too."""
+        """Suspended and leaving requests."""
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -149,20 +149,20 @@ class SourceMoves:
         self._slots.enter(request)
 
     def release(self, request_id: str) -> None:
-        """Nothing if it is not suspended: it was aborted, or came back meanwhile."""
+        """Does nothing if the request is not suspended: it was aborted, or came back meanwhile."""
         if request_id in self._suspended:
             self.forget([request_id])
             self._scheduler.finish_requests(request_id, self._aborted)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """They are gone from vLLM's books, or about to be."""
+        """The requests are gone from vLLM's books, or about to be."""
         for request_id in request_ids:
             suspended = self._suspended.pop(request_id, None)
             if suspended is not None and not suspended.queued:
                 self._slots.give_back()
 
     def forget_finished(self) -> None:
-        """After a step: a leaving request may have been finished by it."""
+        """Called after a step, which may have finished a leaving request."""
         known = self._scheduler.requests
         self.forget([request_id for request_id in self._suspended if request_id not in known])
 
@@ -204,7 +204,7 @@ class SourceMoves:
 
 
 def cannot_move(request: Any) -> MoveRefusal | None:
-    """What of a request never moves, on either side."""
+    """Why the request can never move, on either side; None if it can."""
     if request.pooling_params is not None:
         return MoveRefusal.POOLING
     if request.mm_features:

@@ -1,8 +1,8 @@
-"""What the model runner remembers of a request between steps, read and put in place.
+"""Reads and sets what the model runner remembers of a request between steps.
 
-The first version of vLLM's model runner learns of a request with its first step and from then on
-gets only what changed; outputs it never gets. So a request that arrives with outputs is registered
-here beforehand, as if it had run in this worker and had had no turn in the last step.
+The first version of vLLM's model runner learns of a request with its first step; later it gets only
+changes, and never outputs. So a request that arrives with outputs is registered here beforehand, as
+if it had run in this worker and had had no turn in the last step.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`; v1/worker/gpu_input_batch.py
@@ -21,7 +21,8 @@ def is_seeded(request: Any) -> bool:
 
 
 def generator_state(runner: Any, request_id: str) -> bytes | None:
-    """5 KB on CPU, 16 bytes on CUDA. None: it is not seeded, or the worker does not know it."""
+    """5 KB on CPU, 16 bytes on CUDA. None if the request is not seeded or the worker does not know
+    it."""
     known = runner.requests.get(request_id)
     if known is None or known.generator is None:
         return None
@@ -29,7 +30,7 @@ def generator_state(runner: Any, request_id: str) -> bytes | None:
 
 
 def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Generator | None:
-    """Raises ValueError if the state is not one of this request's generator."""
+    """Raises ValueError if the state cannot be this request's generator's."""
     if (state is not None) != is_seeded(request):
         raise ValueError("a generator's state belongs to a seeded request, and to no other")
     if state is None:
@@ -66,7 +67,7 @@ def register(
 
 
 def leave_batch(runner: Any, request_id: str) -> None:
-    """An id that comes back before the worker's next step finds its old row still there, with the
-    blocks it had then. The next step closes the gap in any case."""
+    """Removes the request's row. Without that, a request that comes back before the worker's next
+    step would find its old row, with the blocks of then. The next step closes the gap."""
     with torch.inference_mode():  # as in a step: the mask of allowed tokens belongs to it
         runner.input_batch.remove_request(request_id)
