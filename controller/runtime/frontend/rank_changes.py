@@ -33,9 +33,9 @@ TELL_EVERY_S = 0.1
 class _Change:
     rank: int
     number: int
-    noted_by: tuple[str, int] | None = None
+    confirmed_by: tuple[str, int] | None = None
     """(instance, incarnation)."""
-    noted_hop: int = -1
+    confirmed_hop: int = -1
 
 
 class RankChanges:
@@ -81,8 +81,8 @@ class RankChanges:
     def confirmed(self, confirmed: RankConfirmed) -> None:
         change = self._changes.get(confirmed.request_id)
         if change is not None and change.number == confirmed.change:
-            change.noted_by = (confirmed.instance_id, confirmed.incarnation)
-            change.noted_hop = confirmed.hop
+            change.confirmed_by = (confirmed.instance_id, confirmed.incarnation)
+            change.confirmed_hop = confirmed.hop
 
     async def keep_telling(self) -> None:
         while True:
@@ -96,13 +96,15 @@ class RankChanges:
     def _tell_again(self, request_id: str, change: _Change) -> None:
         route = self._routes.get(request_id)
         if route is not None:
-            if not _is_noted(change, route):
+            if not _is_confirmed(change, route):
                 self.tell_owner(request_id)
         elif not self._dispatcher.asks_for(request_id):
             del self._changes[request_id]
 
 
-def _is_noted(change: _Change, route: Route) -> bool:
+def _is_confirmed(change: _Change, route: Route) -> bool:
     """By who owns it now. One that took it back may be in a hop ahead of its first token here."""
     ownership = route.ownership
-    return change.noted_by == ownership.owner.key and change.noted_hop >= ownership.epoch.hop
+    return (
+        change.confirmed_by == ownership.owner.key and change.confirmed_hop >= ownership.epoch.hop
+    )

@@ -308,7 +308,7 @@ async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
     assert await bed.instances["i-1"].receive(RankSet) == RankSet("r", 1, 1)
     bed.say(RankConfirmed("r", 1, "i-1", 1, 0), bed.instances["i-1"])
     await settle()
-    assert bed.router.rank_changes._changes["r"].noted_by == ("i-1", 1)
+    assert bed.router.rank_changes._changes["r"].confirmed_by == ("i-1", 1)
     await bed.router.close()
 
 
