@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -111,13 +112,20 @@ class EngineThread:
             self._call(listener.on_failed, f"{type(error).__name__}: {error}")
             return
         try:
-            built: queue.SimpleQueue[StepListener | None] = queue.SimpleQueue()
-            self._call(lambda: built.put(listener.on_built(engine)))
-            if (serving := built.get()) is not None:
+            built: Future[StepListener | None] = Future()
+            self._call(self._tell_built, engine, built)
+            if (serving := built.result()) is not None:
                 self._step_for_ever(engine, serving)
         except BaseException as error:
             log.exception("the engine thread died")
             self._call(listener.on_died, error)
+
+    def _tell_built(self, engine: Engine, built: "Future[StepListener | None]") -> None:
+        """On the event loop's thread. What it raises ends the engine's thread, which waits."""
+        try:
+            built.set_result(self._listener.on_built(engine))
+        except BaseException as error:
+            built.set_exception(error)
 
     def _step_for_ever(self, engine: Engine, listener: StepListener) -> None:
         num_steps = 0

@@ -401,6 +401,18 @@ async def test_an_engine_that_is_built_but_cannot_serve_is_reported_as_failed(
     assert bed.controller.received(StatusPushed) == []
 
 
+async def test_an_engine_of_which_nobody_could_be_told_ends_the_process(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bed.member, "report", defect)
+    bed.run()
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(bed.task, PATIENCE_S)
+
+
 async def test_a_fenced_instance_drops_all_that_it_ran(bed: Bed) -> None:
     await bed.start()
     bed.engine.hold()
