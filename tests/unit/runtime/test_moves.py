@@ -710,5 +710,8 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster, code: 
     assert (await moving.answer(move_id)).code == code
     over = moves._incoming[move_id]
     assert [*over._frames, *over._outputs, *over._state, *over._kept] == []
+    gone = moving.a.llumlet.serving.instance_moves._outgoing[move_id]
+    assert [*gone._live.frames, *gone._live.kept, *gone._outputs, *gone._encoded] == []
+    assert gone._suspended is None
     await moving.finishes()
     await moving.nothing_is_left()

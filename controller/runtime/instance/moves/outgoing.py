@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from controller.core.instance_ref import InstanceRef
@@ -185,6 +186,8 @@ class OutgoingMove:
         return "evicted" if pinned is None else _Planned(pinned, outputs)
 
     def _on_planned(self, found: "_Planned | MoveRefusal | str") -> None:
+        if self.machine.over:
+            return
         if isinstance(found, str):
             self.handle(source.CannotMove(str(found)))
             return
@@ -261,6 +264,8 @@ class OutgoingMove:
             return source.RequestEnded("finished")
 
     def _on_suspended(self, found: object) -> None:
+        if self.machine.over:
+            return
         match found:
             case SuspendedRequest():
                 self._suspended = found
@@ -364,7 +369,14 @@ class OutgoingMove:
         record = self._record(outcome, code)
         if outcome is not STATE.MIGRATED:  # else its frontend says so, which knows the downtime
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
+        self._let_go()
         self._on_closed(record)
+
+    def _let_go(self) -> None:
+        """A move that is over is remembered for long, but the request's prompt and its tokens are
+        not needed any more."""
+        self._live = replace(self._live, frames=[], kept=deque())
+        self._outputs, self._suspended, self._encoded = (), None, {}
 
 
 def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
