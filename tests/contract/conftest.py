@@ -131,6 +131,7 @@ def pytest_runtest_makereport(
     if report.failed and call.excinfo is not None:
         places = [(Path(entry.path), str(entry.statement)) for entry in call.excinfo.traceback]
         points = touch_points.behind(places, item.path)
-        lines = [f"vllm/{path}: {name}" for path, name in points]
-        report.sections.append(("touch points with vLLM that may have changed", "\n".join(lines)))
+        lines = "\n".join(f"vllm/{path}: {name}" for path, name in points)
+        if lines:
+            report.sections.append(("touch points with vLLM that may have changed", lines))
     return report

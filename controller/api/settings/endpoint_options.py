@@ -6,6 +6,8 @@ and the frontends follow it. A class is a section of `llumctl up --help`, named 
 field's docstring is its help.
 
 Those of vLLM's options that are not here are in refused_options.py, with the reason.
+
+Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`.
 """
 
 import json

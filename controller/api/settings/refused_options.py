@@ -1,5 +1,9 @@
 """vLLM's arguments that llumctl does not take, each with the reason. Together with those that it
-offers they are all that vLLM has (tests/contract/test_vllm_endpoint_options.py)."""
+offers they are all that vLLM has (tests/contract/test_vllm_endpoint_options.py).
+
+Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`; engine/arg_utils.py
+`AsyncEngineArgs`.
+"""
 
 _LOGS = "prompts and answers are in no log of llumctl's"
 _DOORS = "it opens routes to every client; operators use llumctl's control API"
