@@ -61,6 +61,7 @@ def _options(table: "type[Table]") -> list[Any]:
         """Has the parameters that follow."""
 
     parameters = list(_parameters(table))
+    # Typer reads it; mypy's FunctionType has no such attribute.
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {item.name: item.annotation for item in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

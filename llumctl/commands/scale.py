@@ -39,6 +39,7 @@ _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
 class ScaleCommand(TyperCommand):
     """`-1` is what to do here, and no option."""
 
+    # Typer's Context is a subclass of the one that the base's method takes.
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         values = {flag for item in self.params for flag in _with_value(item)}
         for at, argument in enumerate(args):

@@ -755,7 +755,7 @@ async def a_refusal_in_a_stream_is_one_line_in_the_log(bed: Bed) -> None:
     """vLLM logs a traceback for each; `refusal_log` names its loggers."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append
     logging.getLogger("vllm").addHandler(handler)
     wrong = {"structured_outputs": {"grammar": "no grammar"}}
     try:

@@ -245,7 +245,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     assert isinstance(process, GrammarProcess)
     await process.start()  # it takes its time, beside what follows
     grammars = GrammarTrials(process)
-    llm = PoolLLM(config, router, limits, grammars, log_stats=False)  # type: ignore[arg-type]
+    llm = PoolLLM(config, router, limits, grammars, log_stats=False)
     gate = openai_app.Gate(levels=limits.levels)
     await openai_app.build_server(llm, args, gate, KeepAlive(9), info.supported_tasks)
     bed = Bed(engine, llm, gate, router, process)

@@ -22,8 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("last") is not None:
         return 1
-    has_its_own = hasattr(item.module, "cluster")  # type: ignore[attr-defined]
-    return 0 if "cluster" in item.fixturenames and not has_its_own else 2  # type: ignore[attr-defined]
+    assert isinstance(item, pytest.Function)
+    has_its_own = hasattr(item.module, "cluster")
+    return 0 if "cluster" in item.fixturenames and not has_its_own else 2
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,11 @@ def go_on() -> None:
 
 
 class _Breaking:
+    """Mixed into a move's class, which it stands before: mypy does not see that `super()`
+    is one (ignore[misc])."""
+
     side = ""
+    machine: Any
 
     def __init__(self, *args: Any) -> None:
         self._entered: Any = None
@@ -82,7 +86,7 @@ class _Breaking:
                 return
 
     def _carry_out(self, instructions: Sequence[Any]) -> None:
-        state = self.machine.state  # type: ignore[attr-defined]
+        state = self.machine.state
         is_new, self._entered = state is not self._entered, state
         action = _armed.pop((self.side, str(state)), None) if is_new else None
         if action is not None:

@@ -136,13 +136,13 @@ def _corrupt_what_comes(serving: Serving) -> None:
     blocks, scatter = serving.blocks, serving.blocks.scatter
 
     def spoil(block_ids: Sequence[int], buffer: Any) -> None:
-        blocks.scatter = scatter  # type: ignore[method-assign]
+        blocks.scatter = scatter  # type: ignore[method-assign]  # of this one object
         content = blocks.writable(buffer, 1)
         for index in range(3, len(content), 4):
             content[index] ^= 0x80
         scatter(block_ids, buffer)
 
-    blocks.scatter = spoil  # type: ignore[method-assign]
+    blocks.scatter = spoil  # type: ignore[method-assign]  # of this one object
 
 
 def _count(engine: Any) -> dict[str, int]:
@@ -181,7 +181,7 @@ class PlacedRouter(Router):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.places: dict[str, str] = {}
-        self.dispatcher.find = self._place  # type: ignore[method-assign]
+        self.dispatcher.find = self._place  # type: ignore[method-assign]  # of this one object
 
     async def _place(self, arrival: Arrival) -> Dispatched:
         entry = next(e for e in self._known if e.instance_id == self.places[arrival.request_id])

@@ -57,12 +57,12 @@ def _nodes(body: dict[str, Any]) -> list[tuple[tuple[Any, ...], Any]]:
 def _edited(
     body: dict[str, Any], path: tuple[Any, ...], value: Any, drops: bool = False
 ) -> dict[str, Any]:
-    made: Any = copy.deepcopy(body)
-    holder = made
+    made = copy.deepcopy(body)
+    holder: Any = made
     for key in path[:-1]:
         holder = holder[key]
     if drops:
         del holder[path[-1]]
     else:
         holder[path[-1]] = value
-    return made  # type: ignore[no-any-return]
+    return made

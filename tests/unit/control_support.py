@@ -20,7 +20,7 @@ from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import decode, encode
-from controller.runtime.messages.members import EngineInfo, Hello, StatusPushed
+from controller.runtime.messages.members import EngineInfo, Hello, Phase, StatusPushed
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
@@ -102,10 +102,11 @@ class Cluster:
             SpecKeeper(ClusterSpec.first(num_instances)),
         )
         self.now_s = 100.0
+        # A clock of the test's, for this controller only.
         self.controller.now_s = lambda: self.now_s  # type: ignore[method-assign]
         self.controller.start(num_frontends=1)
 
-    def hello(self, member_id: str, phase: str = "active", nonce: str = "a", **what: Any) -> None:
+    def hello(self, member_id: str, phase: Phase = "active", nonce: str = "a", **what: Any) -> None:
         is_instance = member_id.startswith("i")
         hello = Hello(
             kind="instance" if is_instance else "frontend",
@@ -115,7 +116,7 @@ class Cluster:
             address=f"mem://{member_id}",
             node="n1",
             pid=77,
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             info=EngineInfo(512, 101, 16, ("generate",)) if is_instance else None,
             **what,
         )

@@ -59,7 +59,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def follow(client: FakeClient, num_asked: int, after: str = "latest") -> list[Frame | Lost]:
     """What is heard until it has asked so often."""
     heard: list[Frame | Lost] = []
-    follower = Follower(lambda: client, heard.append, after=after, status_every_s=0.5)  # type: ignore[arg-type, return-value]
+    follower = Follower(lambda: client, heard.append, after=after, status_every_s=0.5)
     follower.start()
     until(lambda: len(client.asked) >= num_asked)
     follower.stop()
@@ -107,7 +107,7 @@ def test_every_failure_is_a_loss_and_is_tried_again() -> None:
             raise failures.pop(0)
         return client
 
-    follower = Follower(connect, heard.append, status_every_s=0.5)  # type: ignore[arg-type]
+    follower = Follower(connect, heard.append, status_every_s=0.5)
     follower.start()
     until(lambda: len(heard) >= 3)
     follower.stop()
@@ -127,7 +127,7 @@ def test_once_stopped_nothing_is_heard() -> None:
         raise UnreachableError("gone")
 
     client = FakeClient(endless)
-    follower = Follower(lambda: client, heard.append, status_every_s=0.5)  # type: ignore[arg-type, return-value]
+    follower = Follower(lambda: client, heard.append, status_every_s=0.5)
     follower.start()
     until(lambda: client.num_closed == 1)
     assert heard == [PingFrame(time_s=1.0)]

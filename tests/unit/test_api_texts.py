@@ -89,7 +89,7 @@ def test_what_is_kept_stays() -> None:
 
 
 def event(kind: str, **fields: object) -> Event:
-    return Event(kind=kind, time_s=1.0, cause_id="c", **fields)  # type: ignore[arg-type]
+    return Event(kind=kind, time_s=1.0, cause_id="c", **fields)
 
 
 def test_the_known_kinds_are_those_of_the_log() -> None:

@@ -103,7 +103,7 @@ async def test_one_that_cools_may_be_named_and_the_answer_says_so(bed: Bed) -> N
 
 
 async def test_a_downtime_that_nobody_told_is_null(bed: Bed) -> None:
-    bed.book.move_timed = lambda *_: None  # type: ignore[method-assign]
+    bed.book.move_timed = lambda *_: None
     found = await bed.report(to="i-1")
     assert (found.outcome, found.downtime_s, found.excess_s) == ("migrated", None, None)
 
@@ -288,7 +288,7 @@ async def test_an_instance_that_is_removed_while_this_goes_on_the_record(
         if outcome == "begun":
             asyncio.run_coroutine_threadsafe(remove(), loop).result(10)
 
-    bed.listener.audit.write_all = slow  # type: ignore[method-assign]
+    bed.listener.audit.write_all = slow
     assert (await bed.refused(to="i-1"))[:2] == refusal
     assert bed.source.moved == []
     assert audited(bed)[-1]["outcome"] == f"failed: {refusal[1]}"

@@ -184,7 +184,7 @@ async def test_a_frontend_that_dies_while_this_goes_on_the_record_is_not_asked(b
         if outcome == "begun":
             asyncio.run_coroutine_threadsafe(die(), loop).result(10)
 
-    bed.listener.audit.write_all = slow  # type: ignore[method-assign]
+    bed.listener.audit.write_all = slow
     status, code, message = await bed.refused()
     assert (status, code) == (409, "ended")
     assert message.endswith("its frontend f-0 died")

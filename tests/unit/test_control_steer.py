@@ -76,7 +76,7 @@ class Bed:
             if outcome == "begun" and deeds[0][0] == action:
                 asyncio.run_coroutine_threadsafe(_run(happen), loop).result(10)
 
-        self.listener.audit.write_all = slow  # type: ignore[method-assign]
+        self.listener.audit.write_all = slow
 
     def ends_by_itself(self, instance_id: str) -> None:
         """A drain, as its deadline does it."""
@@ -269,7 +269,7 @@ async def test_the_revision_of_a_report_is_the_one_that_was_left(bed: Bed) -> No
         bed.controller.keeper.change(bed.controller.keeper.spec.with_settings({}))
         return await ask(*args)
 
-    bed.controller.departures.of = meanwhile  # type: ignore[method-assign]
+    bed.controller.departures.of = meanwhile
     assert ((await bed.drain(dry_run=True)).revision, bed.revision) == (0, 1)
     assert ((await bed.drain()).revision, bed.revision) == (2, 3)
     assert (await bed.scale(change=-1, dry_run=True)).revision == 3
@@ -291,7 +291,7 @@ async def test_frontends_that_say_nothing_are_waited_for_once(bed: Bed) -> None:
             at_once -= 1
 
     del bed.cluster.mailbox.engine_state["mem://f-0"]
-    bed.controller.departures.of = counted  # type: ignore[method-assign]
+    bed.controller.departures.of = counted
     assert len((await bed.scale(change=-2, dry_run=True)).draining) == 2
     assert most == 2
     most = 0
@@ -333,7 +333,7 @@ async def test_a_dry_run_of_undrain_does_not_keep_others_waiting(bed: Bed) -> No
         await asyncio.sleep(60)
         return await ask(*args)
 
-    bed.controller.departures.of = silent  # type: ignore[method-assign]
+    bed.controller.departures.of = silent
     looking = asyncio.create_task(bed.undrain(dry_run=True))
     async with asyncio.timeout(10):
         await asked.wait()
@@ -382,12 +382,12 @@ async def test_one_that_could_not_be_launched_yet_is_starting(bed: Bed) -> None:
     def fails(_instance_id: str) -> None:
         raise ConnectionError
 
-    bed.cluster.launcher.launch_instance = fails  # type: ignore[method-assign]
+    bed.cluster.launcher.launch_instance = fails
     assert (await bed.scale(change=1)).added == ("i-3",)
     new = (await bed.status()).instances[-1]
     assert (new.id, new.state, new.incarnation) == ("i-3", "starting", 0)
     assert new.detail == "could not be launched; it is tried again"
-    bed.cluster.launcher.launch_instance = launch  # type: ignore[method-assign]
+    bed.cluster.launcher.launch_instance = launch
     bed.cluster.now_s += 1.0
     bed.controller.scaling.launch_missing()
     assert [each.id for each in (await bed.status()).instances] == ["i-0", "i-1", "i-2", "i-3"]

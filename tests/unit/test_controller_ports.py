@@ -91,7 +91,7 @@ async def test_members_reach_the_next_controller_at_the_same_address(
         controller = ZmqMailbox(HOST, key=KEY, listening=inbox)
         assert controller.address == f"tcp://{HOST}:{made.members_port}"
         got = asyncio.Event()
-        controller.start(lambda _head, _payload, got=got: got.set(), lambda _: None)  # type: ignore[misc]
+        controller.start(lambda _head, _payload, got=got: got.set(), lambda _: None)
         async with asyncio.timeout(20):
             while not got.is_set():
                 member.send(controller.address, b"hello", droppable=True)

@@ -220,5 +220,5 @@ def test_steps_survive_the_wire() -> None:
         "num_prompt_tokens": 100,
         "num_output_tokens": 1,
     }
-    explanation = Explanation(request=request, steps=steps(found))  # type: ignore[arg-type]
+    explanation = Explanation(request=request, steps=steps(found))
     assert Explanation.model_validate_json(explanation.model_dump_json()) == explanation

@@ -23,7 +23,7 @@ PROSE = ("runs", "hooks", "hosts", "extends", "moves", "does", "sends", "balance
 
 
 def commands() -> dict[str, Any]:
-    found = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    found = dict(typer.main.get_command(app).commands)
     config = found["config"].commands
     return found | {f"config {name}": each for name, each in config.items()}
 

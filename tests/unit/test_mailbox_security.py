@@ -274,7 +274,7 @@ def test_where_the_kernel_does_not_tell_nobody_is_shown_out() -> None:
         def getsockopt(self, *_: int) -> bytes:
             return bytes(100)
 
-    assert doorkeeper.has_shown_the_key(Silent())  # type: ignore[arg-type]
+    assert doorkeeper.has_shown_the_key(Silent())
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_cluster_is_stopped_though_the_audit_log_cannot_be_written(
     (run_state.state_dir("c1") / "audit.log").mkdir()
     told: list[str] = []
     state = SimpleNamespace(cluster="c1", nonce="n")
-    down.note(state, "down: now", "begun", told.append)  # type: ignore[arg-type]
+    down.note(state, "down: now", "begun", told.append)
     assert "cannot write the audit log" in told[0]
     assert told[0].endswith("going on")
 

@@ -51,7 +51,7 @@ def snapshot(instance_id: str, num_free_blocks: int, by_rank: dict[int, int]) ->
 
 def placed(scheduler: GlobalScheduler, rank: int) -> str:
     (dispatch,) = scheduler.handle(DispatchRequested(f"r{rank}", "f", 160, rank, 0.0), 0.0)
-    return dispatch.instance_id  # type: ignore[union-attr]
+    return dispatch.instance_id
 
 
 def test_dispatch_keeps_each_level_s_headroom() -> None:
@@ -76,7 +76,7 @@ def test_what_is_held_goes_by_rank() -> None:
         assert scheduler.handle(request, 0.0) == []
     scheduler.handle(InstanceStarted("a", 1), 1.0)
     released = scheduler.handle(StatusReported(snapshot("a", 100, {}), 0), 1.0)
-    assert [each.request_id for each in released] == ["r2", "r4", "r1", "r0", "r3"]  # type: ignore[union-attr]
+    assert [each.request_id for each in released] == ["r2", "r4", "r1", "r0", "r3"]
 
 
 async def test_listings_and_metrics_name_them() -> None:

@@ -3,7 +3,7 @@ with the next revision, so that two operators cannot undo each other's change un
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 SettingValue = float | int | str | bool | None
 
@@ -109,5 +109,5 @@ class ClusterSpec:
     def _drains_but(self, instance_id: str) -> dict[str, DrainOrder]:
         return {key: order for key, order in self.drains.items() if key != instance_id}
 
-    def _next(self, **changes: object) -> "ClusterSpec":
-        return replace(self, revision=self.revision + 1, **changes)  # type: ignore[arg-type]
+    def _next(self, **changes: Any) -> "ClusterSpec":
+        return replace(self, revision=self.revision + 1, **changes)

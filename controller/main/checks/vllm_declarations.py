@@ -34,7 +34,7 @@ _BUILTINS = {
     "Any": Any,
     "object": Any,
 }
-_GENERIC = {"list": list, "set": set, "dict": dict, "tuple": tuple}
+_GENERIC: dict[str, Any] = {"list": list, "set": set, "dict": dict, "tuple": tuple}
 _BOUNDS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length", "multiple_of"})
 _ANY_FIELD = "*"
 
@@ -206,7 +206,7 @@ class Module:
             ... if isinstance(item, ast.Constant) and item.value is ... else self.kind(item)
             for item in inner
         ]
-        return _GENERIC[name][tuple(kinds)]  # type: ignore[index]
+        return _GENERIC[name][tuple(kinds)]
 
     def _choice(self, node: ast.expr) -> Any:
         """A value of a Literal, or another Literal by its name."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from controller.core.events import Dispatch, Reject
 from controller.core.operations.cluster_spec import DrainOrder
@@ -167,8 +168,8 @@ class Journal:
     def operator(self, cause_id: str, actor: str, what: str) -> None:
         self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
 
-    def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: object) -> None:
-        self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))  # type: ignore[arg-type]
+    def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: Any) -> None:
+        self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))
 
 
 def best_candidates(instruction: Dispatch) -> tuple[tuple[str, float], ...]:

@@ -348,4 +348,4 @@ def test_an_unknown_policy_is_refused() -> None:
 def test_the_view_of_the_instances_is_read_only() -> None:
     scheduler = _scheduler("a")
     with pytest.raises(TypeError):
-        scheduler.instances["b"] = scheduler.instances["a"]  # type: ignore[index]
+        scheduler.instances["b"] = scheduler.instances["a"]

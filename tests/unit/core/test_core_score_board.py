@@ -67,7 +67,7 @@ class SimpleBoard:
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
     config = SchedulerConfig(levels=THREE_LEVELS, policy=policy, stall_timeout_s=STALL_S)
     simple = GlobalScheduler(config)
-    simple._board = SimpleBoard(simple._records, config)  # type: ignore[assignment]
+    simple._board = SimpleBoard(simple._records, config)
     return GlobalScheduler(config), simple
 
 

@@ -28,7 +28,7 @@ class Bed:
     """Two engines and their clients. `tokens`: what each client got, in order."""
 
     def __init__(self, **sizes: object) -> None:
-        self.engines = [make_engine(**sizes) for _ in range(2)]  # type: ignore[arg-type]
+        self.engines = [make_engine(**sizes) for _ in range(2)]
         self.frames: dict[str, list[bytes]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.outputs: dict[str, list[wire.Output]] = {}
@@ -37,7 +37,7 @@ class Bed:
         self.spoil: Spoil | None = None
 
     def add(self, request_id: str, ids: list[int], at: int = 0, **given: object) -> None:
-        self.frames[request_id] = frames(request_id, ids, **given)  # type: ignore[arg-type]
+        self.frames[request_id] = frames(request_id, ids, **given)
         engine = self.engines[at]
         engine.add(engine.prepare(self.frames[request_id], 3))
         self.tokens[request_id], self.outputs[request_id] = [], []
@@ -422,7 +422,7 @@ def test_only_suspended_requests_are_no_work_and_no_emulated_time() -> None:
     engine.moves.suspend("r")
     assert not engine.has_work()
     before = engine.emulation
-    engine._pace._clock.sleep(100.0)  # type: ignore[attr-defined]
+    engine._pace._clock.sleep(100.0)
     engine.moves.resume("r")
     bed.step(0)
     waited_s = engine.emulation.wall_time_s - before.wall_time_s

@@ -22,7 +22,7 @@ from tests.unit.emulated.emulated_builders import (
 
 
 def add(engine: EmulatedEngine, *args: object, frontend: int = 0, **given: object) -> None:
-    engine.add(engine.prepare(frames(*args, **given), frontend))  # type: ignore[arg-type]
+    engine.add(engine.prepare(frames(*args, **given), frontend))
 
 
 def prompt(number: int, num_tokens: int) -> list[int]:

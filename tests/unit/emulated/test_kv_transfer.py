@@ -316,7 +316,7 @@ async def test_a_spoilt_block_arrives_spoilt() -> None:
         filled[0] ^= 0x80
         return filled
 
-    a.blocks.gather = spoil  # type: ignore[method-assign]
+    a.blocks.gather = spoil
     sent, _, into = begin(a, b, "s", 2)
     await sent
     assert contents(b, into) == [0x81, 2]

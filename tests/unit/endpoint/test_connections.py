@@ -68,7 +68,7 @@ async def serving(
     config = Config(
         app,
         http=keep_alive,
-        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # a number of seconds
+        timeout_keep_alive=keep_alive_s,  # a number of seconds
         log_level="critical",
         lifespan="off",
         timeout_graceful_shutdown=5,

@@ -314,7 +314,7 @@ async def test_web_sockets_are_not_served() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await gate(never, keys=("k",))({"type": "websocket", "path": "/v1/realtime"}, None, send)  # type: ignore[arg-type]
+    await gate(never, keys=("k",))({"type": "websocket", "path": "/v1/realtime"}, None, send)
     assert sent == [{"type": "websocket.close"}]
 
 

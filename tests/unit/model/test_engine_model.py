@@ -44,7 +44,7 @@ def steps(model: EngineModel) -> list[StepResult]:
 def request(
     request_id: str, num_prompt_tokens: int, max_output_tokens: int = 5, **more: object
 ) -> ModelRequest:
-    return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)  # type: ignore[arg-type]
+    return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)
 
 
 def prefilled(taken: Sequence[StepResult]) -> list[dict[str, int]]:
@@ -99,7 +99,7 @@ def test_it_ends_at_the_context_length() -> None:
 )
 def test_a_config_that_is_wrong(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        replace(PAPER, **wrong)  # type: ignore[arg-type]
+        replace(PAPER, **wrong)
 
 
 # -- what a step costs ----------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_crowd() -> None:
     ]
     results = {}
     for mode in ("chunked", "prefill-first"):
-        model = EngineModel(ModelConfig.of(PROFILE, mode=mode), PROFILE)  # type: ignore[arg-type]
+        model = EngineModel(ModelConfig.of(PROFILE, mode=mode), PROFILE)
         results[mode] = virtual_time.run(model, crowd)
         model.check()
         assert model.num_evictions == sum(s.num_evictions for s in results[mode].values()) > 0

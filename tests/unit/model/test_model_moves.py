@@ -29,7 +29,7 @@ CACHING = replace(CHUNKED, prefix_caching=True)
 PAPER = replace(CHUNKED, mode="prefill-first")
 
 
-def request(request_id: str, num_prompt_tokens: int, max_output_tokens: int = 50, **more):  # type: ignore[no-untyped-def]
+def request(request_id: str, num_prompt_tokens: int, max_output_tokens: int = 50, **more):
     return ModelRequest(request_id, num_prompt_tokens, max_output_tokens, **more)
 
 

@@ -58,7 +58,7 @@ class TwoEngines(RuleBasedStateMachine):
         watermark_blocks=st.integers(0, 2),
         prompts=st.lists(st.integers(1, 12), min_size=2, max_size=6),
     )
-    def start(self, mode, prefix_caching, watermark_blocks, prompts) -> None:  # type: ignore[no-untyped-def]
+    def start(self, mode, prefix_caching, watermark_blocks, prompts) -> None:
         config = replace(
             TIGHT, mode=mode, prefix_caching=prefix_caching, watermark_blocks=watermark_blocks
         )
@@ -83,7 +83,7 @@ class TwoEngines(RuleBasedStateMachine):
         late_s=st.integers(0, 3),
         group=st.sampled_from([None, "a", "b"]),
     )
-    def add(self, at, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:  # type: ignore[no-untyped-def]
+    def add(self, at, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:
         self.num_added += 1
         request = ModelRequest(
             f"r{self.num_added}",
@@ -129,7 +129,7 @@ class TwoEngines(RuleBasedStateMachine):
 
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
-    def abort(self, data) -> None:  # type: ignore[no-untyped-def]
+    def abort(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.seen)))
         owner = self.seen.pop(request_id).owner
         self.models[owner].abort([request_id])
@@ -139,13 +139,13 @@ class TwoEngines(RuleBasedStateMachine):
 
     @precondition(lambda self: self.seen.keys() - self.moves.keys())
     @rule(data=st.data())
-    def begin(self, data) -> None:  # type: ignore[no-untyped-def]
+    def begin(self, data) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.seen.keys() - self.moves.keys())))
         self.moves[request_id] = Move(self.seen[request_id].owner)
 
     @precondition(lambda self: self.moves)
     @rule(data=st.data(), num_times=st.integers(1, 4))
-    def carry_on(self, data, num_times) -> None:  # type: ignore[no-untyped-def]
+    def carry_on(self, data, num_times) -> None:
         """What a move would do next."""
         request_id = data.draw(st.sampled_from(sorted(self.moves)))
         for _ in range(num_times):
@@ -167,7 +167,7 @@ class TwoEngines(RuleBasedStateMachine):
         operation=st.sampled_from(["pin", "reserve", "suspend", "commit", "cancel"]),
         num_extra=st.integers(0, 2),
     )
-    def out_of_order(self, data, operation, num_extra) -> None:  # type: ignore[no-untyped-def]
+    def out_of_order(self, data, operation, num_extra) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.moves.keys() & self.seen.keys())))
         move = self.moves[request_id]
         if operation == "reserve":
@@ -180,7 +180,7 @@ class TwoEngines(RuleBasedStateMachine):
 
     @precondition(lambda self: self.moves)
     @rule(data=st.data())
-    def give_up(self, data) -> None:  # type: ignore[no-untyped-def]
+    def give_up(self, data) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.moves))))
 
     def pin(self, request_id: str, move: Move) -> None:

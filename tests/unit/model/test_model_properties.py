@@ -50,7 +50,7 @@ class AnyUse(RuleBasedStateMachine):
         watermark_blocks=st.integers(0, 3),
         threshold=st.sampled_from([0, 6]),
     )
-    def start(self, mode, prefix_caching, watermark_blocks, threshold) -> None:  # type: ignore[no-untyped-def]
+    def start(self, mode, prefix_caching, watermark_blocks, threshold) -> None:
         self.model = EngineModel(
             replace(
                 TIGHT,
@@ -71,7 +71,7 @@ class AnyUse(RuleBasedStateMachine):
         late_s=st.integers(0, 3),
         group=st.sampled_from([None, "a", "b"]),
     )
-    def add(self, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:  # type: ignore[no-untyped-def]
+    def add(self, num_prompt_tokens, max_output_tokens, rank, late_s, group) -> None:
         self.num_added += 1
         request = ModelRequest(
             f"r{self.num_added}",
@@ -86,7 +86,7 @@ class AnyUse(RuleBasedStateMachine):
         self.seen[request.request_id] = Seen(request, num_left, num_prompt_tokens)
 
     @rule(data=st.data())
-    def abort(self, data) -> None:  # type: ignore[no-untyped-def]
+    def abort(self, data) -> None:
         request_id = data.draw(st.sampled_from([*self.seen, "unknown"]))
         self.model.abort([request_id])
         self.seen.pop(request_id, None)

@@ -29,7 +29,7 @@ ABSENT = InstanceStatus(id="i-9", state=InstanceState.RESTARTING, incarnation=3,
 
 @pytest.mark.parametrize("figure", INSTANCE_GAUGES, ids=lambda figure: figure.name)
 def test_a_gauge_has_its_fields_value(figure: object) -> None:
-    name, field, _ = figure  # type: ignore[misc]
+    name, field, _ = figure
     instance = busy()
     got = value(rendered(cluster_of(instance)), f"llumctl_instance_{name}", instance_id="i-0")
     assert got == getattr(instance, field)

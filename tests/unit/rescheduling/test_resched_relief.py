@@ -32,7 +32,7 @@ UNGUARDED = replace(TIGHT, guard=False)
 
 def full(**changes: object) -> list[Candidate]:
     """`y`, the first in turn, with something about it that may matter."""
-    return [replace(c, **changes) if c.request_id == "y" else c for c in FULL]  # type: ignore[arg-type]
+    return [replace(c, **changes) if c.request_id == "y" else c for c in FULL]
 
 
 def moves_of(view: ReliefView, limit: int = 50) -> list[tuple[str, str]]:
@@ -281,7 +281,7 @@ def refused(view: ReliefView, code: str) -> dict[str, float]:
     decision = next_move(view)
     assert codes(decision).get("y") == code
     (numbers,) = [dict(each.numbers) for each in decision.refused if each.request_id == "y"]
-    return numbers  # type: ignore[return-value]
+    return numbers
 
 
 def test_a_request_that_cannot_move_lets_the_next_one_go() -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.mailbox import OnLost, OnMessage
 from controller.runtime.messages.codec import AnyMessage, decode, encode
-from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry
+from controller.runtime.messages.members import Directory, EngineInfo, Hello, InstanceEntry, Phase
 from controller.runtime.messages.message import Message
 
 M = TypeVar("M", bound=Message)
@@ -45,7 +45,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 self._now_s += max(0.0, timeout)
             return ready
 
-        self._selector.select = jump  # type: ignore[method-assign]
+        self._selector.select = jump  # type: ignore[method-assign]  # of this loop only
 
     def time(self) -> float:
         return self._now_s
@@ -280,7 +280,7 @@ def hello(
     *,
     nonce: str = "a",
     incarnation: int = 0,
-    phase: str = "active",
+    phase: Phase = "active",
     address: str | None = None,
     num_live_reqs: int = 0,
 ) -> Hello:
@@ -292,7 +292,7 @@ def hello(
         address=address or f"mem://{member_id}",
         node="n",
         pid=1,
-        phase=phase,  # type: ignore[arg-type]
+        phase=phase,
         info=INFO if member_id.startswith("i") else None,
         num_live_reqs=num_live_reqs,
     )

@@ -22,7 +22,7 @@ from tests.unit.runtime.steering_bed import MOVE, Disk, SteeringBed
 
 
 def is_draining(bed: SteeringBed, instance_id: str = "i-0") -> bool:
-    return bed.controller.scheduler.instances[instance_id].snapshot.draining  # type: ignore
+    return bed.controller.scheduler.instances[instance_id].snapshot.draining
 
 
 # -- begun and undone ---------------------------------------------------------------------

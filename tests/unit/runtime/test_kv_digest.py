@@ -54,11 +54,11 @@ async def test_after_a_stage_that_could_not_be_read_there_is_no_digest() -> None
     blocks = numbered()
     digest = KvDigest(blocks)
     await digest.add(range(3))
-    gather, blocks.gather = blocks.gather, None  # type: ignore[assignment]
+    gather, blocks.gather = blocks.gather, None
     failed = digest.add(range(3, 6))
     with pytest.raises(TypeError):
         await failed
-    blocks.gather = gather  # type: ignore[method-assign]
+    blocks.gather = gather
     with pytest.raises(TypeError):
         await digest.add(range(6, 9))
     digest.add(range(9, 12))  # nobody waits for this one

@@ -83,7 +83,7 @@ class Bed:
         return self.book.answer(asked)
 
     def ids(self, **what: object) -> list[str]:
-        return [record.request_id for record in self.ask(**what)[0]]  # type: ignore[arg-type]
+        return [record.request_id for record in self.ask(**what)[0]]
 
 
 def test_the_life_of_a_request() -> None:

@@ -25,7 +25,7 @@ class Cluster(ControlledCluster):
         super().__init__(network, CONFIG)
         self.num_rounds = 0
         self._round = self.controller.rescheduler.round
-        self.controller.rescheduler.round = self._counted  # type: ignore[method-assign]
+        self.controller.rescheduler.round = self._counted
         self.join("i-0")
 
     def _counted(self) -> object:

@@ -68,7 +68,7 @@ async def test_growing_takes_back_what_was_to_go_before_it_starts_anything(
     assert bed.scale(2) == ScalePlan(1, 2, undrained=("i-1",))
     assert len(bed.launcher.launched) == num_launched
     await bed.reports("i-1", num_running=2)
-    assert not bed.controller.scheduler.instances["i-1"].snapshot.draining  # type: ignore
+    assert not bed.controller.scheduler.instances["i-1"].snapshot.draining
     assert bed.scale(4) == ScalePlan(2, 4, 1, undrained=("i-0",))
     assert bed.launcher.launched[num_launched:] == ["i-3"]
     assert bed.keeper.spec.drains == {}

@@ -58,7 +58,7 @@ async def invited(source: Instance, destination: Instance) -> tuple[str, "asynci
     source.held = []
     sent, _ = begin(source, destination, "m/0", 9)
     await until(lambda: bool(source.held))
-    return only_link(destination.transfer._receiving).name, sent  # type: ignore[return-value]
+    return only_link(destination.transfer._receiving).name, sent
 
 
 def let_in(source: Instance) -> None:
@@ -85,7 +85,7 @@ async def test_a_stranger_who_comes_first_does_not_take_the_place(
         assert await is_turned_away(await knock(open_streams, destination, link_id(name) + proof))
     assert source.blocks.touched == destination.blocks.touched == []
     let_in(source)
-    await outcome(sent)  # type: ignore[arg-type]
+    await outcome(sent)
     await copy(source, destination, "m/1")
     assert num_opened(source) == 1
 
@@ -120,7 +120,7 @@ async def test_what_opened_a_link_opens_none_again(
 ) -> None:
     await copy(source, destination, "m/0")
     link = only_link(destination.transfer._receiving)
-    greeting = link_id(link.name) + link._key.proof_of_source()  # type: ignore[attr-defined]
+    greeting = link_id(link.name) + link._key.proof_of_source()
     received = destination.transfer.receive(source.peer, "m/1", range(3))
     assert await is_turned_away(await knock(open_streams, destination, greeting))
     only_link(source.transfer._sending).break_off("for this test")
@@ -150,7 +150,7 @@ async def test_who_takes_the_destinations_place_is_sent_no_block(
         address = b"127.0.0.1:%d" % listener.sockets[0].getsockname()[1]
         source.held = [(peer, (kind, named, address, secret))]
         let_in(source)
-        assert "does not know its key" in await error_of(sent)  # type: ignore[arg-type]
+        assert "does not know its key" in await error_of(sent)
     assert len(said) == door.GREETING_BYTES
     assert source.blocks.touched == destination.blocks.touched == []
     await copy(source, destination, "m/1")

@@ -92,7 +92,7 @@ def test_ctrl_c_and_ctrl_q_always_leave(text: str) -> None:
 
 
 def main(app: object) -> DashboardScreen:
-    screen = app.screen  # type: ignore[attr-defined]
+    screen = app.screen
     assert isinstance(screen, DashboardScreen)
     return screen
 

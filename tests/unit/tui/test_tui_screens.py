@@ -176,7 +176,7 @@ async def test_only_what_changed_is_painted(source: FakeSource) -> None:
         assert isinstance(app.screen, DashboardScreen)
         table = app.screen.table(Pane.INSTANCES)
         painted: list[object] = []
-        table.refresh = lambda *regions, **_: painted.extend(regions) or table  # type: ignore[assignment]
+        table.refresh = lambda *regions, **_: painted.extend(regions) or table
         app.pump()
         assert painted == []
         status = app.state.status

@@ -61,7 +61,7 @@ def controller() -> Iterator[FakeController]:
 def listening(fake: FakeController, **options: object) -> Listener:
     source = LiveSource(
         "default", lambda: ControlClient(fake.url, TOKEN, 2.0), status_every_s=0.05, **options
-    )  # type: ignore[arg-type]
+    )
     source.start()
     return Listener(source)
 

@@ -20,7 +20,7 @@ from tui.feed.state import (
 
 
 def status(at_s: float, *instances: object) -> Arrived:
-    found = synthetic.cluster(instances, at_s)  # type: ignore[arg-type]
+    found = synthetic.cluster(instances, at_s)
     return Arrived(StatusFrame(time_s=at_s, status=found), at_s)
 
 

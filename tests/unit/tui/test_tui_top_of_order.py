@@ -34,7 +34,7 @@ def statuses(count: int) -> list[StatusFrame]:
     return found
 
 
-def table(app: Dashboard, pane: Pane = Pane.INSTANCES) -> TableView:  # type: ignore[type-arg]
+def table(app: Dashboard, pane: Pane = Pane.INSTANCES) -> TableView:
     assert isinstance(app.screen, DashboardScreen)
     return app.screen.table(pane)
 

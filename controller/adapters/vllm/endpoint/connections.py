@@ -54,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._head_timer: asyncio.TimerHandle | None = None
 
+    # uvicorn's method, too, takes a Transport where asyncio's takes any BaseTransport.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head(HEAD_TIMEOUT_S)

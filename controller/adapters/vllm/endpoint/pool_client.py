@@ -70,7 +70,7 @@ class PoolLimits:
     max_engine_index: int
 
 
-class PoolClient(EngineCoreClient):  # type: ignore[misc]
+class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to mypy
     def __init__(
         self, router: Router, limits: PoolLimits, grammars: GrammarTrials, app: FailedRequests
     ) -> None:

@@ -27,7 +27,7 @@ from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.router import Router
 
 
-class PoolLLM(AsyncLLM):  # type: ignore[misc]
+class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
     """Does not call `super().__init__`, which would start an engine process."""
 
     def __init__(
