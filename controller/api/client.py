@@ -207,7 +207,8 @@ class ControlClient:
     def drain(self, instance_id: str, wanted: DrainRequest) -> DrainReport:
         """Returns when it has begun; it goes on whether or not anybody watches."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
-        return self._call(DrainReport, "POST", path, wanted, once=not wanted.dry_run)
+        key = "" if wanted.dry_run else secrets.token_hex(8)
+        return self._call(DrainReport, "POST", path, wanted, key=key)
 
     def undrain(self, instance_id: str, wanted: UndrainRequest) -> DrainReport:
         """Raises NotDrainingError: there is nothing to take back."""
@@ -219,7 +220,7 @@ class ControlClient:
 
     def scale(self, wanted: ScaleRequest) -> ScaleReport:
         """Returns when it has begun: instances start and leave in the background."""
-        return self._call(ScaleReport, "POST", "/v1/scale", wanted, once=not wanted.dry_run)
+        return self._call(ScaleReport, "POST", "/v1/scale", wanted, repeatable=True)
 
     def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
         """Of a live request, named as in `request`."""
@@ -230,7 +231,7 @@ class ControlClient:
         return self._call(SettingList, "GET", "/v1/settings")
 
     def change_settings(self, patch: SettingsPatch) -> SettingChanges:
-        return self._call(SettingChanges, "PATCH", "/v1/settings", patch)
+        return self._call(SettingChanges, "PATCH", "/v1/settings", patch, repeatable=True)
 
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
@@ -272,11 +273,14 @@ class ControlClient:
         params: Params | None = None,
         timeout_s: float | None = None,
         *,
-        once: bool = False,
+        repeatable: bool = False,
+        key: str = "",
     ) -> Answer:
-        """`timeout_s`: None for the client's own. `once`: it is carried out once though it may be
-        sent twice."""
-        response = self._send(method, path, body, params, timeout_s or self._timeout_s, once)
+        """`timeout_s`: None for the client's own. A call whose answer is lost is sent again if it
+        is `repeatable`, as it changes nothing the second time, or has a `key`, by which the
+        controller knows it again."""
+        timeout_s = timeout_s or self._timeout_s
+        response = self._send(method, path, body, params, timeout_s, repeatable, key)
         if not response.is_success:
             raise self._refusal(response)
         try:
@@ -294,16 +298,17 @@ class ControlClient:
         body: WireModel | None,
         params: Params | None,
         timeout_s: float,
-        once: bool,
+        repeatable: bool,
+        key: str,
     ) -> httpx.Response:
         content = None if body is None else body.model_dump_json()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if once:
-            headers["Idempotency-Key"] = secrets.token_hex(8)
+        if key:
+            headers["Idempotency-Key"] = key
         request = self._http.build_request(
             method, path, content=content, headers=headers, params=params, timeout=timeout_s
         )
-        sent_again = _ANSWER_LOST if once else _CUT_OFF if method == "GET" else ()
+        sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable or key else ()
         try:
             try:
                 return self._http.send(request)

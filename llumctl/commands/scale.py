@@ -101,17 +101,18 @@ def scale(
     connect.running(name)
     from controller.api.wire.operations import ScaleRequest
 
+    is_planned_first = not dry_run and (change is not None or not yes)
     order = ScaleRequest(
         target=target_count,
         change=change,
         if_revision=if_revision,
-        dry_run=dry_run,
+        dry_run=dry_run or is_planned_first,
         force=force,
         reason=reason,
         deadline_s=deadline_s,
     )
-    if not (yes or dry_run):
-        order = _agreed(name, target, order)
+    if is_planned_first:
+        order = _planned(name, target, order, yes=yes)
     with connect.client(name) as client:
         report = client.scale(order)
     changed = bool(report.added or report.undrained or report.draining)
@@ -144,13 +145,13 @@ def _wanted(text: str) -> tuple[int | None, int | None]:
     return (None, int(f"{sign}{number}")) if sign else (number, None)
 
 
-def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
-    """What was shown and, if instances are to go, agreed to: those, and no others."""
+def _planned(cluster: str, target: str, order: "ScaleRequest", *, yes: bool) -> "ScaleRequest":
+    """The order for what the plan says; if instances are to go, for those that were agreed to."""
     from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
-        planned = client.scale(order.model_copy(update={"dry_run": True}))
-        status = client.status() if planned.draining else None
+        planned = client.scale(order)
+        status = client.status() if planned.draining and not yes else None
     if status is not None:
         command = f"llumctl scale {target}"
         confirm.check_terminal("scale-in", f"{command} --dry-run      then      {command} -y")
@@ -158,10 +159,15 @@ def _agreed(cluster: str, target: str, order: "ScaleRequest") -> "ScaleRequest":
         output.say(drain_text.question(planned.draining, status, colours=colours))
         going = ", ".join(report.instance_id for report in planned.draining)
         confirm.ask(f"Drain and remove {going} ({planned.previous} -> {planned.target})?")
-    agreed = {"draining": tuple(report.instance_id for report in planned.draining)}
-    if order.if_revision is not None:
-        return order.model_copy(update=agreed)
-    return order.model_copy(update={**agreed, "if_revision": planned.revision})
+    revision = planned.revision if order.if_revision is None else order.if_revision
+    found = {
+        "target": planned.target,
+        "change": None,
+        "dry_run": False,
+        "draining": tuple(report.instance_id for report in planned.draining),
+        "if_revision": revision,
+    }
+    return order.model_copy(update=found)
 
 
 def _text(report: "ScaleReport", output_format: Format) -> str:

@@ -13,7 +13,8 @@ from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import ClusterState, PingFrame, StopRequest
-from controller.api.wire.operations import ScaleRequest
+from controller.api.wire.operations import DrainRequest, ScaleRequest
+from controller.api.wire.settings import SettingsPatch
 
 STATUS = {
     "schema_version": 1,
@@ -128,18 +129,35 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key(dry_run: bool)
         keys.append(request.headers.get("Idempotency-Key"))
         if len(keys) == 1:
             raise httpx.ReadError("gone")
-        return httpx.Response(200, json={"previous": 1, "target": 2, "revision": 1})
+        return httpx.Response(200, json={"instance_id": "i-0", "state": "draining"})
 
     with client(handler) as control:
-        wanted = ScaleRequest(change=1, dry_run=dry_run)
+        wanted = DrainRequest(deadline_s=60.0, dry_run=dry_run)
         if dry_run:
             with pytest.raises(LlumctlError):
-                control.scale(wanted)
+                control.drain("i-0", wanted)
             assert keys == [None]
             return
-        assert control.scale(wanted).target == 2
-        control.scale(wanted)
+        assert control.drain("i-0", wanted).state == "draining"
+        control.drain("i-0", wanted)
     assert keys[0] == keys[1] != keys[2], "another order has another key"
+
+
+def test_what_states_how_it_should_be_is_sent_again_as_it_is() -> None:
+    sent: list[tuple[str, bytes, str | None]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append((request.url.path, request.content, request.headers.get("Idempotency-Key")))
+        if len(sent) % 2:
+            raise httpx.ReadTimeout("slow")
+        answer: dict[str, object] = {"previous": 1, "target": 2, "changes": [], "revision": 1}
+        return httpx.Response(200, json=answer)
+
+    with client(handler) as control:
+        assert control.scale(ScaleRequest(target=2, if_revision=0)).target == 2
+        assert control.change_settings(SettingsPatch(changes={"a.b": 1})).revision == 1
+    assert sent[0] == sent[1] == ("/v1/scale", sent[0][1], None)
+    assert sent[2] == sent[3] == ("/v1/settings", sent[2][1], None)
 
 
 @pytest.mark.parametrize("cut_off", [httpx.ReadError(""), httpx.RemoteProtocolError("closed")])
@@ -168,7 +186,7 @@ def test_what_never_arrived_or_is_lost_twice_is_not_sent_for_ever() -> None:
             raise error
 
         with client(handler) as control, pytest.raises(LlumctlError):
-            control.scale(ScaleRequest(change=1))
+            control.scale(ScaleRequest(target=2))
         assert len(sent) == times
 
 

@@ -91,22 +91,31 @@ def facts(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "target", "change"),
+    ("arguments", "planned", "target", "revision"),
     [
-        (["3"], 3, None),
-        (["+1"], None, 1),
-        (["-y", "-1"], None, -1),
-        (["-1", "-y"], None, -1),
-        (["-m", "-1", "-y", "-1"], None, -1),
-        (["-y", "--", "-1"], None, -1),
-        (["1", "-y"], 1, None),
+        (["3"], [(3, None)], 3, 6),
+        (["+1"], [(None, 1)], 3, 6),
+        (["-y", "-1"], [(None, -1)], 1, 6),
+        (["-1", "-y"], [(None, -1)], 1, 6),
+        (["-m", "-1", "-y", "-1"], [(None, -1)], 1, 6),
+        (["-y", "--", "-1"], [(None, -1)], 1, 6),
+        (["-y", "-1", "--if-revision", "5"], [(None, -1)], 1, 5),
+        (["1", "-y"], [], 1, None),
     ],
 )
-def test_a_number_or_a_change(
-    bed: Bed, arguments: list[str], target: int | None, change: int | None
+def test_a_number_is_ordered_and_a_change_planned_before(
+    bed: Bed,
+    arguments: list[str],
+    planned: list[tuple[int | None, int | None]],
+    target: int,
+    revision: int | None,
 ) -> None:
     assert run(["scale", *arguments]) == 0
-    assert (bed.bodies[-1]["target"], bed.bodies[-1]["change"]) == (target, change)
+    *plans, order = bed.bodies
+    assert [(body["target"], body["change"]) for body in plans] == planned
+    assert all(body["dry_run"] for body in plans)
+    assert (order["target"], order["change"], order["dry_run"]) == (target, None, False)
+    assert order["if_revision"] == revision
 
 
 def test_more_instances_need_no_question(bed: Bed, capsys: Captured) -> None:

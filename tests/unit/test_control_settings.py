@@ -157,6 +157,8 @@ async def test_who_looked_at_an_older_revision_changes_nothing(both: Both) -> No
     assert (status, code) == (409, "revision_conflict")
     assert "revision 0 was looked at, and 1 is the present one" in message
     assert (await patched(both, {"migration.max_moves": 3}, if_revision=1)).revision == 2
+    again = await patched(both, {"migration.max_moves": 3}, if_revision=1)
+    assert (again.changes, again.revision) == ((), 2), "its own answer may have got lost"
     keeper = both[0].cluster.controller.keeper
     keeper.change(keeper.spec.with_instances_added(1))
     assert (await refused(both, {"migration.max_moves": 4}, if_revision=2))[0] == 409

@@ -38,6 +38,9 @@ class Bed:
         self.cluster.report("i-0", num_running=1, num_free_blocks=90)
 
     async def posts(self, path: str, **body: Any) -> httpx.Response:
+        """A scale by a change is ordered as the number that it comes to."""
+        if "change" in body and not body.get("dry_run"):
+            body["target"] = self.controller.scaling.num_planned + body.pop("change")
         return await self.client.post(f"/v1/{path}", headers=AUTHORIZED, json=body)
 
     async def drain(self, instance_id: str = "i-0", **body: Any) -> DrainReport:
@@ -416,6 +419,28 @@ async def test_a_scale_to_what_is_planned_changes_nothing(bed: Bed) -> None:
     assert bed.audited() == []
 
 
+async def test_a_scale_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
+    """Also with the revision that was looked at, which the first one counted up."""
+    for target, agreed in ((4, ()), (2, ("i-2", "i-3"))):
+        revision = bed.revision
+        order = {"target": target, "draining": agreed, "if_revision": revision}
+        first, again = await asyncio.gather(bed.scale(**order), bed.scale(**order))
+        assert first.revision == again.revision == bed.revision == revision + 1
+        assert first.added or first.draining
+        assert (again.previous, again.added, again.draining) == (target, (), ())
+    another = {"target": 3, "if_revision": 1}
+    assert await bed.refused("scale", **another) == (409, "revision_conflict")
+
+
+async def test_a_change_is_planned_and_its_target_is_ordered(bed: Bed) -> None:
+    order = {"change": 1, "dry_run": False}
+    answer = await bed.client.post("/v1/scale", headers=AUTHORIZED, json=order)
+    assert answer.status_code == 400
+    assert "ask for the target of the plan" in answer.text
+    planned = await bed.scale(change=1, dry_run=True)
+    assert (planned.target, planned.revision, bed.revision) == (4, 0, 0)
+
+
 async def test_those_that_were_agreed_to_go_and_no_others(bed: Bed) -> None:
     (shown,) = (await bed.scale(change=-1, dry_run=True)).draining
     assert shown.instance_id == "i-1"
@@ -450,7 +475,7 @@ async def test_scale_is_refused_with_the_reason(bed: Bed) -> None:
     assert await bed.refused("scale", target=0) == (409, "min_instances")
     assert await bed.refused("scale", change=-3) == (409, "min_instances")
     assert await bed.refused("scale", target=0, dry_run=True) == (409, "min_instances")
-    assert await bed.refused("scale", change=1022) == (400, "max_instances")
+    assert await bed.refused("scale", change=1022, dry_run=True) == (400, "max_instances")
     bed.cluster.launcher.why_no_room = "1 GPUs are needed, Ray has 0 free"
     assert await bed.refused("scale", change=1) == (409, "no_room")
     assert (await bed.scale(change=1, force=True)).added == ("i-3",)
@@ -501,34 +526,37 @@ async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:
 # -- once ---------------------------------------------------------------------------------
 
 
-async def with_key(bed: Bed, key: str, path: str = "scale", **body: Any) -> httpx.Response:
+async def with_key(
+    bed: Bed, key: str, path: str = "instances/i-0/drain", **body: Any
+) -> httpx.Response:
     headers = AUTHORIZED | {"Idempotency-Key": key}
     return await bed.client.post(f"/v1/{path}", headers=headers, json=body)
 
 
 async def test_an_order_that_comes_twice_is_carried_out_once(bed: Bed) -> None:
-    first, meanwhile = await asyncio.gather(*(with_key(bed, "k", change=1) for _ in range(2)))
-    again = await with_key(bed, "k", change=1)
+    """A deadline counts from the order: without a key each would be another one."""
+    first, meanwhile = await asyncio.gather(*(with_key(bed, "k", deadline_s=60) for _ in range(2)))
+    again = await with_key(bed, "k", deadline_s=60)
     assert first.status_code == 200, first.text
     assert first.content == meanwhile.content == again.content
     assert bed.revision == 1
-    assert (await with_key(bed, "l", change=1)).json()["target"] == 5
+    assert (await with_key(bed, "l", deadline_s=60)).json()["revision"] == 2
 
 
 async def test_a_refusal_comes_twice_too(bed: Bed) -> None:
-    answers = [await with_key(bed, "k", target=0) for _ in range(2)]
+    answers = [await with_key(bed, "k", if_revision=9) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [409, 409]
     assert answers[0].content == answers[1].content
 
 
 async def test_a_key_is_one_order_s(bed: Bed) -> None:
-    await with_key(bed, "k", change=1)
-    other = await with_key(bed, "k", change=2)
+    await with_key(bed, "k", reason="a fan")
+    other = await with_key(bed, "k", reason="two fans")
     assert (other.status_code, other.json()["code"]) == (409, "key_reused")
-    elsewhere = await with_key(bed, "k", "instances/i-0/drain", change=1)
+    elsewhere = await with_key(bed, "k", "instances/i-0/undrain", reason="a fan")
     assert (elsewhere.status_code, elsewhere.json()["code"]) == (409, "key_reused")
     for key in ("", "k" * 65):
-        answer = await with_key(bed, key, change=1)
+        answer = await with_key(bed, key)
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_key")
     assert bed.revision == 1
 
@@ -536,9 +564,9 @@ async def test_a_key_is_one_order_s(bed: Bed) -> None:
 async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.adapters.http.idempotency.MAX_KEPT", 2)
     for key in "abc":
-        await with_key(bed, key, target=3)
-    assert (await with_key(bed, "c", target=9)).status_code == 409
-    assert (await with_key(bed, "a", target=4)).status_code == 200
+        await with_key(bed, key, reason="a fan")
+    assert (await with_key(bed, "c", reason="two fans")).status_code == 409
+    assert (await with_key(bed, "a", reason="two fans")).status_code == 200
 
 
 async def test_a_frontend_that_does_not_answer_is_named_and_nothing_is_estimated(
@@ -555,7 +583,7 @@ async def test_the_typed_client(bed: Bed) -> None:
             assert client.drain("i-0", DrainRequest()).state == "draining"
             assert [each.instance_id for each in client.drains().drains] == ["i-0"]
             assert client.undrain("i-0", UndrainRequest()).state == "active"
-            assert client.scale(ScaleRequest(change=1)).added == ("i-3",)
+            assert client.scale(ScaleRequest(target=4)).added == ("i-3",)
             with pytest.raises(RefusedError, match="at least one"):
                 client.scale(ScaleRequest(target=0))
             with pytest.raises(ConflictError, match="revision"):

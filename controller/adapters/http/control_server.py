@@ -112,7 +112,7 @@ class ControlServer:
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
                 Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
-                Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
+                Route("/v1/requests/{reference}/priority", self._priority, methods=["POST"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", self._change_settings, methods=["PATCH"]),
                 *steer.routes,

@@ -63,7 +63,6 @@ class LiveSettings:
         """Raises ApiError for an unknown key, one that cannot be changed, or a bad value, and
         RevisionConflictError."""
         keeper = self._controller.keeper
-        keeper.check_revision(patch.if_revision)
         before = self._settings
         try:
             after = changed(before, patch.changes)
@@ -77,6 +76,8 @@ class LiveSettings:
             for key in was
             if was[key].value != becomes[key].value
         )
+        if changes:  # else it may be this patch that made the present revision
+            keeper.check_revision(patch.if_revision)
         answer = SettingChanges(dry_run=patch.dry_run, changes=changes, revision=keeper.revision)
         return PlannedChanges(patch, after, config, answer)
 

@@ -38,7 +38,8 @@ from controller.runtime.controller.operations.drains import OperationRefusedErro
 
 class SteerApi:
     """`changing` is held from the check of a revision until the spec is changed. `once` makes an
-    endpoint idempotent (`idempotency`)."""
+    endpoint idempotent (`idempotency`); a scale is so by itself: it names the number of instances.
+    """
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class SteerApi:
             Route("/v1/drains", self._drains, methods=["GET"]),
             Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
             Route("/v1/instances/{instance_id}/undrain", once(self._undrain), methods=["POST"]),
-            Route("/v1/scale", once(self._scale), methods=["POST"]),
+            Route("/v1/scale", self._scale, methods=["POST"]),
         ]
 
     # -- routes --------------------------------------------------------------------------
@@ -171,11 +172,15 @@ class SteerApi:
             )
 
     def _scale_plan(self, wanted: ScaleRequest) -> ScalePlan:
-        self._check_revision(wanted.if_revision)
+        """Where nothing is left to change, the revision may be another one: perhaps this very
+        call made it, and its answer got lost."""
+        self._check_running()
         scaling = self._controller.scaling
         target = wanted.target
         if target is None:
             target = scaling.num_planned + (wanted.change or 0)
+        if target != scaling.num_planned:
+            self._check_revision(wanted.if_revision)
         with _as_api_errors():
             return scaling.plan(target, force=wanted.force, agreed=wanted.draining)
 

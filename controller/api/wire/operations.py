@@ -109,8 +109,9 @@ class DrainList(WireModel):
 
 
 class ScaleRequest(_Order):
-    """Either a number of instances or a change of it. `deadline_s` (seconds from now) and
-    `on_deadline` are those of the drains of a scale-in."""
+    """A number of instances. A change of it can be planned (`dry_run`): the plan says which number
+    to ask for, at which revision. `deadline_s` (seconds from now) and `on_deadline` are those of
+    the drains of a scale-in."""
 
     target: int | None = Field(default=None, ge=0, le=MAX_INSTANCES)
     change: int | None = Field(default=None, ge=-MAX_INSTANCES, le=MAX_INSTANCES)
@@ -129,6 +130,8 @@ class ScaleRequest(_Order):
     def _one_of_both(self) -> "ScaleRequest":
         if (self.target is None) == (self.change is None):
             raise ValueError("give either target or change")
+        if self.change is not None and not self.dry_run:
+            raise ValueError("a change can only be planned: ask for the target of the plan")
         return self
 
 

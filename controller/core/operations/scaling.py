@@ -59,10 +59,12 @@ def plan_scale(
         return (takes_requests, num_running.get(instance_id, -1), instance_id)
 
     more = target - len(planned)
+    if not more:
+        return ScalePlan(target, target)
     if agreed is not None and (len(set(agreed)) != max(0, -more) or set(agreed) - set(planned)):
         raise OtherPlanError
-    if more <= 0:
-        going = sorted(planned if agreed is None else set(agreed), key=order)[: -more or 0]
+    if more < 0:
+        going = sorted(planned if agreed is None else set(agreed), key=order)[:-more]
         return ScalePlan(len(planned), target, drained=tuple(going))
     leaving = [each for each in spec.instance_ids if _goes(spec, each) and each not in gone]
     back = sorted(leaving, key=order, reverse=True)[:more]
