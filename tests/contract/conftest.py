@@ -100,13 +100,13 @@ def empty(engine: VllmEngine) -> None:
     batch, the worker's memory of requests."""
     scheduler = engine._scheduler
     engine.abort(list(scheduler.requests))
-    source, destination = engine.moves._source, engine.moves._destination
-    left = [*source._pins, *destination._arrivals]
+    moves = engine.moves
+    left = [*moves._pins, *moves._arrivals]
     for request_id in left:
-        engine.moves.unpin(request_id)
-        engine.moves.cancel(request_id)
+        moves.unpin(request_id)
+        moves.cancel(request_id)
     assert not left, "pins or reservations are left"
-    assert not source._suspended
+    assert not moves._suspended
     while engine.has_work():
         engine.step()
     quiet = engine.snapshot("i-0", 1)

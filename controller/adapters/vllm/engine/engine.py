@@ -135,7 +135,7 @@ class VllmEngine:
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """Walks the running and the waiting requests once."""
         scheduler, bs = self._scheduler, self.block_size
-        queued = [*in_any_order(scheduler.waiting), *self.moves.in_the_queue()]
+        queued = [*in_any_order(scheduler.waiting), *self.moves.suspended(queued=True)]
         running = [*scheduler.running, *in_any_order(scheduler.kv_holding_waiting)]
         running += self.moves.in_the_batch()
         return InstanceSnapshot(

@@ -15,6 +15,7 @@ Touch points of vLLM: v1/core/kv_cache_manager.py `get_computed_blocks`,
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,11 @@ class DestinationMoves:
         return tuple(a.request for a in self._arrivals.values() if not a.queued)
 
     # -- before the cut --------------------------------------------------------------------
+
+    def compiling(self, prepared: Any) -> Future[Any] | None:
+        structured = prepared.structured_output_request
+        grammar = None if structured is None else structured._grammar
+        return grammar if isinstance(grammar, Future) else None
 
     def reserve(
         self, prepared: Any, output_token_ids: Sequence[int], num_blocks: int

@@ -12,15 +12,8 @@ request what _Decoded has; v1/structured_output/request.py `grammar`, `_grammar`
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
-
-
-def compiling(request: Any) -> Future[Any] | None:
-    structured = request.structured_output_request
-    grammar = None if structured is None else structured._grammar
-    return grammar if isinstance(grammar, Future) else None
 
 
 @dataclass(slots=True)

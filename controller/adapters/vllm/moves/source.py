@@ -80,7 +80,8 @@ class SourceMoves:
     def outputs(self, request_id: str) -> Sequence[int]:
         return tuple(self._scheduler.requests[request_id].output_token_ids)
 
-    def suspended(self, queued: bool) -> list[Any]:
+    def suspended(self, *, queued: bool) -> list[Any]:
+        """Those that were queued still are as far as this source is concerned."""
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
     def num_pinned(self, request_id: str) -> int:
@@ -155,7 +156,7 @@ class SourceMoves:
             self._scheduler.finish_requests(request_id, self._aborted)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """The requests are gone from vLLM's books, or about to be."""
+        """The requests are gone from vLLM's books, or about to be; their pinned blocks stay pinned."""
         for request_id in request_ids:
             suspended = self._suspended.pop(request_id, None)
             if suspended is not None and not suspended.queued:
