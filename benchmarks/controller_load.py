@@ -334,9 +334,9 @@ class _Frontend:
     def on_message(self, head: bytes | memoryview, _payload: Sequence[memoryview]) -> None:
         now_s = time.perf_counter()
         match decode(head):
-            case Dispatched() as dispatched:
-                self.taken_s.append(now_s - self._asked_s.pop(dispatched.request_id))
+            case Dispatched(dispatch):
+                self.taken_s.append(now_s - self._asked_s.pop(dispatch.request_id))
                 # The instance has it: its next status says so.
-                self._seqs[int(dispatched.instance_id[2:])] = dispatched.seq
+                self._seqs[int(dispatch.instance_id[2:])] = dispatch.seq
             case Welcome() as welcome:
                 self._member.welcomed(welcome)

@@ -26,6 +26,7 @@ from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
 from controller.adapters.emulated.vllm_wire import Outputs
 from controller.adapters.http.migrate import find_migration
 from controller.api.wire.moves import MigrateRequest
+from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.drain import DrainState
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -34,7 +35,6 @@ from controller.runtime import member
 from controller.runtime.controller import controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend import rank_changes, routes
-from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.instance import engine_thread
 from controller.runtime.instance.llumlet import Llumlet
 from controller.runtime.live_config import LiveConfig
@@ -86,8 +86,8 @@ class TokenFrontend(Frontend):
         self.tokens[request_id] = []
         prompt = list(range(300, 364))
         payload = frames(request_id, prompt, max_tokens=900)
-        arrival = Arrival(request_id, request_id, len(prompt), 0, time.time())
-        await self.router.submit(arrival, payload)
+        request = DispatchRequested(request_id, "f-0", len(prompt), 0, time.time())
+        await self.router.submit(request, payload, request_id)
         await until(lambda: self.tokens[request_id])
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.core.dispatch.scores import Scores
 from controller.core.load.snapshot import InstanceSnapshot
 
 
@@ -105,17 +104,18 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request with `seq` to this incarnation; any other one refuses it.
-
-    `scores` are those of the instances considered, kept for a later explanation.
-    """
+    """Send the request with `seq` to this incarnation; any other one refuses it. The scheduler
+    counts `seq` from 1 and says how it chose; a frontend that chose alone gives 0."""
 
     request_id: str
     frontend_id: str
     instance_id: str
     incarnation: int
     seq: int
-    scores: Scores = field(default_factory=Scores, compare=False, repr=False)
+    candidates: tuple[tuple[str, float], ...] = field(default=(), compare=False, repr=False)
+    """(instance id, score): the chosen instance, then the best of the others, best first."""
+    policy: str = field(default="", compare=False)
+    num_considered: int = field(default=0, compare=False)
 
 
 class RejectCode(StrEnum):

@@ -201,7 +201,7 @@ class GlobalScheduler:
 
     def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
         level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
-        chosen, scores = self._board.choose(level, self._last_choice)
+        chosen, candidates = self._board.choose(level, self._last_choice)
         self._last_choice = chosen.instance_id
         seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
         self._board.changed(chosen, now_s)
@@ -211,7 +211,9 @@ class GlobalScheduler:
             chosen.instance_id,
             chosen.incarnation,
             seq,
-            scores,
+            candidates,
+            self._config.policy,
+            len(self._board),
         )
 
     def _expire(self, now_s: float) -> list[Instruction]:

@@ -22,10 +22,11 @@ from controller.adapters.vllm.endpoint.connections import KeepAlive
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
+from controller.core.events import DispatchRequested, RejectCode
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery
-from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
+from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
@@ -148,7 +149,8 @@ class PlayedRouter:
     """Every request goes to the one engine, or is refused."""
 
     engine: VllmEngine
-    refusal: str = ""
+    frontend_id: str = "f-0"
+    refusal: RejectCode | None = None
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
     holds_after: int | None = None
     """No more than so many at a time are dispatched."""
@@ -156,17 +158,25 @@ class PlayedRouter:
     live: dict[str, int] = field(default_factory=dict)
     """Request id to how many tokens it has got."""
     aborted: list[str] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[tuple[str, str, str | None]] = field(default_factory=list)
+    """(request id, the client's own, the parent's)"""
     outcomes: list[tuple[RequestState, str]] = field(default_factory=list)
 
-    async def submit(self, arrival: Arrival, payload: Any) -> None:
-        self.arrivals.append(arrival)
-        request_id, rank = arrival.request_id, arrival.rank
-        assert arrival.num_prompt_tokens > 0
-        assert arrival.arrival_time_s > 1e9, "seconds since the epoch"
+    async def submit(
+        self,
+        request: DispatchRequested,
+        payload: Any,
+        client_request_id: str,
+        parent_id: str | None,
+    ) -> None:
+        request_id, rank = request.request_id, request.rank
+        self.arrivals.append((request_id, client_request_id, parent_id))
+        assert request.frontend_id == self.frontend_id
+        assert request.num_prompt_tokens > 0
+        assert request.arrival_time_s > 1e9, "seconds since the epoch"
         await asyncio.sleep(0)
         if self.refusal:
-            raise NotDispatchedError(self.refusal, 1.0)
+            raise NotDispatchedError(self.refusal)
         if self.holds_after is not None and len(self.live) >= self.holds_after:
             await asyncio.Event().wait()
         self.ranks.append(rank)
@@ -319,12 +329,12 @@ async def several_choices(bed: Bed) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"]["completion_tokens"] == 24
     children = bed.router.arrivals[-3:]
-    parents = {child.parent_id for child in children}
+    parents = {parent_id for _, _, parent_id in children}
     assert len(parents) == 1
     parent = parents.pop()
     assert parent is not None
-    assert [child.request_id for child in children] == [f"{i}_{parent}" for i in range(3)]
-    assert {child.client_request_id for child in children} == {f"{answer['id']}-0"}
+    assert [request_id for request_id, _, _ in children] == [f"{i}_{parent}" for i in range(3)]
+    assert {client_id for _, client_id, _ in children} == {f"{answer['id']}-0"}
 
 
 async def guided_decoding(bed: Bed) -> None:
@@ -404,12 +414,12 @@ async def stop_strings(bed: Bed) -> None:
 
 
 async def refusals(bed: Bed) -> None:
-    for code, status in (("overloaded", 429), ("unavailable", 503)):
+    for code, status in ((RejectCode.OVERLOADED, 429), (RejectCode.UNAVAILABLE, 503)):
         bed.router.refusal = code
         answer = await bed.complete()
         assert (answer.status_code, answer.headers["retry-after"]) == (status, "1")
         assert "send it again" in answer.json()["error"]["message"]
-    bed.router.refusal = ""
+    bed.router.refusal = None
     assert (await bed.complete(prompt="word " * 600)).status_code == 400
 
 
@@ -448,8 +458,7 @@ async def a_client_that_leaves(bed: Bed) -> None:
     assert bed.router.live == {}
     assert bed.router.aborted[-1] == request_id
     assert bed.router.outcomes[-1] == (RequestState.ABORTED, "the client left")
-    assert bed.router.arrivals[-1].client_request_id == "client-s-id"
-    assert bed.router.arrivals[-1].parent_id is None
+    assert bed.router.arrivals[-1][1:] == ("client-s-id", None)
 
 
 async def a_client_that_leaves_before_all_choices_are_dispatched(bed: Bed) -> None:
@@ -465,7 +474,7 @@ async def a_client_that_leaves_before_all_choices_are_dispatched(bed: Bed) -> No
     reading = asyncio.create_task(read())
     while not bed.router.live:
         await asyncio.sleep(0.001)
-    while not bed.router.arrivals[-1].request_id.startswith("1_"):
+    while not bed.router.arrivals[-1][0].startswith("1_"):
         await asyncio.sleep(0.001)
     reading.cancel()
     await asyncio.wait({reading})
@@ -502,9 +511,9 @@ async def test_a_failed_request_of_several_choices_leaves_nothing(
         assert bed.left_over() == set()
 
 
-@pytest.mark.parametrize("code", ["overloaded", "unavailable"])
+@pytest.mark.parametrize("code", list(RejectCode))
 async def test_a_refused_request_of_several_choices(
-    engine: VllmEngine, engine_args: dict[str, Any], code: str
+    engine: VllmEngine, engine_args: dict[str, Any], code: RejectCode
 ) -> None:
     async with serving(engine, engine_args) as bed:
         bed.router.refusal = code

@@ -17,6 +17,7 @@ import uvloop
 
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.order import MoveOrder
@@ -26,7 +27,6 @@ from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
-from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
@@ -35,8 +35,9 @@ from controller.runtime.instance.serving import Serving
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import InstanceEntry
 from controller.runtime.messages.moves import MoveAsked
-from controller.runtime.messages.requests import Dispatched, OutputsEmitted
+from controller.runtime.messages.requests import OutputsEmitted
 from tests.faults import breakpoints, engines
 from tests.faults.lines import die_with_the_test, listen, say, take_over_stdout
 
@@ -183,9 +184,10 @@ class PlacedRouter(Router):
         self.places: dict[str, str] = {}
         self.dispatcher.find = self._place  # type: ignore[method-assign]  # of this one object
 
-    async def _place(self, arrival: Arrival) -> Dispatched:
-        entry = next(e for e in self._known if e.instance_id == self.places[arrival.request_id])
-        return Dispatched(arrival.request_id, entry.instance_id, entry.incarnation, seq=0)
+    async def _place(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry]:
+        request_id, frontend_id = request.request_id, request.frontend_id
+        entry = next(e for e in self._known if e.instance_id == self.places[request_id])
+        return Dispatch(request_id, frontend_id, entry.instance_id, entry.incarnation, 0), entry
 
 
 class ToldBook(RequestBook):
@@ -239,8 +241,8 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
         router.places[request_id] = instance_id
         prompt = engines.prompt_of(prompt_of, num_prompt_tokens)
         frames = engines.request_frames(request_id, prompt, max_tokens)
-        arrival = Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0)
-        tasks.add(asyncio.get_running_loop().create_task(router.submit(arrival, frames)))
+        request = DispatchRequested(request_id, member_id, num_prompt_tokens, 0, 0.0)
+        tasks.add(asyncio.create_task(router.submit(request, frames, request_id)))
 
     tasks: set[asyncio.Task[None]] = set()
     router.inbox.with_payload[OutputsEmitted] = on_outputs

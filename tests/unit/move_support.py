@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.frontend.request_book import RequestBook
@@ -27,8 +28,10 @@ def serve_running_request(listener: Listener, *, num_choices: int = 1) -> Reques
     parent = "cmpl-1" if num_choices > 1 else None
     for number in range(1, num_choices + 1):
         request_id = f"r-{number}"
-        book.arrived(request_id, "cmpl-1", parent, 0, 120, 1_700_000_000.0)
-        book.dispatched(request_id, "i-0", 1, (("i-0", 520.0),))
+        book.arrived(
+            DispatchRequested(request_id, "f-0", 120, 0, 1_700_000_000.0), "cmpl-1", parent
+        )
+        book.dispatched(Dispatch(request_id, "f-0", "i-0", 1, 1, (("i-0", 520.0),)))
         admitted = LoggedEvent(
             EventKind.ADMITTED, 5.0, "step-i-0-1-2", "", "i-0", 1, request_id=request_id
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
@@ -49,8 +50,8 @@ def evict(listener: Listener, request_id: str) -> None:
 
 def serve_one_request(listener: Listener) -> None:
     book = RequestBook("f-0", {0: "normal"})
-    book.arrived("r-1", "cmpl-1", None, 0, 120, 1_700_000_000.0)
-    book.dispatched("r-1", "i-0", 1, (("i-0", 520.0),))
+    book.arrived(DispatchRequested("r-1", "f-0", 120, 0, 1_700_000_000.0), "cmpl-1", None)
+    book.dispatched(Dispatch("r-1", "f-0", "i-0", 1, 1, (("i-0", 520.0),)))
     listener.cluster.mailbox.engine_state["mem://f-0"] = book
 
 
@@ -117,7 +118,7 @@ async def test_wait(listener: Listener, capsys: Captured) -> None:
 async def test_a_request_by_a_name_that_several_have(listener: Listener, capsys: Captured) -> None:
     serve_one_request(listener)
     book = listener.cluster.mailbox.engine_state["mem://f-0"]
-    book.arrived("r-2", "cmpl-1", None, 0, 120, 1_700_000_000.0)
+    book.arrived(DispatchRequested("r-2", "f-0", 120, 0, 1_700_000_000.0), "cmpl-1", None)
     assert await llumctl("requests", "cmpl-1") == 6
     err = capsys.readouterr().err
     assert "names 2 sequences: r-1, r-2" in err

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from controller.api.wire.explain import Explanation
+from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState
@@ -123,7 +124,7 @@ async def test_one_behind_the_first(bed: Bed) -> None:
 
 
 async def test_one_that_no_instance_has_yet(bed: Bed) -> None:
-    bed.book.arrived("r-new", "cmpl-2", None, 0, 120, 1_700_000_000.0)
+    bed.book.arrived(DispatchRequested("r-new", "f-0", 120, 0, 1_700_000_000.0), "cmpl-2", None)
     found = await bed.explained("/v1/requests/r-new/explain")
     assert found.steps == ()
     assert found.waiting is not None
@@ -143,7 +144,7 @@ async def test_one_that_ended_and_is_remembered(bed: Bed) -> None:
     [("r-9", 404, "no_such_request"), ("x" * 300, 400, "bad_request"), ("r-", 409, "ambiguous")],
 )
 async def test_what_names_none(bed: Bed, reference: str, status: int, code: str) -> None:
-    bed.book.arrived("r-2", "cmpl-2", None, 0, 120, 1_700_000_000.0)
+    bed.book.arrived(DispatchRequested("r-2", "f-0", 120, 0, 1_700_000_000.0), "cmpl-2", None)
     answer = await bed.client.get(f"/v1/requests/{reference}/explain", headers=AUTHORIZED)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 

@@ -10,6 +10,7 @@ import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail, RequestList
 from controller.api.wire.moves import MigrationReport
+from controller.core.events import DispatchRequested
 from controller.core.migration.record import MoveInFlight
 from controller.core.record.request_record import RequestState
 from controller.runtime.messages.moves import MoveAsked
@@ -239,7 +240,7 @@ async def test_requests_that_cannot_be_moved(bed: Bed) -> None:
     assert (await bed.refused(to="i-9"))[:2] == (404, "no_such_instance")
     assert (await bed.refused(to="f-0"))[:2] == (404, "no_such_instance")
     assert (await bed.refused("/v1/requests/r-9/migrate"))[:2] == (404, "no_such_request")
-    bed.book.arrived("r-new", "cmpl-2", None, 0, 120, 1_700_000_000.0)
+    bed.book.arrived(DispatchRequested("r-new", "f-0", 120, 0, 1_700_000_000.0), "cmpl-2", None)
     assert (await bed.refused("/v1/requests/r-new/migrate"))[:2] == (409, "not_dispatched")
     bed.book.ended("r-1", RequestState.FINISHED, "stop")
     assert await bed.refused() == (409, "ended", "request r-1 has finished")
@@ -356,8 +357,8 @@ async def listed(bed: Bed, query: str = "?movable=true") -> RequestList:
 
 async def test_requests_say_whether_they_could_move(bed: Bed) -> None:
     book = serve_running_request(bed.listener, num_choices=2)
-    book.arrived("r-new", "cmpl-2", None, 0, 120, 1_700_000_000.0)
-    book.arrived("r-old", "cmpl-3", None, 0, 120, 1_700_000_000.0)
+    book.arrived(DispatchRequested("r-new", "f-0", 120, 0, 1_700_000_000.0), "cmpl-2", None)
+    book.arrived(DispatchRequested("r-old", "f-0", 120, 0, 1_700_000_000.0), "cmpl-3", None)
     book.ended("r-old", RequestState.FINISHED, "stop")
     bed.source.refusals = {"r-2": "in_prefill"}
     found = {item.id: (item.movable, item.why_not_movable) for item in (await listed(bed)).requests}

@@ -266,5 +266,5 @@ async def test_requests_are_dispatched_on_while_settings_change(both: Both) -> N
             cluster.report("i-0", num_free_blocks=100 - number % 50)
         cluster.controller.scheduler.check(cluster.controller.now_s())
     sent = cluster.mailbox.sent_to("mem://f-0", Dispatched)
-    assert [each.request_id for each in sent] == [f"r-{number}" for number in range(400)]
-    assert {each.instance_id for each in sent} == {"i-0", "i-1"}
+    assert [each.dispatch.request_id for each in sent] == [f"r-{number}" for number in range(400)]
+    assert {each.dispatch.instance_id for each in sent} == {"i-0", "i-1"}

@@ -23,7 +23,7 @@ from controller.api.wire.models import (
     RequestList,
     StatusFrame,
 )
-from controller.core.events import DispatchRequested
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.request_book import RequestBook
@@ -187,8 +187,12 @@ async def test_requests_and_one_with_its_history(both: Both) -> None:
     its = book(own)
     for number, request_id in enumerate(("aa-1", "ab-2", "0_p-3", "1_p-4")):
         parent = "p" if "_" in request_id else None
-        its.arrived(request_id, parent or f"client-{number}", parent, 0, 8, 100.0 + number)
-    its.dispatched("ab-2", "i-0", 1, (("i-0", 3.0),))
+        its.arrived(
+            DispatchRequested(request_id, "f-0", 8, 0, 100.0 + number),
+            parent or f"client-{number}",
+            parent,
+        )
+    its.dispatched(Dispatch("ab-2", "f-0", "i-0", 1, 1, (("i-0", 3.0),)))
     its.ended("aa-1", RequestState.ABORTED, "the client left")
     listed = RequestList.model_validate_json((await client.get("/v1/requests")).content)
     assert listed.num_matching == 4
@@ -219,7 +223,7 @@ async def test_a_name_that_was_used_before_is_that_of_the_only_one_that_lives(bo
     own, client = both
     its = book(own)
     for number, request_id in enumerate(("old-1", "old-2", "new-3", "new-4")):
-        its.arrived(request_id, "client", None, 0, 8, 100.0 + number)
+        its.arrived(DispatchRequested(request_id, "f-0", 8, 0, 100.0 + number), "client", None)
 
     async def found(reference: str) -> tuple[int, str]:
         answer = await client.get(f"/v1/requests/{reference}")
@@ -245,8 +249,10 @@ async def test_a_client_s_id_is_found_among_many_that_begin_with_it(both: Both) 
     own, client = both
     its = book(own)
     for number in range(190):
-        its.arrived(f"req-1{number:03}-x", f"req-1{number:03}", None, 0, 8, 100.0)
-    its.arrived("req-1-x", "req-1", None, 0, 8, 50.0)
+        its.arrived(
+            DispatchRequested(f"req-1{number:03}-x", "f-0", 8, 0, 100.0), f"req-1{number:03}", None
+        )
+    its.arrived(DispatchRequested("req-1-x", "f-0", 8, 0, 50.0), "req-1", None)
     its.ended("req-1-x", RequestState.FINISHED, "stop")
     assert (await client.get("/v1/requests/req-1")).json()["id"] == "req-1-x"
     message = (await client.get("/v1/requests/req-")).json()["message"]

@@ -18,6 +18,7 @@ from controller.api.wire.explain import (
 )
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MoveStage
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -37,10 +38,9 @@ DECISION = {
 def book() -> RequestBook:
     """r has been dispatched to i-0."""
     found = RequestBook("f-0", {0: "normal", 1: "high"}, wall_clock=lambda: 7.0)
-    found.arrived("r", "client-r", None, 0, 100, 5.0)
-    found.dispatched(
-        "r", "i-0", 1, (("i-0", 80.0), ("i-1", 3.0)), policy="llumnix", num_considered=9
-    )
+    found.arrived(DispatchRequested("r", "f-0", 100, 0, 5.0), "client-r", None)
+    scores = (("i-0", 80.0), ("i-1", 3.0))
+    found.dispatched(Dispatch("r", "f-0", "i-0", 1, 1, scores, "llumnix", num_considered=9))
     return found
 
 
@@ -79,7 +79,7 @@ def test_a_dispatch_names_who_chose_among_whom() -> None:
 
 def test_a_replay_is_a_dispatch_again_and_its_frontend_may_have_been_alone() -> None:
     found = book()
-    found.dispatched("r", "i-2", 1, (), alone=True)
+    found.dispatched(Dispatch("r", "f-0", "i-2", 1, seq=0))
     again = steps(found)[1]
     assert (again.by, again.again, again.policy) == ("frontend", True, "")
     assert (again.candidates, again.num_considered) == ((), 0)

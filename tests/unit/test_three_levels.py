@@ -108,9 +108,9 @@ async def test_listings_and_metrics_name_them() -> None:
 
     names = {level.rank: level.name for level in CONFIG.scheduler.levels}
     book = RequestBook("f-0", names)
-    book.arrived("r-1", "c-1", None, -2, 10, 1.0)
+    book.arrived(DispatchRequested("r-1", "f-0", 10, -2, 1.0), "c-1", None)
     book.level_changed("r-1", 5, "op-1", "ann", "")
-    book.arrived("r-2", "c-2", None, -2, 10, 2.0)
+    book.arrived(DispatchRequested("r-2", "f-0", 10, -2, 2.0), "c-2", None)
     cluster.mailbox.engine_state["mem://f-0"] = book
     found = await asyncio.wait_for(list_requests(cluster.controller, RequestsQuery()), 5.0)
     assert {each.id: each.level for each in found.requests} == {"r-1": "urgent", "r-2": "batch"}

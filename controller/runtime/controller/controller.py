@@ -32,7 +32,7 @@ from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
-from controller.runtime.controller.journal import Journal, best_candidates
+from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
@@ -366,21 +366,11 @@ class Controller:
         frontend = self.roster.members[instruction.frontend_id]
         match instruction:
             case Dispatch():
-                answer: Message = Dispatched(
-                    instruction.request_id,
-                    instruction.instance_id,
-                    instruction.incarnation,
-                    instruction.seq,
-                    best_candidates(instruction),
-                    self.config.policy,
-                    len(instruction.scores),
-                )
-                self.journal.dispatched(instruction, self.config.policy)
+                self.journal.dispatched(instruction)
+                answer: Message = Dispatched(instruction)
             case Reject():
                 self.journal.rejected(instruction)
-                answer = Refused(
-                    instruction.request_id, str(instruction.code), instruction.retry_after_s
-                )
+                answer = Refused(instruction)
         self.send(frontend, answer)
 
     def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:

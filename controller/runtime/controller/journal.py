@@ -13,9 +13,6 @@ from controller.ports.event_store import EventStore
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import EventsReported
 
-MAX_CANDIDATES = 8
-"""Of the instances considered for a request, this many are remembered with it."""
-
 _MEMBER_EVENTS = {
     ("instance", "started"): EventKind.INSTANCE_STARTED,
     ("instance", "died"): EventKind.INSTANCE_DIED,
@@ -90,20 +87,17 @@ class Journal:
     def controller_started(self) -> None:
         self._append(EventKind.CONTROLLER_STARTED, "start-controller")
 
-    def dispatched(self, instruction: Dispatch, policy: str) -> None:
-        scores = instruction.scores
+    def dispatched(self, instruction: Dispatch) -> None:
+        number = instruction.num_considered
         self._append(
             EventKind.DISPATCHED,
             f"arrive-{instruction.request_id}",
-            f"best of {len(scores)} by {policy}" if len(scores) > 1 else "the only one",
+            f"best of {number} by {instruction.policy}" if number > 1 else "the only one",
             instance_id=instruction.instance_id,
             incarnation=instruction.incarnation,
             frontend_id=instruction.frontend_id,
             request_id=instruction.request_id,
-            numbers={
-                "score": round(scores[instruction.instance_id], 1),
-                "num_candidates": len(scores),
-            },
+            numbers={"score": instruction.candidates[0][1], "num_candidates": number},
         )
 
     def rejected(self, instruction: Reject) -> None:
@@ -170,9 +164,3 @@ class Journal:
 
     def _append(self, kind: EventKind, cause_id: str, reason: str = "", **about: Any) -> None:
         self.append(LoggedEvent(kind, self._wall_clock(), cause_id, reason, **about))
-
-
-def best_candidates(instruction: Dispatch) -> tuple[tuple[str, float], ...]:
-    """Of those considered, best first."""
-    best = instruction.scores.best(MAX_CANDIDATES, instruction.instance_id)
-    return tuple((instance_id, round(score, 1)) for instance_id, score in best)

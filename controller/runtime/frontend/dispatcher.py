@@ -9,17 +9,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.core.dispatch.bypass import choose_without_controller
-from controller.core.events import DispatchCancelled, DispatchRequested
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Reject,
+    RejectCode,
+)
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
+from controller.runtime.messages.members import InstanceEntry
 from controller.runtime.messages.requests import (
     DispatchAsked,
-    Dispatched,
     DispatchUnused,
     DispatchWithdrawn,
-    Refused,
 )
 
 # A live controller answers in well under 10 ms, or holds the request on purpose and keeps
@@ -28,31 +33,17 @@ CONTROLLER_SILENCE_S = 1.0
 
 
 class NotDispatchedError(Exception):
-    """The cluster does not take this request; `code` is `overloaded` or `unavailable`."""
+    """The cluster does not take this request."""
 
-    def __init__(self, code: str, retry_after_s: float) -> None:
+    def __init__(self, code: RejectCode) -> None:
         super().__init__(code)
         self.code = code
-        self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One sequence to serve. `parent_id` is set where `n` > 1 made several of one request."""
-
-    request_id: str
-    client_request_id: str
-    num_prompt_tokens: int
-    rank: int
-    arrival_time_s: float
-    """Seconds since the epoch."""
-    parent_id: str | None = None
 
 
 @dataclass(slots=True)
 class _Asked:
     request: DispatchRequested
-    answer: asyncio.Future[Dispatched]
+    answer: asyncio.Future[Dispatch | Reject]
 
 
 class Dispatcher:
@@ -70,7 +61,7 @@ class Dispatcher:
         self._known = known
         self._load = load
         self._asked: dict[str, _Asked] = {}
-        self._unused: list[Dispatched] = []
+        self._unused: list[Dispatch] = []
         """Of instances that are not listed: the next directory tells whether they live."""
         self._heard_controller_s = float("-inf")
 
@@ -86,19 +77,12 @@ class Dispatcher:
         """After what its directory says is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
         unused, self._unused = self._unused, []
-        for dispatched in unused:
-            self._tell_unused(dispatched)
+        for dispatch in unused:
+            self._tell_unused(dispatch)
 
-    async def find(self, arrival: Arrival) -> Dispatched | None:
+    async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
         """None: aborted meanwhile. Raises NotDispatchedError."""
-        request_id = arrival.request_id
-        request = DispatchRequested(
-            request_id,
-            self._member.member_id,
-            arrival.num_prompt_tokens,
-            arrival.rank,
-            arrival.arrival_time_s,
-        )
+        request_id = request.request_id
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._asked[request_id] = asked
         try:
@@ -110,7 +94,15 @@ class Dispatcher:
             return None
         finally:
             aborted = self._asked.pop(request_id, None) is None
-        return None if aborted else answer  # or just after the answer came
+        if aborted:  # just after the answer came
+            return None
+        if isinstance(answer, Reject):
+            raise NotDispatchedError(answer.code)
+        entry = self._known.find(answer.instance_id, answer.incarnation)
+        if entry is None:  # died in between, or so it seems from here
+            self._decline(answer)
+            raise NotDispatchedError(RejectCode.UNAVAILABLE)
+        return answer, entry
 
     def abort(self, request_id: str) -> None:
         """Nothing if it is not one of these."""
@@ -128,19 +120,14 @@ class Dispatcher:
             asked.request = replace(asked.request, rank=rank)
             self._send(DispatchAsked(asked.request))
 
-    def dispatched(self, dispatched: Dispatched) -> None:
-        asked = self._asked.get(dispatched.request_id)
+    def answered(self, answer: Dispatch | Reject) -> None:
+        asked = self._asked.get(answer.request_id)
         if asked is not None and not asked.answer.done():
-            asked.answer.set_result(dispatched)
+            asked.answer.set_result(answer)
         else:
-            self.decline(dispatched)
+            self._decline(answer)
 
-    def refused(self, refused: Refused) -> None:
-        asked = self._asked.get(refused.request_id)
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_exception(NotDispatchedError(refused.code, refused.retry_after_s))
-
-    async def _ask(self, asked: _Asked) -> Dispatched:
+    async def _ask(self, asked: _Asked) -> Dispatch | Reject:
         """Asks again and again: a question, or a controller that held it, may get lost."""
         while True:
             self._send(DispatchAsked(asked.request))
@@ -148,23 +135,25 @@ class Dispatcher:
             if done:
                 return asked.answer.result()
             if self._controller_is_silent():
-                return self._decide_alone(asked.request.request_id)
+                return self._decide_alone(asked.request)
 
     def _controller_is_silent(self) -> bool:
         now_s = asyncio.get_running_loop().time()
         return now_s - self._heard_controller_s > CONTROLLER_SILENCE_S
 
-    def _decide_alone(self, request_id: str) -> Dispatched:
+    def _decide_alone(self, request: DispatchRequested) -> Dispatch:
         chosen = choose_without_controller(self._known.snapshots(), self._load())
         if chosen is None:
-            raise NotDispatchedError("unavailable", retry_after_s=1.0)
-        return Dispatched(request_id, chosen.instance_id, chosen.incarnation, seq=0)
+            raise NotDispatchedError(RejectCode.UNAVAILABLE)
+        return Dispatch(
+            request.request_id, request.frontend_id, chosen.instance_id, chosen.incarnation, seq=0
+        )
 
     def _withdraw(self, asked: _Asked) -> None:
         answer = asked.answer
         if answer.done():
-            if not answer.cancelled() and answer.exception() is None:
-                self.decline(answer.result())
+            if not answer.cancelled():
+                self._decline(answer.result())
             return
         request = asked.request
         cancelled = DispatchCancelled(request.request_id, request.frontend_id)
@@ -174,15 +163,15 @@ class Dispatcher:
         """To the controller."""
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
 
-    def decline(self, dispatched: Dispatched) -> None:
+    def _decline(self, answer: Dispatch | Reject) -> None:
         """Or the controller would count the request as on its way for ever."""
-        if not self._tell_unused(dispatched):
-            self._unused.append(dispatched)
+        if isinstance(answer, Dispatch) and not self._tell_unused(answer):
+            self._unused.append(answer)
 
-    def _tell_unused(self, dispatched: Dispatched) -> bool:
+    def _tell_unused(self, dispatch: Dispatch) -> bool:
         """False: that incarnation is not listed."""
-        entry = self._known.find(dispatched.instance_id, dispatched.incarnation)
+        entry = self._known.find(dispatch.instance_id, dispatch.incarnation)
         if entry is not None:
-            unused = DispatchUnused(dispatched.incarnation, dispatched.seq)
+            unused = DispatchUnused(dispatch.incarnation, dispatch.seq)
             self._mailbox.send(entry.address, encode(unused))
         return entry is not None

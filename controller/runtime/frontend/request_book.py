@@ -5,11 +5,12 @@ A request's history is kept here, at the one process that stays with it wherever
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.load.latency_window import LatencyWindow
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -106,48 +107,32 @@ class RequestBook:
         return self._ttft.percentile(0.99, self._clock())
 
     def arrived(
-        self,
-        request_id: str,
-        client_request_id: str,
-        parent_id: str | None,
-        rank: int,
-        num_prompt_tokens: int,
-        arrival_time_s: float,
+        self, request: DispatchRequested, client_request_id: str, parent_id: str | None
     ) -> None:
-        self._live[request_id] = _Entry(
-            request_id,
+        self._live[request.request_id] = _Entry(
+            request.request_id,
             client_request_id,
             parent_id,
-            self.level_name(rank),
-            arrival_time_s,
-            num_prompt_tokens,
+            self.level_name(request.rank),
+            request.arrival_time_s,
+            request.num_prompt_tokens,
         )
 
-    def dispatched(
-        self,
-        request_id: str,
-        instance_id: str,
-        incarnation: int,
-        candidates: Sequence[tuple[str, float]],
-        *,
-        alone: bool = False,
-        policy: str = "",
-        num_considered: int = 0,
-    ) -> None:
-        """`alone`: this frontend chose by itself, and the cluster does not know of it. Else the
-        best `candidates` of those that were considered."""
-        entry = self._live.get(request_id)
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """The cluster does not know of one that this frontend decided alone."""
+        entry = self._live.get(dispatch.request_id)
         if entry is None:
             return
         if self._observer and entry.state is RequestState.DISPATCHING:
             self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
         entry.state = RequestState.WAITING
-        entry.instance_id, entry.incarnation = instance_id, incarnation
-        numbers: dict[str, Number] = {f"score_of_{each}": score for each, score in candidates}
+        entry.instance_id, entry.incarnation = dispatch.instance_id, dispatch.incarnation
+        alone = dispatch.seq == 0
+        numbers: dict[str, Number] = {f"score_of_{id_}": s for id_, s in dispatch.candidates}
         labels = {"by": "frontend" if alone else "controller"}
-        if policy:
-            numbers["num_candidates"] = num_considered
-            labels["policy"] = policy
+        if dispatch.policy:
+            numbers["num_candidates"] = dispatch.num_considered
+            labels["policy"] = dispatch.policy
         reason = ALONE if alone else "by the controller"
         event = self._event(entry, EventKind.DISPATCHED, reason, numbers, labels=labels)
         entry.remember(event)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.core.events import DispatchRequested
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
-from controller.runtime.frontend.dispatcher import Arrival, Dispatcher, NotDispatchedError
+from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.request_book import RequestBook
@@ -61,6 +62,7 @@ class Router:
         self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
     ) -> None:
         self._member = member
+        self.frontend_id = member.member_id
         self._book = book
         self._mailbox = mailbox
         self._events = events
@@ -70,8 +72,8 @@ class Router:
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
         self.inbox = Inbox(
             {
-                Dispatched: self.dispatcher.dispatched,
-                Refused: self.dispatcher.refused,
+                Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
+                Refused: lambda told: self.dispatcher.answered(told.reject),
                 RequestRefused: self._refused_by_instance,
                 RequestEvents: self._happened,
                 RequestsAsked: self._answer,
@@ -107,54 +109,37 @@ class Router:
             task.cancel()
         await self._mailbox.close()
 
-    async def submit(self, arrival: Arrival, payload: Sequence[Any]) -> None:
-        """Dispatch and send. Raises NotDispatchedError; a request aborted meanwhile is not sent."""
-        self._book.arrived(
-            arrival.request_id,
-            arrival.client_request_id,
-            arrival.parent_id,
-            arrival.rank,
-            arrival.num_prompt_tokens,
-            arrival.arrival_time_s,
-        )
+    async def submit(
+        self,
+        request: DispatchRequested,
+        payload: Sequence[Any],
+        client_request_id: str,
+        parent_id: str | None = None,
+    ) -> None:
+        """Dispatch and send. `parent_id` is set where `n` > 1 made several of one request. Raises
+        NotDispatchedError; a request aborted meanwhile is not sent."""
+        request_id = request.request_id
+        self._book.arrived(request, client_request_id, parent_id)
         try:
-            await self._dispatch(arrival, payload)
+            found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
-            self._book.ended(arrival.request_id, RequestState.FAILED, refusal.code)
+            self._book.ended(request_id, RequestState.FAILED, refusal.code)
             raise
-
-    async def _dispatch(self, arrival: Arrival, payload: Sequence[Any]) -> None:
-        request_id = arrival.request_id
-        answer = await self.dispatcher.find(arrival)
-        if answer is None:
+        if found is None:
             return
-        entry = self._known.find(answer.instance_id, answer.incarnation)
-        if entry is None:  # died in between, or so it seems from here
-            self.dispatcher.decline(answer)
-            raise NotDispatchedError("unavailable", retry_after_s=1.0)
+        dispatch, entry = found
         self.routes.add(request_id, entry)
-        self._note_dispatch(answer)
+        self._book.dispatched(dispatch)
         add = AddRequest(
             request_id,
-            self._member.member_id,
+            request.frontend_id,
             self._mailbox.address,
             entry.incarnation,
-            answer.seq,
-            arrival.arrival_time_s,
+            dispatch.seq,
+            request.arrival_time_s,
         )
         self._mailbox.send(entry.address, encode(add), payload)
         self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
-
-    def _note_dispatch(self, answer: Dispatched) -> None:
-        self._book.dispatched(
-            answer.request_id,
-            answer.instance_id,
-            answer.incarnation,
-            answer.candidates,
-            alone=answer.seq == 0,  # the controller counts from 1
-            policy=answer.policy,
-            num_considered=answer.num_considered,
-        )
 
     def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
         """Forget these requests and have their instances free their blocks; `outcome` is how
@@ -227,7 +212,7 @@ class Router:
 
     def _answer(self, asked: RequestsAsked) -> None:
         requests, num_matching = self._book.answer(asked)
-        answer = RequestsAnswered(asked.query_id, self._member.member_id, requests, num_matching)
+        answer = RequestsAnswered(asked.query_id, self.frontend_id, requests, num_matching)
         self._mailbox.send(self._member.controller_address, encode(answer), droppable=True)
 
     def _change_rank(self, asked: RankChangeAsked) -> None:

@@ -3,7 +3,7 @@ requests."""
 
 import msgspec
 
-from controller.core.events import DispatchCancelled, DispatchRequested
+from controller.core.events import Dispatch, DispatchCancelled, DispatchRequested, Reject
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -49,21 +49,11 @@ class DispatchWithdrawn(Message, frozen=True):
 
 
 class Dispatched(Message, frozen=True):
-    request_id: str
-    instance_id: str
-    incarnation: int
-    seq: int
-    candidates: tuple[tuple[str, float], ...] = ()
-    """The best of the instances considered and their scores, best first."""
-    policy: str = ""
-    """That the controller chose by; empty where the frontend chose."""
-    num_considered: int = 0
+    dispatch: Dispatch
 
 
 class Refused(Message, frozen=True):
-    request_id: str
-    code: str
-    retry_after_s: float
+    reject: Reject
 
 
 class AddRequest(Message, frozen=True):

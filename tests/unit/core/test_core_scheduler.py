@@ -58,7 +58,7 @@ def test_a_request_goes_at_once_to_the_freest_instance() -> None:
     instructions = _feed(scheduler, 1.0, request("r", tokens=160))
     assert instructions == [Dispatch("r", "f", "b", incarnation=1, seq=1)]
     assert isinstance(instructions[0], Dispatch)
-    assert instructions[0].scores == {"a": 16 * 50, "b": 16 * 100}
+    assert dict(instructions[0].candidates) == {"a": 16 * 50, "b": 16 * 100}
 
 
 def test_it_is_dispatched_even_when_everything_is_overloaded() -> None:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.dispatch.policies import POLICIES
+from controller.core.dispatch.score_board import MAX_CANDIDATES
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -90,7 +91,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 target = self.instances[x.instance_id]
                 assert x.incarnation == target.incarnation
                 assert x.seq == target.last_seq + 1
-                assert x.scores.keys() == ready
+                named = [instance_id for instance_id, _ in x.candidates]
+                assert named[0] == x.instance_id
+                assert ready.issuperset(named)
+                assert len(set(named)) == len(named) == min(len(ready), MAX_CANDIDATES)
+                assert x.num_considered == len(ready)
                 target.last_seq = x.seq
                 target.issued.append((x.seq, self.now_s, x.frontend_id))
             elif x.code == "overloaded":

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.policies import POLICIES, find_policy
-from controller.core.dispatch.score_board import MAX_RANKS
-from controller.core.dispatch.scores import Scores
+from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
 from controller.core.events import (
     Dispatch,
     DispatchCancelled,
@@ -49,19 +48,27 @@ class SimpleBoard:
 
     def check(self) -> None: ...
 
+    def __len__(self) -> int:
+        return len(self._ready)
+
     def any_schedulable(self, now_s: float) -> bool:
         self._ready = [r for r in self._records.values() if r.schedulable(now_s)]
         return bool(self._ready)
 
-    def choose(self, level: Level, last: str | None) -> tuple[InstanceRecord, Scores]:
+    def choose(
+        self, level: Level, last: str | None
+    ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
         policy = find_policy(self._config.policy)
         candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
         choice = choose(policy, candidates, level, self._config.levels, last)
         assert choice is not None
-        ids = sorted(choice.scores)
-        places = {instance_id: place for place, instance_id in enumerate(ids)}
-        scores = Scores(ids, places, [choice.scores[i] for i in ids])
-        return self._records[choice.instance_id], scores
+        sign = 1 if policy.low_is_better else -1
+        best = sorted(
+            choice.scores.items(),
+            key=lambda each: (each[0] != choice.instance_id, sign * each[1], each[0]),
+        )
+        named = tuple((instance_id, round(score, 1)) for instance_id, score in best)
+        return self._records[choice.instance_id], named[:MAX_CANDIDATES]
 
 
 def _pair(policy: str) -> tuple[GlobalScheduler, GlobalScheduler]:
@@ -117,11 +124,13 @@ def test_every_decision_is_that_of_asking_everybody(
         kept.check(now_s)
         expected = simple.handle(event, now_s)
         assert found == expected
-        assert _scores(found) == _scores(expected)
+        assert _considered(found) == _considered(expected)
 
 
-def _scores(instructions: list[Instruction]) -> list[dict[str, float]]:
-    return [dict(x.scores) for x in instructions if isinstance(x, Dispatch)]
+def _considered(instructions: list[Instruction]) -> list[object]:
+    return [
+        (x.candidates, x.policy, x.num_considered) for x in instructions if isinstance(x, Dispatch)
+    ]
 
 
 def test_one_that_stalls_is_chosen_no_more_and_comes_back() -> None:
@@ -184,31 +193,26 @@ def test_ranks_that_nobody_knows_cost_nothing_for_ever() -> None:
     scheduler.check(0.0)
 
 
-def test_scores_are_a_mapping_of_what_was_then() -> None:
-    scheduler = _counting(mock.Mock(side_effect=POLICIES["llumnix"].score))
-    [first] = scheduler.handle(request("r0"), 0.0)
-    assert isinstance(first, Dispatch)
-    scheduler.handle(status("i05", requests=[running("x", 99)]), 0.0)
-    scheduler.handle(request("r1"), 0.0)
-    assert first.scores == {f"i{index:02}": 1600.0 for index in range(64)}
-    assert "i64" not in first.scores
-
-
 @pytest.mark.parametrize(
-    ("low_is_better", "chosen", "expected"),
+    ("policy", "expected"),
     [
-        (False, "b", [("b", 9.0), ("d", 9.0), ("a", 5.0)]),
-        (True, "c", [("c", 1.0), ("e", 4.0), ("a", 5.0)]),
-        (False, "c", [("c", 1.0), ("b", 9.0), ("d", 9.0)]),
+        ("llumnix", ["i9", "i8", "i7", "i6", "i5", "i4", "i3", "i2"]),
+        ("kv-ratio", ["i9", "i8", "i7", "i6", "i5", "i4", "i3", "i2"]),
+        ("round-robin", ["i2", "i0", "i1", "i3", "i4", "i5", "i6", "i7"]),
     ],
 )
-def test_the_chosen_one_leads_the_best(
-    low_is_better: bool, chosen: str, expected: list[tuple[str, float]]
+def test_the_chosen_one_leads_the_best_of_all_that_were_considered(
+    policy: str, expected: list[str]
 ) -> None:
-    ids, values = list("abcde"), [5.0, 9.0, 1.0, 9.0, 4.0]
-    scores = Scores(ids, {x: n for n, x in enumerate(ids)}, values, low_is_better=low_is_better)
-    assert scores.best(3, chosen) == expected
-    assert len(scores.best(9, chosen)) == 5
+    scheduler = GlobalScheduler(SchedulerConfig(policy=policy))
+    for index in range(10):  # the higher its number, the freer
+        scheduler.handle(InstanceStarted(f"i{index}", 1), 0.0)
+        scheduler.handle(status(f"i{index}", requests=[running("x", 30 - index)]), 0.0)
+    scheduler._last_choice = "i1"
+    [found] = scheduler.handle(request("r"), 0.0)
+    assert isinstance(found, Dispatch)
+    assert [instance_id for instance_id, _ in found.candidates] == expected
+    assert (found.instance_id, found.policy, found.num_considered) == (expected[0], policy, 10)
 
 
 def test_events_that_the_property_draws_are_all_that_there_are() -> None:

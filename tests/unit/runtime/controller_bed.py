@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from controller.core.events import DispatchRequested
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.controller.controller import Controller
@@ -75,9 +75,10 @@ class Bed:
     def asks(self, request_id: str = "r", frontend_id: str = "f-0", tokens: int = 160) -> None:
         self.says("f-0", DispatchAsked(DispatchRequested(request_id, frontend_id, tokens, 0, 1.0)))
 
-    async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatched:
+    async def dispatched(self, request_id: str = "r", tokens: int = 160) -> Dispatch:
         self.asks(request_id, tokens=tokens)
-        return await self.f0.receive(Dispatched, lambda d: d.request_id == request_id)
+        told = await self.f0.receive(Dispatched, lambda d: d.dispatch.request_id == request_id)
+        return told.dispatch
 
     def restart_controller(self) -> None:
         """A new process at the same address, which finds the spec as it was kept."""

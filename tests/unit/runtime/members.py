@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from controller.core.events import DispatchRequested
 from controller.ports.engine import Engine
-from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
@@ -113,7 +113,8 @@ class Frontend:
         self.tokens[request_id] = []
         self.ended[request_id] = asyncio.get_running_loop().create_future()
         frames = request_frames(request_id, num_prompt_tokens, max_tokens)
-        await self.router.submit(Arrival(request_id, request_id, num_prompt_tokens, 0, 0.0), frames)
+        request = DispatchRequested(request_id, "f-0", num_prompt_tokens, 0, 0.0)
+        await self.router.submit(request, frames, request_id)
 
     async def request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> str:
         await self.submit(request_id, num_prompt_tokens, max_tokens)

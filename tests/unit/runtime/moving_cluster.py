@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from controller.core.events import DispatchRequested
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.order import MoveOrder
@@ -80,8 +80,8 @@ class ScriptedController:
                 instance_id = self.places.get(request_id, "i-0")
                 self._num_dispatched += 1
                 ref = self.ref(instance_id)
-                answer = Dispatched(request_id, ref.instance_id, ref.incarnation, 1)
-                self.send(frontend_id, answer)
+                answer = Dispatch(request_id, frontend_id, ref.instance_id, ref.incarnation, 1)
+                self.send(frontend_id, Dispatched(answer))
             case MoveAnswered(query_id="", record=record) if record is not None:
                 self.records.append(record)
             case ReliefFruitless() as told:

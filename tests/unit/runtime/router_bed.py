@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.token_order import Delivery
-from controller.runtime.frontend.dispatcher import Arrival
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.member import Membership
@@ -74,8 +74,8 @@ class Bed:
     def submit(
         self, request_id: str = "r", payload: Sequence[bytes] = (b"x",)
     ) -> asyncio.Task[None]:
-        arrival = Arrival(request_id, f"client-{request_id}", 10, 0, 5.0)
-        return asyncio.create_task(self.router.submit(arrival, payload))
+        request = DispatchRequested(request_id, "f-0", 10, 0, 5.0)
+        return asyncio.create_task(self.router.submit(request, payload, f"client-{request_id}"))
 
     async def know(self, known: Directory = BOTH) -> None:
         self.say(known)
@@ -85,7 +85,7 @@ class Bed:
         """Dispatch there and see it arrive."""
         submitted = self.submit(request_id)
         await self.controller.receive(DispatchAsked, lambda a: a.asked.request_id == request_id)
-        self.say(Dispatched(request_id, instance_id, 1, seq))
+        self.say(Dispatched(Dispatch(request_id, "f-0", instance_id, 1, seq)))
         await submitted
         return await self.instances[instance_id].receive(AddRequest)
 

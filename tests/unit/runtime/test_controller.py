@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.events import DispatchCancelled
+from controller.core.events import Dispatch, DispatchCancelled
 from controller.core.migration.limits import MoveLimits
 from controller.core.record.event_log import EventKind
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
@@ -79,7 +79,7 @@ async def test_unknown_members_and_frontends_change_nothing(network: FakeNetwork
     bed.asks("held")
     await bed.joins("i-0")
     await bed.reports("i-0")
-    assert (await bed.f0.receive(Dispatched)).request_id == "held"
+    assert (await bed.f0.receive(Dispatched)).dispatch.request_id == "held"
     assert bed.controller.scheduler.num_held == 0
     assert stranger.inbox == []
     await asyncio.sleep(CONFIG.hold_timeout_s + 1)
@@ -95,7 +95,10 @@ async def test_a_restarted_controller_learns_what_runs(network: FakeNetwork) -> 
     await bed.joins("f-0", incarnation=1)
     await bed.joins("i-0", nonce="b", incarnation=2)
     await bed.reports("i-0", incarnation=2, seen=41)
-    assert await bed.dispatched() == Dispatched("r", "i-0", 2, 42, (("i-0", 1024.0),), "llumnix", 1)
+    dispatch = await bed.dispatched()
+    assert dispatch == Dispatch("r", "f-0", "i-0", 2, 42)
+    assert dispatch.candidates == (("i-0", 1024.0),)
+    assert (dispatch.policy, dispatch.num_considered) == ("llumnix", 1)
     told = await bed.f0.receive(Directory, lambda d: d.instances)
     assert told.instances[0].incarnation == 2
 
@@ -128,14 +131,14 @@ async def test_requests_are_held_while_nothing_may_take_them(network: FakeNetwor
     await bed.joins("f-0")
     for request_id in ("a", "b", "c"):
         bed.asks(request_id)
-    refused = await bed.f0.receive(Refused)
+    refused = (await bed.f0.receive(Refused)).reject
     assert (refused.request_id, refused.code) == ("c", "overloaded")
     bed.says("f-0", DispatchWithdrawn(DispatchCancelled("a", "f-0")))
     await settle()
     assert bed.controller.scheduler.num_held == 1
     await bed.joins("i-1")
     await bed.reports("i-1")
-    assert (await bed.f0.receive(Dispatched)).request_id == "b"
+    assert (await bed.f0.receive(Dispatched)).dispatch.request_id == "b"
     assert bed.f0.received(Dispatched) == []
 
 
@@ -148,7 +151,7 @@ async def test_a_held_request_is_refused_in_time(network: FakeNetwork) -> None:
     while not bed.f0.received(Refused):
         await asyncio.sleep(TICK_S)
         await bed.joins("f-0", incarnation=1)
-    assert bed.f0.received(Refused)[0].code == "unavailable"
+    assert bed.f0.received(Refused)[0].reject.code == "unavailable"
     waited_s = asyncio.get_running_loop().time() - began_s
     assert CONFIG.hold_timeout_s <= waited_s < CONFIG.hold_timeout_s + 1
 
@@ -253,11 +256,11 @@ async def test_another_configuration_keeps_what_is_held_and_may_release_it(
     bed.controller.configure(LiveConfig(replace(CONFIG, max_held_reqs=0)))
     bed.controller.scheduler.check(bed.controller.now_s())
     bed.asks("c")
-    assert (await bed.f0.receive(Refused)).request_id == "c"
+    assert (await bed.f0.receive(Refused)).reject.request_id == "c"
     assert bed.controller.scheduler.num_held == 2
     patient = replace(CONFIG, policy="num-requests", stall_timeout_s=60.0)
     bed.controller.configure(LiveConfig(patient))
-    assert {(await bed.f0.receive(Dispatched)).request_id for _ in "ab"} == {"a", "b"}
+    assert {(await bed.f0.receive(Dispatched)).dispatch.request_id for _ in "ab"} == {"a", "b"}
     bed.controller.scheduler.check(bed.controller.now_s())
     with pytest.raises(ValueError, match="unknown dispatch policy"):
         bed.controller.configure(LiveConfig(replace(CONFIG, policy="best")))

@@ -16,6 +16,7 @@ from test_moves_under_faults import (
     says,
 )
 
+from controller.core.events import Dispatch
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
@@ -302,7 +303,7 @@ async def test_of_one_that_is_being_dispatched(network: FakeNetwork) -> None:
     answer = await bed.controller.receive(RankChangeAnswered)
     assert answer == RankChangeAnswered("p", "", "normal", None)
     await bed.controller.receive(DispatchAsked, lambda ask: ask.asked.rank == 1)
-    bed.say(Dispatched("r", "i-1", 1, 7))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
     await submitted
     await bed.instances["i-1"].receive(AddRequest)
     assert await bed.instances["i-1"].receive(RankSet) == RankSet("r", 1, 1)

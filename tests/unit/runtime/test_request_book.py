@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
@@ -40,18 +41,15 @@ class Bed:
 
     def arrive(self, request_id: str, rank: int = 0, parent_id: str | None = None) -> None:
         client_id = f"client-{request_id}" if parent_id is None else parent_id
-        self.book.arrived(request_id, client_id, parent_id, rank, 10, self.now_s)
+        self.book.arrived(
+            DispatchRequested(request_id, "f-0", 10, rank, self.now_s), client_id, parent_id
+        )
 
     def send(self, request_id: str, instance_id: str = "i-0", *, tell: bool = False) -> None:
         scores = ((instance_id, 80.0), ("i-9", 3.0))
+        seq, policy = (0, "") if tell else (1, "llumnix")
         self.book.dispatched(
-            request_id,
-            instance_id,
-            1,
-            scores,
-            alone=tell,
-            policy="" if tell else "llumnix",
-            num_considered=12,
+            Dispatch(request_id, "f-0", instance_id, 1, seq, scores, policy, num_considered=12)
         )
 
     def happened(self, request_id: str, kind: EventKind, incarnation: int = 1) -> None:

@@ -4,7 +4,13 @@ import asyncio
 
 import pytest
 
-from controller.core.events import DispatchCancelled, DispatchRequested
+from controller.core.events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    Reject,
+    RejectCode,
+)
 from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
 from controller.runtime.messages.members import (
@@ -49,7 +55,7 @@ async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) ->
     ask = await bed.controller.receive(DispatchAsked)
     assert ask == DispatchAsked(DispatchRequested("r", "f-0", 10, 0, 5.0))
     assert bed.router.num_live_reqs == 1
-    bed.say(Dispatched("r", "i-1", 1, 7))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
     await submitted
     add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
     assert add == AddRequest("r", "f-0", HERE, 1, 7, arrival_time_s=5.0)
@@ -63,10 +69,10 @@ async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
     bed = Bed(network)
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.say(Refused("r", "overloaded", 3.5))
+    bed.say(Refused(Reject("r", "f-0", RejectCode.OVERLOADED, 3.5)))
     with pytest.raises(NotDispatchedError) as caught:
         await submitted
-    assert (caught.value.code, caught.value.retry_after_s) == ("overloaded", 3.5)
+    assert caught.value.code is RejectCode.OVERLOADED
     assert bed.router.num_live_reqs == 0
 
 
@@ -109,7 +115,7 @@ async def test_an_abort_just_after_the_answer_sends_nothing_and_accounts_for_it(
     await bed.know()
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.router.dispatcher.dispatched(Dispatched("r", "i-0", 1, 4))  # before the submit can go on
+    bed.router.dispatcher.answered(Dispatch("r", "f-0", "i-0", 1, 4))  # before the submit can go on
     bed.router.abort(["r"], RequestState.ABORTED, "the client left")
     await submitted
     await settle()
@@ -125,10 +131,10 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_accounted(
     await bed.know()
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched("r", "i-1", 1, 9))  # under way as the client leaves
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))  # under way as the client leaves
     submitted.cancel()
     assert await bed.instances["i-1"].receive(DispatchUnused) == DispatchUnused(1, 9)
-    bed.say(Dispatched("gone", "i-1", 8, 1))  # of an incarnation that is no more
+    bed.say(Dispatched(Dispatch("gone", "f-0", "i-1", 8, 1)))  # of an incarnation that is no more
     await settle()
     assert bed.instances["i-1"].inbox == []
 
@@ -144,7 +150,7 @@ async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
     await asyncio.sleep(CONTROLLER_SILENCE_S * 0.9)
     await bed.know()  # alive, only the question got lost
     await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched("r", "i-0", 1, 1))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 1)))
     await submitted
     sent = await bed.instances["i-0"].receive(AddRequest)
     assert sent.request_id == "r"
@@ -154,10 +160,10 @@ async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
 async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.know()
-    for dispatched in (Dispatched("r", "i-0", 2, 1), Dispatched("r", "i-7", 1, 1)):
+    for dispatch in (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1)):
         submitted = bed.submit()
         await bed.controller.receive(DispatchAsked)
-        bed.say(dispatched)
+        bed.say(Dispatched(dispatch))
         with pytest.raises(NotDispatchedError, match="unavailable"):
             await submitted
     assert bed.router.num_live_reqs == 0
@@ -172,7 +178,7 @@ async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
     await bed.know(directory(idle_snapshot("i-1")))
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.say(Dispatched("r", "i-0", 1, 7))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 7)))
     with pytest.raises(NotDispatchedError, match="unavailable"):
         await submitted
     assert bed.instances["i-0"].inbox == []

@@ -26,15 +26,16 @@ from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPr
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
+from controller.core.events import DispatchRequested, RejectCode
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery
-from controller.runtime.frontend.dispatcher import Arrival, NotDispatchedError
+from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.router import Router
 from controller.runtime.messages.requests import OutputsEmitted
 
 REFUSALS = {
-    "overloaded": (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
-    "unavailable": (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+    RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
+    RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
 }
 # The engine has only this reason for an error of its own; vLLM would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
@@ -123,15 +124,16 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 await self._grammars.check(grammar)
             if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
-            arrival = Arrival(
+            asked = DispatchRequested(
                 request.request_id,
-                request.external_req_id or request.request_id,
+                self._router.frontend_id,
                 len(request.prompt_token_ids or ()),
                 rank,
                 request.arrival_time,
-                self._app.parent_of(request.request_id),
             )
-            await self._router.submit(arrival, payload)
+            client_request_id = request.external_req_id or request.request_id
+            parent_id = self._app.parent_of(request.request_id)
+            await self._router.submit(asked, payload, client_request_id, parent_id)
         except GrammarRefusedError as refused:
             self._app.fail(request.request_id, GracefulHTTPError(str(refused), refused.status))
         except NotDispatchedError as refusal:

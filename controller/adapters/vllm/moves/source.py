@@ -156,7 +156,8 @@ class SourceMoves:
             self._scheduler.finish_requests(request_id, self._aborted)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """The requests are gone from vLLM's books, or about to be; their pinned blocks stay pinned."""
+        """The requests are gone from vLLM's books, or about to be. Their pinned blocks stay
+        pinned."""
         for request_id in request_ids:
             suspended = self._suspended.pop(request_id, None)
             if suspended is not None and not suspended.queued:
