@@ -1,1 +1,1 @@
-"""What crosses the control API: settings, wire models and the typed client."""
+"""The part that clients of the control API import: settings, wire models and the typed client."""

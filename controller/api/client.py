@@ -76,11 +76,11 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     "not_draining": NotDrainingError,
     **dict.fromkeys(("ambiguous", "plan_changed", "revision_conflict"), ConflictError),
 }
-"""Before the status: of the 409s, some say no though nothing changed since somebody looked."""
+"""Looked up before the status: some answers with 409 are refusals, and no conflict."""
 
 _CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
 _ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
-"""What was asked for may have been done."""
+"""After these errors the controller may have done what was asked."""
 
 Answer = TypeVar(
     "Answer",
@@ -104,7 +104,7 @@ _frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 
 
 class _Versioned(WireModel):
-    """What an answer of any schema has."""
+    """The part that answers of all schemas share."""
 
     schema_version: int = 0
 
@@ -174,8 +174,8 @@ class ControlClient:
         *,
         movable: bool = False,
     ) -> RequestList:
-        """Live requests and those that ended lately; all states if none are named. `movable`:
-        the instances are asked which of them could move now."""
+        """Live requests and those that ended lately, in any state if `states` is empty. `movable`:
+        the instances are asked which requests could move now."""
         params: dict[str, str | int | list[str]] = {"limit": limit, "state": list(states)}
         if movable:
             params["movable"] = "true"
@@ -184,11 +184,12 @@ class ControlClient:
         return self._call(RequestList, "GET", "/v1/requests", params=params)
 
     def request(self, reference: str) -> RequestDetail:
-        """By id, client's id or a unique beginning. Raises NotFoundError, ConflictError."""
+        """`reference`: an id, the client's id or a unique beginning. Raises NotFoundError,
+        ConflictError."""
         return self._call(RequestDetail, "GET", f"/v1/requests/{quote(reference, safe='')}")
 
     def explain(self, reference: str) -> Explanation:
-        """Why it is where it is, step by step. As `request`."""
+        """Why the request is where it is, step by step. Takes and raises what `request` does."""
         path = f"/v1/requests/{quote(reference, safe='')}/explain"
         return self._call(Explanation, "GET", path)
 
@@ -198,20 +199,20 @@ class ControlClient:
         Raises:
             NotFoundError, ConflictError: there is no such request or instance, several requests
                 have that name, or it has finished.
-            TimedOutError: it is not over after `timeout_s`, and goes on.
+            TimedOutError: the move is not over after `timeout_s`, and goes on.
         """
         path = f"/v1/requests/{quote(reference, safe='')}/migrate"
         timeout_s = self._timeout_s + wanted.timeout_s
         return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s)
 
     def drain(self, instance_id: str, wanted: DrainRequest) -> DrainReport:
-        """Returns when it has begun; it goes on whether or not anybody watches."""
+        """Returns when the drain has begun; it goes on without this client."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
         key = "" if wanted.dry_run else secrets.token_hex(8)
         return self._call(DrainReport, "POST", path, wanted, key=key)
 
     def undrain(self, instance_id: str, wanted: UndrainRequest) -> DrainReport:
-        """Raises NotDrainingError: there is nothing to take back."""
+        """Raises NotDrainingError: the instance is not being drained."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
         return self._call(DrainReport, "POST", path, wanted)
 
@@ -219,11 +220,11 @@ class ControlClient:
         return self._call(DrainList, "GET", "/v1/drains")
 
     def scale(self, wanted: ScaleRequest) -> ScaleReport:
-        """Returns when it has begun: instances start and leave in the background."""
+        """Returns when the scaling has begun: instances start and leave in the background."""
         return self._call(ScaleReport, "POST", "/v1/scale", wanted, repeatable=True)
 
     def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
-        """Of a live request, named as in `request`."""
+        """Changes the priority of a live request, which is named as for `request`."""
         path = f"/v1/requests/{quote(reference, safe='')}/priority"
         return self._call(PriorityReport, "POST", path, wanted)
 
@@ -236,12 +237,12 @@ class ControlClient:
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
     ) -> Iterator[Frame]:
-        """Frames as they come, for ever: statuses every so often (None: none) and events after
-        a position ("latest": only new ones, "": from the oldest kept).
+        """Yields frames as they come, for ever: statuses every `status_every_s` (None: none) and
+        events after a position ("latest": only new ones, "": from the oldest kept).
 
         Raises:
             UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, or it is
-                none of llumctl's.
+                no stream of llumctl's.
         """
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
@@ -276,7 +277,7 @@ class ControlClient:
         repeatable: bool = False,
         key: str = "",
     ) -> Answer:
-        """`timeout_s`: None for the client's own. A call whose answer is lost is sent again if it
+        """`timeout_s`: None takes the client's own. A call whose answer is lost is sent again if it
         is `repeatable`, as it changes nothing the second time, or has a `key`, by which the
         controller knows it again."""
         timeout_s = timeout_s or self._timeout_s
@@ -359,8 +360,8 @@ class ControlClient:
 
 
 def parse_frame(line: str | bytes) -> Frame | None:
-    """One line of a watch stream or a recording; None for a type that this llumctl does not
-    know. Raises ValueError for what is no frame."""
+    """Parses one line of a watch stream or a recording; None for a type that this llumctl does not
+    know. Raises ValueError if the line is no frame."""
     try:
         return _frames.validate_json(line)
     except ValidationError as error:
@@ -370,7 +371,7 @@ def parse_frame(line: str | bytes) -> Frame | None:
 
 
 def actor() -> str:
-    """Who acts, for the audit log: user@host."""
+    """The caller's name for the audit log: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user, no environment
@@ -379,7 +380,7 @@ def actor() -> str:
 
 
 def _certificates(url: str) -> bool | ssl.SSLContext:
-    """Plain http needs none: not loading them saves 36 ms of each command."""
+    """Loads no certificates for plain http, which saves 36 ms of each command."""
     return url.startswith("https:") or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -388,7 +389,7 @@ def _reason(error: Exception) -> str:
 
 
 def _schema_version(body: bytes) -> int:
-    """Of an answer that is none that this llumctl knows; 0 if it does not say."""
+    """The schema of an answer that this llumctl cannot parse; 0 if the answer names none."""
     try:
         return _Versioned.model_validate_json(body).schema_version
     except ValidationError:

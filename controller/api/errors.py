@@ -1,7 +1,7 @@
 """Errors for people: what went wrong, why, and the next command to try.
 
-Only the standard library, so that every layer may raise them. The command line turns the
-exception into two lines on stderr and its `exit_code` into the status of the process.
+This module imports the standard library only, so that every layer may raise them. The command line
+turns an error into two lines on stderr and its `exit_code` into the status of the process.
 """
 
 EXIT_DONE = 0
@@ -29,18 +29,18 @@ class LlumctlError(Exception):
             self.exit_code = exit_code
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survives pickling: Ray carries these out of actors."""
+        """Lets Ray pickle these errors to carry them out of actors."""
         return type(self), (self.message, self.hint, self.exit_code)
 
 
 class UsageError(LlumctlError):
-    """A wrong flag, variable or config file; the message starts with where."""
+    """A wrong flag, variable or config file, which the message names first."""
 
     exit_code = EXIT_USAGE
 
 
 class WrongSettingError(UsageError):
-    """A setting that cannot be; who knows where it was written says that first."""
+    """A setting has a value that it cannot have; the command line says first where it was set."""
 
     def __init__(self, key: tuple[str, ...], what: str, hint: str = "") -> None:
         super().__init__(f"{'.'.join(key)} {what}", hint)
@@ -58,7 +58,7 @@ class UnreachableError(LlumctlError):
 
 
 class NotRunningError(UnreachableError):
-    """There is no run state: nothing was started under that name, or it was stopped."""
+    """There is no run state: no cluster of that name was started, or it was stopped."""
 
 
 class NotFoundError(LlumctlError):
@@ -84,6 +84,6 @@ class ConflictError(LlumctlError):
 
 
 class TimedOutError(LlumctlError):
-    """What was waited for did not come about in time; the message names it."""
+    """Something did not happen in time; the message names it."""
 
     exit_code = EXIT_TIMED_OUT

@@ -1,7 +1,8 @@
-"""A request's history as the decisions that made it.
+"""Turns a request's history into the decisions that made it.
 
-Events carry a decision's figures by name: `score_of_<instance>` those of a dispatch,
-`freeness_of_<instance>` those of a round, `stage_<n>_...` what a move copied; the rest are its own.
+Events carry a decision's figures by name: `score_of_<instance>` of a dispatch,
+`freeness_of_<instance>` of a round, `stage_<n>_...` of a move's stage; other names are the event's
+own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ STAGE = "stage_"
 
 
 def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...]:
-    """One step for each event, in their order. What was forgotten stood in the middle."""
+    """One step for each event, in their order. Forgotten events were in the middle."""
     steps: list[Step] = []
     for event in history:
         if num_forgotten and len(steps) == len(history) // 2:
@@ -125,7 +126,7 @@ def _decision(event: Event, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _considered(numbers: Mapping[str, float | None], prefix: str) -> tuple[Considered, ...]:
-    """In the order in which the decision named them, the best first."""
+    """Instances in the order in which the decision named them, the best first."""
     return tuple(
         Considered(instance_id=name.removeprefix(prefix), figure=value)
         for name, value in numbers.items()

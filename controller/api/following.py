@@ -1,4 +1,4 @@
-"""The watch stream over lost connections and new controllers."""
+"""Follows the watch stream across lost connections and new controllers."""
 
 import threading
 from collections.abc import Callable
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 RETRY_S = 0.5
 
 Connect = Callable[[], "ControlClient"]
-"""A new client by the cluster's run state of now; raises LlumctlError."""
+"""Makes a client from the cluster's present run state; raises LlumctlError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The stream ended or could not be had, and is tried again; the next frame ends that."""
+    """The stream ended or could not be opened. It is tried again until the next frame comes."""
 
     error: LlumctlError
 
 
 class Follower:
-    """Follows a controller, again and again, each time from where it was.
+    """Follows a controller; after a loss it goes on from the last event.
 
-    It talks on a daemon thread that nobody ever waits for, so that a controller that hangs can
-    hold up neither who listens nor the way out. `hear` is called there with each frame as it
-    comes and with each loss; while it blocks, nothing is read, and TCP tells the controller.
+    A daemon thread that nobody waits for reads the stream, so that a controller that hangs holds up
+    neither the listener nor the program's end. It calls `hear` with each frame and each loss; while
+    `hear` blocks, nothing is read, and TCP slows the controller down.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Follower:
         threading.Thread(target=self._follow, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Nothing that comes later is heard; does not wait."""
+        """Lets no later frame be heard; does not wait."""
         self._stopped.set()
 
     def _follow(self) -> None:
@@ -63,7 +63,7 @@ class Follower:
                 self._listen()
             except LlumctlError as error:
                 self._lose(error)
-            except Exception as error:  # whatever it is: it is said, and tried again
+            except Exception as error:  # any other error is reported too, and the stream retried
                 self._lose(LlumctlError(f"unexpected {type(error).__name__}: {error}"))
             self._stopped.wait(RETRY_S)
 
@@ -80,7 +80,7 @@ class Follower:
             self._hear(Lost(error))
 
     def _remember(self, frame: Frame) -> None:
-        """Where to go on after a break."""
+        """Remembers where to go on after a loss."""
         if isinstance(frame, EventFrame):
             self._after = frame.event.position or self._after
         elif isinstance(frame, StatusFrame) and self._after == "latest":

@@ -1,14 +1,16 @@
-"""Names of machines in URLs, and which Host headers name this one. A page that a browser loaded may
-call here under a name of its own that it lets point to us (DNS rebinding): that name is then in the
-Host header."""
+"""Names of machines in URLs, and which Host headers name this machine.
+
+A web page may let its own name point to this machine and make a browser call here (DNS rebinding);
+the Host header then has the page's name.
+"""
 
 import ipaddress
 from collections.abc import Collection
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """`host`: a Host header's value. Loopback by any name and port is ours, as tunnels end there;
-    `own`: further names and addresses, in lower case."""
+    """`host`: a Host header's value. All names of loopback are ours, with any port, as tunnels end
+    there. `own`: further names and addresses, in lower case."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True
@@ -19,7 +21,7 @@ def is_own_host(host: str, own: Collection[str]) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Without the port and the brackets of an IPv6 address."""
+    """The host without its port and without the brackets of an IPv6 address."""
     if host.startswith("["):
         address, _, port = host[1:].partition("]")
         return address.lower() if not port or port.startswith(":") else host
@@ -27,5 +29,5 @@ def host_name(host: str) -> str:
 
 
 def url_host(host: str) -> str:
-    """As a URL has it: an IPv6 address stands in brackets."""
+    """The host as a URL has it: an IPv6 address stands in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,7 +1,7 @@
 """Recordings of the watch stream: a header line, then the frames as they came, in JSON lines.
 
 Within one `schema_version` lines only gain fields; readers skip frames that they do not know.
-A recording holds names of requests and of machines: it is made private (0600).
+A recording names requests and machines, so its file is private (0600).
 """
 
 import os
@@ -19,11 +19,11 @@ from controller.api.version import own_version
 from controller.api.wire.models import SCHEMA_VERSION, Frame, WireModel
 
 MAX_LINE_BYTES = 16 << 20
-"""More than 1,000 instances take; keeps a file that is no recording out of memory."""
+"""Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
 
 
 class RecordingHeader(WireModel):
-    """The first line. `time_s`: when it was begun, seconds since the epoch."""
+    """The first line. `time_s`: when the recording began, seconds since the epoch."""
 
     type: Literal["recording"] = "recording"
     schema_version: int = SCHEMA_VERSION
@@ -34,11 +34,11 @@ class RecordingHeader(WireModel):
 
 
 class RecordingWriter:
-    """Appends frames to a new file; each is on its way to the disk when `append` returns.
+    """Appends frames to a new file; the kernel has a frame when `append` returns.
 
     Raises:
         RefusedError: the file exists.
-        LlumctlError: it cannot be written.
+        LlumctlError: the file cannot be written.
     """
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
@@ -60,8 +60,8 @@ class RecordingWriter:
         self.num_frames += 1
 
     def close(self) -> None:
-        """A recording without a frame is removed. Can be called again, and on another thread
-        than `append`."""
+        """Closes the file, and removes it if it has no frame. May be called again, and on another
+        thread than `append`."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -83,7 +83,6 @@ class RecordingWriter:
 
 
 def new_header(cluster: str, time_s: float, status_every_s: float) -> RecordingHeader:
-    """With the version of this llumctl."""
     return RecordingHeader(
         cluster=cluster,
         time_s=time_s,
@@ -98,8 +97,8 @@ class RecordingReader:
     `truncated` turns true when the last line was cut, as a writer that was killed leaves it.
 
     Raises:
-        UsageError: no such file, or a line that is none of a recording (`FILE:LINE`).
-        LlumctlError: it is of a newer schema, or cannot be read.
+        UsageError: no such file, or a line that a recording cannot have (`FILE:LINE`).
+        LlumctlError: the file has a newer schema, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

@@ -3,9 +3,8 @@
 Position i of an answer is word FIRST + (start + i * STRIDE) modulo COUNT, where `start` depends on
 the prompt alone. So a token that is lost, doubled, swapped or of another request shows in the ids
 that a client gets with `return_token_ids`. An answer that ends of its own accord, as real ones
-do at their end-of-sequence token, has END in its last place.
-
-Only the standard library; the same numbers in every process and every version of Python.
+do at their end-of-sequence token, has END in its last place. The numbers are the same in every
+process and every version of Python.
 """
 
 import struct
@@ -17,9 +16,9 @@ COUNT = 8191
 """Ids [FIRST, FIRST + COUNT) are whole words of the embedded model's vocabulary. A prime, so that
 every bit of the checksum counts: similar prompts start far apart."""
 STRIDE = 3571
-"""From a word to the next: neighbouring ids are spellings of one word, and dull to read."""
+"""Step from a word to the next; neighbouring ids are spellings of one word, and dull to read."""
 END = 1
-"""Its end-of-sequence token."""
+"""The embedded model's end-of-sequence token."""
 
 MIN_NATURAL_TOKENS = 16
 MAX_NATURAL_TOKENS = 512
@@ -36,7 +35,7 @@ def token(start: int, position: int) -> int:
 
 
 def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
-    """Where a token first comes up at or after `begin`; None: it is no word."""
+    """The first position of a token at or after `begin`; None: the token is no word."""
     if not FIRST <= token_id < FIRST + COUNT:
         return None
     position = (token_id - FIRST - start) * pow(STRIDE, -1, COUNT)
@@ -45,28 +44,11 @@ def first_position(start: int, token_id: int, begin: int = 0) -> int | None:
 
 def natural_length(prompt_token_ids: Sequence[int]) -> int:
     """Tokens of an answer that nothing else bounds, END included: 16 to 512, all about equally
-    likely. It takes the part of the checksum that `start` leaves."""
+    likely, by the part of the checksum that `start` does not use."""
     span = MAX_NATURAL_TOKENS - MIN_NATURAL_TOKENS + 1
     return MIN_NATURAL_TOKENS + _checksum(prompt_token_ids) // COUNT % span
 
 
-def first_wrong(start: int | None, token_ids: Sequence[int]) -> int | None:
-    """Position of the first token that does not belong there; None if all are right.
-
-    Without a `start` (a client that does not know the prompt's ids) the first token gives it,
-    so that only what follows is checked. END counts as right in the last place.
-    """
-    words = token_ids[:-1] if token_ids and token_ids[-1] == END else token_ids
-    if start is None and words:
-        if not FIRST <= words[0] < FIRST + COUNT:
-            return 0
-        start = words[0] - FIRST
-    for position, found in enumerate(words):
-        if start is None or found != token(start, position):
-            return position
-    return None
-
-
 def _checksum(token_ids: Sequence[int]) -> int:
-    """Over the ids as little-endian 32-bit numbers."""
+    """CRC of the ids as little-endian 32-bit numbers."""
     return crc32(struct.pack(f"<{len(token_ids)}I", *token_ids))

@@ -1,8 +1,8 @@
-"""Which llumctl this is."""
+"""The version of this llumctl."""
 
 
 def own_version() -> str:
-    """As installed; empty where it runs from a folder that was not."""
+    """The installed version; empty if llumctl runs from a folder that is not installed."""
     from importlib import metadata  # here: most commands never ask
 
     try:

@@ -19,6 +19,7 @@ from controller.adapters.emulated.engine import EmulatedEngine
 from controller.api import token_sequence
 from controller.model.config import ModelConfig
 from controller.model.profile import load_profile
+from tests.emulated_answers import first_wrong
 
 EOS = 1
 
@@ -229,7 +230,7 @@ def test_the_engine_answers_vllm_s_own_requests() -> None:
                     reasons[output.request_id] = str(output.finish_reason)
     for request_id, asked in sent.items():
         prompt = asked.prompt_token_ids
-        assert token_sequence.first_wrong(token_sequence.start(prompt), tokens[request_id]) is None
+        assert first_wrong(token_sequence.start(prompt), tokens[request_id]) is None
         assert reasons[request_id] == ("stop" if request_id == "until it ends" else "length")
     natural = token_sequence.natural_length(sent["until it ends"].prompt_token_ids)
     assert [len(found) for found in tokens.values()] == [natural, 7, 3, 3]

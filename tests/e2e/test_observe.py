@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from controller.api.recording import RecordingReader
-from controller.api.token_sequence import first_wrong, start
+from controller.api.token_sequence import start
 from tests.certificates import make
 from tests.e2e.cluster import Cluster, hear_interrupts, marked_processes, wait_for
+from tests.emulated_answers import first_wrong
 
 NUM_INSTANCES = 4
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.token_sequence import first_wrong, start
+from controller.api.token_sequence import start
 from controller.api.wire.models import Event, RequestStatus
 from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
 from tests.e2e.moving import Stream
@@ -32,6 +32,7 @@ from tests.e2e.steering import (
     num_used_blocks,
     undrain,
 )
+from tests.emulated_answers import first_wrong
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_INSTANCES = 6

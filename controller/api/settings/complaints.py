@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in words."""
+"""Puts pydantic's errors about a value into words."""
 
 from pydantic_core import ErrorDetails
 
@@ -29,7 +29,7 @@ _BOUNDS = {
 
 
 def wanted(details: ErrorDetails) -> str:
-    """What it must be; empty if the error says something else."""
+    """What the value must be; empty if the error says something else."""
     kind, context = details["type"], details.get("ctx", {})
     if kind in _KINDS:
         return _KINDS[kind]

@@ -20,10 +20,10 @@ from controller.api.settings.table import Table
 
 
 def words(value: object) -> object:
-    """A list of words: an array, or text with commas between them, as a variable gives it."""
+    """Takes an array of words, or words with commas between them, as a variable gives them."""
     if isinstance(value, str):
         found = tuple(word.strip() for word in value.split(",") if word.strip())
-        if not found:  # a variable of a script's that was not set, rather than a wish for none
+        if not found:  # rather an empty variable in a script than a wish for an empty list
             raise ValueError("it names nothing")
         return found
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
@@ -32,7 +32,7 @@ def words(value: object) -> object:
 
 
 def _from_json(value: object) -> object:
-    """A flag or a variable writes a table as JSON."""
+    """Parses a table that a flag or a variable gives as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -52,14 +52,14 @@ ENGINE_CODE = (
     "model_class_overrides",
     "structured_outputs_config.reasoning_parser_plugin",
 )
-"""The same among vLLM's engine arguments, some of which are tables."""
+"""vLLM's engine arguments, and keys of their tables, that name code."""
 
 
 class SamplingDefaults(Table):
-    """What a request gets that does not say otherwise; None: the model's own, else vLLM's.
+    """Values for requests that give none; None: the model's own, else vLLM's.
 
-    The names are those that vLLM takes (config/model.py `get_diff_sampling_param`), the bounds
-    those of its sampling_params.py.
+    vLLM takes these names (config/model.py `get_diff_sampling_param`), and its sampling_params.py
+    has the bounds.
     """
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -73,7 +73,8 @@ class SamplingDefaults(Table):
 
     @model_serializer
     def _said(self) -> dict[str, Any]:
-        """TOML has no null. Any: as floats, whole numbers would become 7.0, which vLLM refuses."""
+        """Leaves None out, as TOML has no null. The type has Any because floats would turn 7 into
+        7.0, which vLLM refuses."""
         return {name: value for name, value in self if value is not None}
 
 
@@ -171,7 +172,7 @@ class TlsOptions(Table):
 
 
 class EndpointOptions(TlsOptions, BrowserOptions, AnswerOptions, TemplateOptions, ToolOptions):
-    """All of them, in the order of the sections (the last base comes first)."""
+    """All options, in the order of the sections (the last base comes first)."""
 
 
 SECTIONS = (ToolOptions, TemplateOptions, AnswerOptions, BrowserOptions, TlsOptions)
@@ -181,16 +182,16 @@ ENGINE_TOO = (
     "generation_config",
     "override_generation_config",
 )
-"""What vLLM takes as engine arguments: engines hold grammars off while a model reasons."""
+"""Options that vLLM takes as engine arguments: engines apply no grammar while a model reasons."""
 
 
 def engine_options(options: EndpointOptions) -> dict[str, Any]:
-    """vLLM's engine arguments that follow from them; what is vLLM's default is left out."""
+    """vLLM's engine arguments that follow from the options, without vLLM's defaults."""
     return {name: value for name, value in _given(options).items() if name in ENGINE_TOO}
 
 
 def frontend_options(options: EndpointOptions) -> dict[str, Any]:
-    """vLLM's frontend arguments that follow from them."""
+    """vLLM's frontend arguments that follow from the options."""
     given = {name: value for name, value in _given(options).items() if name not in ENGINE_TOO}
     automatic = options.enable_auto_tool_choice
     if automatic is None:
@@ -199,7 +200,7 @@ def frontend_options(options: EndpointOptions) -> dict[str, Any]:
 
 
 def _given(options: EndpointOptions) -> dict[str, Any]:
-    """As JSON: for the plan."""
+    """The options that differ from vLLM's defaults, as the plan's JSON has them."""
     return options.model_dump(
         mode="json",
         include=set(EndpointOptions.model_fields),
@@ -209,7 +210,7 @@ def _given(options: EndpointOptions) -> dict[str, Any]:
 
 
 def code_in(engine_args: Mapping[str, Any]) -> list[str]:
-    """Those that name code to run."""
+    """Names of the engine arguments that name code to run."""
     found = []
     for dotted in ENGINE_CODE:
         name, _, inner = dotted.partition(".")

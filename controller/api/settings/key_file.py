@@ -1,4 +1,4 @@
-"""The endpoint's file of API keys: a key per line, and after it the levels that it may ask for.
+"""The endpoint's file of API keys: one key a line, and after it the levels that it may ask for.
 
     sk-of-a-team
     sk-of-a-batch-job    low
@@ -20,14 +20,14 @@ class ApiKey:
 
 
 def parse_line(line: str) -> ApiKey:
-    """Of one that is not blank. A key may have commas."""
+    """Parses a line that is not blank. A key may have commas."""
     key, _, names = line.strip().replace("\t", " ").partition(" ")
     return ApiKey(key, tuple(names.replace(",", " ").split()))
 
 
 def check(text: str, levels: Collection[str]) -> None:
-    """Raises ValueError, which names the line and repeats nothing of it: a key may have a blank
-    by mistake."""
+    """Raises ValueError, which names the line but quotes nothing of it, as a key with a blank in
+    it would be shown."""
     seen: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():

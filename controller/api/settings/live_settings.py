@@ -1,7 +1,6 @@
-"""Settings that may be changed while the cluster runs: which they are, and what they become.
+"""The settings that may be changed while the cluster runs: those that match a line of LIVE.
 
-A setting is one field of a table in `settings`; here it only has to match a line of LIVE. Keys are
-`table.field`, and `priority.LEVEL.field`.
+A setting is a field of a table in `settings`. Keys are `table.field` and `priority.LEVEL.field`.
 """
 
 import difflib
@@ -27,7 +26,7 @@ LIVE = (
 
 
 class SettingError(ValueError):
-    """There is no such setting, it cannot be changed while the cluster runs, or not to this."""
+    """The setting is unknown, cannot be changed while the cluster runs, or not to this value."""
 
     def __init__(self, message: str, hint: str = "llumctl get") -> None:
         super().__init__(message)
@@ -43,12 +42,12 @@ class LiveSetting:
 
 
 def live_settings(settings: Settings) -> dict[str, LiveSetting]:
-    """By key, table by table."""
+    """The live settings by key, table by table."""
     return {each.key: each for each in _all(settings) if _is_live(each.key)}
 
 
 def changed(settings: Settings, changes: Mapping[str, SettingValue]) -> Settings:
-    """All of the changes made. Raises SettingError, for the first that cannot be."""
+    """The settings after all changes. Raises SettingError for the first that cannot be made."""
     known = live_settings(settings)
     values = settings.model_dump()
     for key, value in changes.items():

@@ -1,5 +1,7 @@
-"""vLLM's arguments that llumctl does not take, each with the reason. Together with those that it
-offers they are all that vLLM has (tests/contract/test_vllm_endpoint_options.py).
+"""vLLM's arguments that llumctl refuses, each with the reason.
+
+vLLM has no arguments but these and those that llumctl offers
+(tests/contract/test_vllm_endpoint_options.py).
 
 Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`; engine/arg_utils.py
 `AsyncEngineArgs`.
@@ -13,7 +15,7 @@ _NOT_OFFERED = "llumctl does not offer it"
 _TELEMETRY = "llumctl sends nothing anywhere; /metrics tells what there is to tell"
 
 REFUSED = {
-    # What logs prompts or answers.
+    # These log prompts or answers.
     "enable_log_requests": _LOGS,
     "enable_log_outputs": _LOGS,
     "enable_log_deltas": _LOGS,
@@ -22,10 +24,10 @@ REFUSED = {
     "log_level": f"at DEBUG vLLM writes prompts, and {_LOGS}",
     "logging_config": f"it may name code, and {_LOGS}",
     "log_config_file": f"it may name code, and {_LOGS}",
-    # What takes keys where other users of the machine see them.
+    # These take keys where other users of the machine see them.
     "api_key": "keys are in a file of mode 0600: set endpoint.api_key_file",
     "hf_token": "set HF_TOKEN in the environment, or: hf auth login",
-    # What opens a door.
+    # These open a door.
     "enable_scale_out": _DOORS,
     "tokens_only": _DOORS,
     "enable_tokenizer_info_endpoint": _DOORS,
@@ -41,7 +43,7 @@ REFUSED = {
     "middleware": "it is code in front of the endpoint; put a proxy there",
     "otlp_traces_endpoint": _TELEMETRY,
     "collect_detailed_traces": _TELEMETRY,
-    # What llumctl does itself.
+    # llumctl does these itself.
     "model": "give it as MODEL: llumctl up MODEL",
     "served_model_name": "set endpoint.served_model_name",
     "host": "set endpoint.host",
@@ -70,7 +72,7 @@ REFUSED = {
     "node_rank": "an instance lives on one machine",
     "master_addr": "an instance lives on one machine",
     "master_port": "an instance lives on one machine",
-    # What there is no use for.
+    # These have no use here.
     "lora_modules": _NOT_OFFERED,
     "enable_per_request_metrics": "llumctl requests and /metrics tell a request's times",
     "cohere_format": "set cohere_format in endpoint.default_chat_template_kwargs",
@@ -83,7 +85,7 @@ REFUSED_PREFIX = "data_parallel"
 
 
 def why_refused(name: str) -> str:
-    """Empty if it is not."""
+    """Why llumctl refuses the argument; empty if it does not."""
     if name.startswith(REFUSED_PREFIX):
         return "llumctl runs one engine per instance and balances them"
     return REFUSED.get(name, "")

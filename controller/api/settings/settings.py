@@ -46,12 +46,12 @@ class EndpointServer(Table):
     host: str = "127.0.0.1"
     port: Port = 8000
     api_key_file: str | None = None
-    """A file of mode 0600 whose lines are the keys that clients may use, each alone or before the
-    names of the priority levels that it may ask for. None: anybody may ask for any level."""
+    """A file of mode 0600 with a key that clients may use in each line, alone or before the names
+    of the priority levels that it may ask for. None: anybody may ask for any level."""
     allowed_hosts: HostNames = ()
-    """Names under which clients call an endpoint without API keys, beside `host` and those of
-    loopback: what their Host header says. Others are answered 403, as pages in a browser can call
-    here under any name. With API keys any name will do."""
+    """Host headers under which clients may call an endpoint without API keys, beside `host` and
+    names of loopback. Others are answered 403, as pages in a browser can call here under any name.
+    With API keys any name will do."""
     served_model_name: ModelNames = ()
     """The model's names for clients, the first of which is in answers; none: `cluster.model`."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 1024 * 1024
@@ -74,7 +74,7 @@ class ControlTable(Table):
     host: str = "127.0.0.1"
     port: Port = 8700
     max_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """Events that the controller keeps for those who ask later; one takes about 1 KB."""
+    """The last events, which the controller keeps for later questions; one takes about 1 KB."""
 
 
 class SchedulerTable(Table):
@@ -114,11 +114,11 @@ class MigrationTable(Table):
     not_back_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     """How long a request that came from an instance is not moved back there."""
     max_moves_per_minute: Annotated[int, Field(ge=0, le=32)] = 6
-    """Of one request; no more are remembered. 0: none but by hand and out of what drains."""
+    """Moves of one request in a minute. 0: requests move only by hand and out of drains."""
     max_moves: Annotated[int, Field(ge=0, le=1024)] = 4
     """Moves of one instance at a time, to and from it; 0: none."""
     max_bytes_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """From one instance to another; 0: no limit."""
+    """Copied from one instance to another; 0: no limit."""
     cooling_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """How long a destination that failed is not chosen."""
 
@@ -172,17 +172,17 @@ class Settings(Table):
     """vLLM engine arguments by their Python names, passed through."""
     emulated: EmulatedTable = EmulatedTable()
     keys: dict[str, str] = Field(default_factory=dict)
-    """Keys of the dashboard (`llumctl top`, which alone reads them): action id -> a key, or several
-    between commas. The cluster does not."""
+    """Keys of the dashboard: action id -> a key, or several between commas. Only `llumctl top`
+    reads them."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The served model's, for clients."""
+        """The served model's names for clients."""
         return self.endpoint.served_model_name or (self.cluster.model,)
 
     @property
     def served_model_name(self) -> str | list[str]:
-        """The same as vLLM takes them."""
+        """`model_names` as vLLM takes them."""
         names = self.model_names
         return names[0] if len(names) == 1 else list(names)
 

@@ -1,4 +1,4 @@
-"""What every table of the settings is made of."""
+"""The base and the common types of the tables of settings."""
 
 from typing import Annotated
 

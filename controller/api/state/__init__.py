@@ -1,2 +1,2 @@
-"""Files of a cluster in the state folder: the run state, the audit log, and how such files are read
+"""A cluster's files in the state folder: the run state, the audit log, and how such files are read
 and replaced."""

@@ -1,7 +1,7 @@
-"""The audit log: who asked for what, and what came of it. Appended to, never rewritten.
+"""The audit log: who asked for what, and how it ended. It is appended to, never rewritten.
 
-One JSON object per line, in the cluster's state folder, mode 0600. It outlives the cluster.
-What users wrote to the model is never in it.
+The log has one JSON object per line, in the cluster's state folder, mode 0600. It outlives the
+cluster, and never has what users wrote to the model.
 """
 
 import errno
@@ -33,8 +33,8 @@ class AuditLog:
         cause_id: str,
         reason: str = "",
     ) -> None:
-        """`outcome`: begun, done, or why not. Raises LlumctlError if it cannot be written: what was
-        asked for should not be done then either."""
+        """`outcome`: begun, done, or why not. Raises LlumctlError if the entry cannot be written:
+        the operation should not be done then either."""
         self.write_all(
             [(action, target)], actor=actor, outcome=outcome, cause_id=cause_id, reason=reason
         )
@@ -48,7 +48,7 @@ class AuditLog:
         cause_id: str,
         reason: str = "",
     ) -> None:
-        """An entry for each (action, target), all or none. As `write`."""
+        """Writes an entry for each (action, target), all or none. Raises what `write` does."""
         lines = []
         for action, target in deeds:
             entry = {
@@ -69,7 +69,7 @@ class AuditLog:
             ) from error
 
     def _append(self, lines: bytes) -> None:
-        """One write: lines of several processes do not mix."""
+        """Appends in one write, so that lines of several processes do not mix."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if not _ends_a_line(descriptor):
@@ -82,12 +82,12 @@ class AuditLog:
 
 
 def _ends_a_line(descriptor: int) -> bool:
-    """A full disk may have cut the last entry."""
+    """False if a full disk has cut the last entry."""
     size = os.fstat(descriptor).st_size
     return not size or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def one_short_line(text: str) -> str:
-    """What others sent must not forge an entry or drive a terminal."""
+    """Makes text from elsewhere unable to forge an entry or to drive a terminal."""
     kept = "".join(char if char.isprintable() else "?" for char in text)
     return kept[:MAX_FIELD_CHARS]

@@ -1,7 +1,7 @@
 """When a cluster was stopped last, and by whom, as the audit log tells.
 
-The log outlives the cluster: this is how commands know a cluster that its operator stopped from one
-whose controller died. The run state of that one is still there.
+The log outlives the cluster, and so tells commands a cluster that its operator stopped from one
+whose controller died, which still has its run state.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from controller.api.state import audit, plain_file, run_state
 from controller.api.text.quantities import moment
 
 DOWN = "down"
-"""The actions that stop a cluster begin with it."""
+"""Actions that stop a cluster begin with this word."""
 _TAIL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class LastStop:
-    """`time_s`: when the cluster was gone; where that is not told, when the stop began."""
+    """`time_s`: when the cluster was gone, or, if the log does not tell, when the stop began."""
 
     time_s: float
     actor: str
@@ -42,7 +42,7 @@ def last_stop(cluster: str) -> LastStop | None:
 
 
 def told(cluster: str) -> str:
-    """Of a cluster that ran: `cluster prod-a was stopped at 12:04:31 by ana@head`."""
+    """A sentence about a cluster that ran: `cluster prod-a was stopped at 12:04:31 by ana@head`."""
     stop = last_stop(cluster)
     return f"cluster {cluster} was stopped" + (f" at {stop.words()}" if stop else "")
 

@@ -1,7 +1,7 @@
 """Files that a user names, opened without waiting and read without surprise.
 
-To open a pipe that nobody writes to waits for ever, and a device may have no end: both are refused
-in the words of an OSError, as is a file that is larger than its reader wants.
+Opening a pipe that nobody writes to waits for ever, and a device may have no end: both are refused
+by an OSError, as is a file that is larger than its reader wants.
 """
 
 import errno
@@ -19,8 +19,8 @@ _KINDS = {
 
 
 def opened(path: Path, *, takes_pipe: bool = False) -> BinaryIO:
-    """`takes_pipe`: the end of a pipe without a name is read like a file, as a shell makes it of
-    `<(COMMAND)`: whoever named it writes to it. It can be read once. Raises OSError."""
+    """Opens a regular file. `takes_pipe`: or a pipe without a name, as a shell makes it of
+    `<(COMMAND)`, which has a writer and can be read once. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
@@ -45,7 +45,7 @@ def read(path: Path, max_bytes: int) -> bytes:
 def read_with_status(
     path: Path, max_bytes: int, *, takes_pipe: bool = False
 ) -> tuple[bytes, os.stat_result]:
-    """With whose file was read, and who else may. Raises OSError."""
+    """The content, and the status of the very file that was read. Raises OSError."""
     with opened(path, takes_pipe=takes_pipe) as file:
         content = file.read(max_bytes + 1)
         found = os.fstat(file.fileno())

@@ -1,7 +1,4 @@
-"""Files of mode 0600 that a reader sees whole: the old text or the new one, whenever it looks.
-
-Only the standard library: `status` and `down` start fast.
-"""
+"""Files of mode 0600, of which a reader always sees the whole old text or the whole new one."""
 
 import os
 import secrets
@@ -9,7 +6,7 @@ from pathlib import Path
 
 
 def replace(target: Path, text: str) -> None:
-    """Raises OSError; what was there stays then, and nothing else does."""
+    """Raises OSError; then the old file stays, and no other file is left."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,8 +1,8 @@
 """What `up` leaves on disk so that the other commands find the cluster.
 
-One folder per cluster under the XDG state folder, mode 0700, with `run.json` (0600: it
-holds the control token) and `lock`. Standard library only: `status` and `down` start fast.
-Within one `schema_version` fields are only added; unknown ones are ignored on reading.
+Each cluster has a folder of mode 0700 under the XDG state folder, with `run.json` (0600: it holds
+the control token) and `lock`. This module imports the standard library only, so that commands start
+fast. Within one `schema_version` fields are only added; unknown ones are ignored on reading.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}")
 """The same names as `controller.api.settings.settings.ClusterName`."""
 
 VIEW_TOKEN_FILE = "view-token"
-"""Beside it: a token that may look at the control API and not act, for Prometheus."""
+"""The file beside run.json with a token that may look at the control API but not act, for
+Prometheus."""
 
 MAX_BYTES = 1 << 20
 _FILE = "run.json"
@@ -33,7 +34,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A running cluster. `nonce` is in the environment of every process of it."""
+    """A running cluster. Every process of it has `nonce` in its environment."""
 
     schema_version: int = SCHEMA_VERSION
     cluster: str
@@ -53,11 +54,11 @@ class RunState:
     log_dir: str
     temp_dir: str
     grace_s: float = 30.0
-    """How long live requests may take when nobody says otherwise."""
+    """How long `down` lets live requests take by default."""
     ray_environment: dict[str, str] = field(default_factory=dict)
-    """What a process needs to reach this Ray: how it authenticates and where its token is."""
+    """Environment that a process needs to reach this Ray: authentication and the token's place."""
     endpoint_certificate: str = ""
-    """The file with the endpoint's certificate; empty: it speaks plain http."""
+    """The file with the endpoint's certificate; empty: the endpoint speaks plain http."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -85,7 +86,7 @@ class NewerSchemaError(ValueError):
 
 
 class CorruptError(LlumctlError):
-    """There is a run state that says nothing. `down` finds the cluster without it."""
+    """The run state cannot be read. `down` finds the cluster without it."""
 
 
 def _way_out(cluster: str) -> str:
@@ -93,7 +94,7 @@ def _way_out(cluster: str) -> str:
 
 
 def state_root() -> Path:
-    """The folder above all clusters'. A relative $XDG_STATE_HOME does not count."""
+    """The folder of all clusters' folders. A relative $XDG_STATE_HOME does not count."""
     home = Path(os.environ.get("XDG_STATE_HOME") or "")
     base = home if home.is_absolute() else Path.home() / ".local" / "state"
     return base / "llumctl"
@@ -109,7 +110,7 @@ def state_path(cluster: str) -> Path:
 
 
 def state_dir(cluster: str) -> Path:
-    """The cluster's folder, made if absent, closed to everybody else."""
+    """Makes the cluster's folder if it is absent, and closes it to other users."""
     path = state_path(cluster)
     for folder in (path.parent, path):
         _private_dir(folder)
@@ -144,7 +145,7 @@ def load(cluster: str) -> RunState | None:
     path = run_file(cluster)
     try:
         state = RunState.from_json(plain_file.read(path, MAX_BYTES).decode())
-        if state.cluster != cluster:  # a copy: whoever stops this one would stop the other
+        if state.cluster != cluster:  # a copied file: stopping this cluster would stop the other
             raise ValueError(f"it is that of cluster {state.cluster[:60]!r}")
         return state
     except (FileNotFoundError, NotADirectoryError):
@@ -171,14 +172,14 @@ def remove(cluster: str) -> None:
 
 
 def set_aside(cluster: str) -> Path:
-    """A run state that cannot be used no longer stands in the way."""
+    """Renames a run state that cannot be used, so that it is no longer in the way."""
     path = run_file(cluster)
     return path.replace(path.with_suffix(".json.bad"))
 
 
 @contextlib.contextmanager
 def lock(cluster: str) -> Iterator[None]:
-    """Held by one `up` or `down` of a cluster at a time; released when the process ends.
+    """Lets one `up` or `down` of a cluster work at a time; the process's end releases the lock.
 
     Raises:
         RefusedError: at once, if another process holds it.
@@ -205,7 +206,7 @@ def _private_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.stat()
-        for uid in (path.lstat().st_uid, found.st_uid):  # of a link, then of where it leads
+        for uid in (path.lstat().st_uid, found.st_uid):  # of the link, and of its target
             if uid != os.geteuid():
                 raise RefusedError(
                     f"{path} belongs to another user (uid {uid})",
@@ -221,7 +222,8 @@ def _private_dir(path: Path) -> None:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a JSON value is of the annotated type; an integer is a float, a bool no number."""
+    """Whether a JSON value has the annotated type; an integer counts as a float, a bool as no
+    number."""
     if isinstance(value, bool):
         return kind is bool
     if isinstance(value, int):

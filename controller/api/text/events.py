@@ -1,7 +1,7 @@
-"""An event in words: how grave, to whom, where, why, and its figures.
+"""An event in words: how grave it is, its subject, its place, its reason and its figures.
 
-The command line and the dashboard take the same words and place them as each has room. Imports
-no models: `llumctl events --help` stays fast.
+The command line and the dashboard use the same words, and place them by their room. This module
+imports no models, so that `llumctl events --help` stays fast.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ KINDS = (
     "operator",
     "events_lost",
 )
-"""Those that controllers of this version write; others are shown too."""
+"""Kinds that controllers of this version write; other kinds are shown too."""
 
 
 class Severity(StrEnum):
-    """`noted`: neither good nor bad, but rare and somebody's doing."""
+    """`noted`: neither good nor bad, but rare and done on purpose."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -77,7 +77,7 @@ _SEVERITIES: Mapping[str, Severity] = {
     "stalled": Severity.BAD,
     "lost": Severity.BAD,
 }
-"""By the whole kind, else by its last word."""
+"""Keys are whole kinds, or last words of kinds that have no key of their own."""
 
 _UNITS = ("tokens", "blocks", "steps")
 
@@ -88,7 +88,7 @@ def severity(event: "Event") -> Severity:
 
 
 def member(event: "Event") -> str:
-    """The process that it happened to or at; empty if it was none."""
+    """The process where it happened; empty if there is none."""
     if event.kind.startswith("controller_"):
         return "controller"
     if event.kind.startswith("frontend_"):
@@ -97,25 +97,25 @@ def member(event: "Event") -> str:
 
 
 def where(event: "Event") -> str:
-    """The member with its incarnation, as `i-0/2`."""
+    """The member with its incarnation, such as `i-0/2`."""
     found = member(event)
     return f"{found}/{event.incarnation}" if found and event.incarnation is not None else found
 
 
 def subject(event: "Event") -> str:
-    """The request that it is about, else the member, else who asked for it."""
+    """The request that the event is about, else the member, else the operator."""
     return event.request_id or where(event) or event.actor or "controller"
 
 
 def reasons(event: "Event") -> tuple[str, ...]:
-    """The reason, and who asked for it."""
+    """The reason, and the operator."""
     by = f"by {event.actor}" if event.actor else ""
     return tuple(words for words in (event.reason, by) if words)
 
 
 def figures(event: "Event") -> tuple[str, ...]:
-    """Those that are known, as `figure` says them. Not what other instances the decision about a
-    move looked at: `explain` tells."""
+    """The known figures in words. The freeness of other instances at a decision is left to
+    `explain`."""
     return tuple(
         figure(name, value)
         for name, value in event.numbers.items()
@@ -128,7 +128,7 @@ def why(event: "Event") -> str:
 
 
 def what(event: "Event") -> str:
-    """Where (if that is not the subject), then why."""
+    """The place (if it is not the subject), then reasons and figures."""
     on = [f"on {event.instance_id}"] if event.request_id and event.instance_id else []
     return ", ".join((*on, *reasons(event), *figures(event)))
 

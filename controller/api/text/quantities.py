@@ -1,16 +1,16 @@
-"""Figures and foreign text in words: the command line and the dashboard say them alike.
+"""Puts figures and foreign text into words, for the command line and the dashboard alike.
 
-Only the standard library: every command imports it.
+This module imports the standard library only, as every command imports it.
 """
 
 from datetime import datetime, tzinfo
 
 
 def duration(seconds: float | None) -> str:
-    """Two steps at most: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
+    """At most two units: 0.4s, 12s, 3m05s, 2h10m, 4d03h."""
     if seconds is None:
         return "-"
-    if seconds < 9.95:  # what rounds to 10.0 has two steps already
+    if seconds < 9.95:  # from 9.95 on, one decimal would show 10.0s
         return f"{seconds:.1f}s"
     whole = int(seconds + 0.05)
     if whole < 60:
@@ -33,14 +33,14 @@ def sized(num_bytes: float) -> str:
     """512 B, 1.5 KiB, 32.0 MiB, 2.1 GiB."""
     amount, unit = float(num_bytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1023.95:  # what rounds to 1024.0 is one of the next
+        if amount < 1023.95:  # an amount that rounds to 1024.0 is one of the next unit
             break
         amount, unit = amount / 1024, larger
     return f"{num_bytes:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: bool = False) -> str:
-    """HH:MM:SS, or HH:MM:SS.mmm, in a zone; None means the machine's."""
+    """HH:MM:SS, or HH:MM:SS.mmm, in `zone`; None: the machine's zone."""
     if time_s is not None:
         try:
             found = datetime.fromtimestamp(time_s, zone)
@@ -52,7 +52,7 @@ def time_of_day(time_s: float | None, zone: tzinfo | None = None, *, millis: boo
 
 
 def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
-    """HH:MM:SS of the same day as `now_s`, else with the date."""
+    """HH:MM:SS, with the date before it on another day than `now_s`."""
     clock = time_of_day(time_s, zone)
     try:
         day = datetime.fromtimestamp(time_s, zone).date()
@@ -63,7 +63,7 @@ def moment(time_s: float, now_s: float, zone: tzinfo | None = None) -> str:
 
 
 def setting_value(value: float | str | bool | None) -> str:
-    """As it can be typed: large numbers in full, `none` for no value."""
+    """The value as it can be typed: large numbers in full, `none` for no value."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -74,8 +74,8 @@ def setting_value(value: float | str | bool | None) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """What comes from afar must not drive the terminal: of what has no glyph, white space becomes
-    a space and all else is written as an escape. What is in `keep` stays."""
+    """Makes foreign text unable to drive the terminal: of characters without a glyph, white space
+    becomes a space, and others are written as escapes. Characters in `keep` stay."""
     return "".join(
         char if char.isprintable() or char in keep else " " if char.isspace() else repr(char)[1:-1]
         for char in text

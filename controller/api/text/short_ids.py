@@ -1,7 +1,7 @@
-"""Ids in little room: without what they have in common, and cut in the middle.
+"""Shortens ids for little room: drops common beginnings, and cuts the middle.
 
-Pure: the command line's tables and the dashboard shorten alike, and what they show is understood
-where a request is named (`controller.core.record.request_record`).
+The command line's tables and the dashboard shorten alike, and every command that names a request
+takes a shortened id (`controller.core.record.request_record`).
 """
 
 import itertools
@@ -17,9 +17,9 @@ def shortened(ids: Iterable[str], width: int, ellipsis: str = "…") -> dict[str
     """Each id in at most `width` characters; all whole if all have room.
 
     Ids with the same first word (`cmpl-`) lose it, and the further words that they all begin with.
-    What is too long still is cut in the middle, each at the same places. Different ids stay
-    different wherever there are such places; where there are none, each that is like another is
-    cut elsewhere, as far as the width has room for differences.
+    Ids that are still too long are cut in the middle, all at the same place, and at one where
+    different ids stay different. If there is no such place, ids that look alike are cut elsewhere,
+    as far as the width has room for differences.
     """
     whole = list(dict.fromkeys(ids))
     if width < 1 or all(len(id_) <= width for id_ in whole):
@@ -35,7 +35,7 @@ def shortened(ids: Iterable[str], width: int, ellipsis: str = "…") -> dict[str
 
 
 def _rests(ids: Sequence[str]) -> dict[str, str]:
-    """What is left of each without what its like begin with; at least its last word."""
+    """Each id without the beginning that it shares with its like; at least its last word stays."""
     groups: dict[str, list[str]] = {}
     for id_ in ids:
         found = _FIRST_WORD.match(id_)
@@ -49,8 +49,8 @@ def _rests(ids: Sequence[str]) -> dict[str, str]:
 
 
 def _common_words(ids: Sequence[str]) -> str:
-    """What all begin with, to the end of a word: of all pairs the first and the last in order have
-    the least in common."""
+    """The whole words with which all ids begin. The first and the last id in order have the least
+    in common."""
     pairs = zip(min(ids), max(ids), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     found = _WORDS.match(common)
@@ -58,7 +58,7 @@ def _common_words(ids: Sequence[str]) -> str:
 
 
 def _heads(width: int) -> Iterator[int]:
-    """How much stays before the cut: half of it, then more or less."""
+    """Numbers of characters before the cut: first half the width, then more or fewer."""
     middle = width // 2
     for off in range(width):
         for head in {middle + off, middle - off}:
@@ -74,7 +74,7 @@ def _cut(rest: str, head: int, width: int, ellipsis: str) -> str:
 
 
 def _forms(texts: Iterable[str], width: int, ellipsis: str) -> Iterator[str]:
-    """All ways to show one of these: cut once, then a piece out of the middle."""
+    """All ways to shorten one of the texts: cut once, then a piece out of the middle."""
     for text in texts:
         for head in _heads(width):
             yield _cut(text, head, width, ellipsis)
@@ -85,7 +85,7 @@ def _forms(texts: Iterable[str], width: int, ellipsis: str) -> Iterator[str]:
 def _told_apart(
     shown: Mapping[str, str], forms_of: Callable[[str], Iterator[str]]
 ) -> dict[str, str]:
-    """Of those that are shown alike each but the first gets another form, if one is free."""
+    """Gives each id but the first of those that look alike another form, if one is free."""
     counts = Counter(shown.values())
     used = {form for form, count in counts.items() if count == 1}
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a member says of its start while vLLM has not seen its arguments yet."""
+"""What a member reports of its start before vLLM has seen its arguments."""
 
 LAUNCHING = "launching"
 IMPORTING = "importing vLLM"

@@ -1,1 +1,1 @@
-"""What crosses the control API, as pydantic models."""
+"""The messages of the control API, as pydantic models."""

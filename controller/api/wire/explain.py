@@ -1,7 +1,8 @@
 """Wire models of `GET /v1/requests/{REQ}/explain`: why a request is where it is, step by step.
 
-Compatible as `models` says. Of a decision the instances are named that it looked at, each with the
-figure it was judged by: a dispatch by the policy's score, a move by freeness in decode steps.
+The compatibility rules are those of `models`. A decision names the instances that it considered,
+each with the figure that counted: for a dispatch the policy's score, for a move freeness in decode
+steps.
 """
 
 from typing import Annotated, Literal
@@ -12,11 +13,11 @@ from controller.api.wire.models import SCHEMA_VERSION, RequestStatus, WireModel
 from controller.api.wire.moves import MoveStage
 
 Figures = dict[str, float | int | None]
-"""By name, with the unit in it."""
+"""Figures by name; the name has the unit."""
 
 
 class Considered(WireModel):
-    """`figure`: null if it had none, as a draining instance has no freeness."""
+    """`figure`: null if the instance had none, as a draining instance has no freeness."""
 
     instance_id: str
     figure: float | None = None
@@ -29,7 +30,7 @@ class _Step(WireModel):
 
 class DispatchStep(_Step):
     """`by`: the controller, or the frontend alone while the controller was silent. `candidates`:
-    the best of `num_considered`, the best first; none are known where the frontend chose."""
+    the best of `num_considered`, the best first; empty if the frontend chose."""
 
     kind: Literal["dispatched"] = "dispatched"
     instance_id: str
@@ -38,12 +39,12 @@ class DispatchStep(_Step):
     candidates: tuple[Considered, ...] = ()
     num_considered: int = 0
     again: bool = False
-    """Not the first one: it was replayed."""
+    """True for a request that was dispatched before, and is replayed."""
 
 
 class _MoveDecision(_Step):
-    """`freeness_steps`: of the source when it decided; null while it drained. `candidates`: the
-    freest instances when the round began, the freest first. `figures`: all else that is known."""
+    """`freeness_steps`: the source's when it decided; null while it drained. `candidates`: the
+    freest instances when the round began, the freest first. `figures`: all other figures."""
 
     from_instance_id: str
     to_instance_id: str
@@ -53,8 +54,8 @@ class _MoveDecision(_Step):
 
 
 class MoveStep(_MoveDecision):
-    """A move that is over. `reason`: why it was to be moved. Of one that failed, `code` and `why`
-    it did; the request stayed at its source, or ended."""
+    """A move that is over. `reason`: why it began. `code` and `why` say why a move failed; then
+    the request stayed at its source, or ended."""
 
     kind: Literal["migrated", "migration_failed"]
     reason: str = ""
@@ -63,11 +64,11 @@ class MoveStep(_MoveDecision):
     stages: tuple[MoveStage, ...] = ()
     num_bytes: int = 0
     downtime_s: float | None = None
-    """Null too if the request had no token before."""
+    """Null also if the request had no token before the move."""
 
 
 class NotMovedStep(_MoveDecision):
-    """It was tried when its instance was to be relieved, and not moved."""
+    """Relief of the request's instance tried to move the request, and did not."""
 
     kind: Literal["not_moved"] = "not_moved"
     code: str
@@ -83,7 +84,7 @@ class PriorityStep(_Step):
 
 
 class OtherStep(_Step):
-    """All else that happened to it. `what` is the event's kind."""
+    """Any other event. `what` is its kind."""
 
     kind: Literal["other"] = "other"
     what: str
@@ -93,7 +94,7 @@ class OtherStep(_Step):
 
 
 class ForgottenStep(_Step):
-    """Here `num_events` are missing: a frontend keeps the first and the last ones of a request."""
+    """`num_events` are missing here: a frontend keeps a request's first and last events."""
 
     kind: Literal["forgotten"] = "forgotten"
     num_events: int
@@ -106,8 +107,8 @@ Step = Annotated[
 
 
 class Waiting(WireModel):
-    """Why it does not run. `code`: held (no instance has it), behind (others of its instance's
-    queue are first), or as of a queue head (docs/metrics.md)."""
+    """Why the request does not run. `code`: held (no instance has it), behind (others are before it
+    in its instance's queue), or the reason of a queue head (docs/metrics.md)."""
 
     code: str
     why: str
@@ -115,13 +116,12 @@ class Waiting(WireModel):
 
 
 class Explanation(WireModel):
-    """`request` says whether it could move now; if not, `why_not_movable` in words, if so, the
-    freest instance that could take it, if there is one."""
+    """`request` says whether it could move now. If not, `why_not_movable` says why in words; if so,
+    `could_move_to` is the freest instance that could take it, if there is one."""
 
     schema_version: int = SCHEMA_VERSION
     request: RequestStatus
     steps: tuple[Step, ...]
-    """In their order."""
     waiting: Waiting | None = None
     why_not_movable: str = ""
     could_move_to: str | None = None

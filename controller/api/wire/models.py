@@ -48,8 +48,8 @@ class QueueHeadStatus(WireModel):
 
 
 class EmulationStatus(WireModel):
-    """How well an emulated engine keeps its profile's time, since it began: what its steps should
-    have taken, what they took, and how many ended more than 5% late."""
+    """How well an emulated engine has kept its profile's time: the time that its steps should have
+    taken, the time that they took, and how many ended more than 5% late."""
 
     profile_time_s: float
     wall_time_s: float
@@ -72,8 +72,8 @@ class MoveStatus(WireModel):
 
 
 class EndedMoveStatus(WireModel):
-    """A move that is over. `why` it did not migrate, in words; a downtime is known once the
-    request has its next token."""
+    """A move that is over. `why`: the reason, in words, if the request did not move. The downtime
+    is known once the request has its next token."""
 
     migration_id: str
     request_id: str
@@ -89,7 +89,7 @@ class EndedMoveStatus(WireModel):
 
 
 class DrainStatus(WireModel):
-    """Of an instance that is being drained. `removes`: it goes for good once it is empty."""
+    """The drain of an instance. `removes`: the instance is removed once it is empty."""
 
     drain_id: str
     num_requests_left: int
@@ -166,27 +166,27 @@ class ClusterStatus(WireModel):
     state: ClusterState
     detail: str = ""
     revision: int = 0
-    """Counts the changes of what operators want of the cluster."""
+    """Counts the changes of the cluster's spec."""
     model: str
     policy: str
     engine: str = "vllm"
     endpoint_url: str
     time_s: float = 0.0
-    """When this was so: seconds since the epoch, by the controller's clock."""
+    """When the controller made this status: seconds since the epoch."""
     uptime_s: float
     """Since this controller started."""
     cluster_uptime_s: float | None = None
-    """Since `up` began, whatever was started again since; null in what older versions recorded."""
+    """Since `up` began; null in recordings of older versions."""
     num_held_reqs: int
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
     """Position of the newest event."""
     moves: tuple[MoveStatus, ...] = ()
-    """Under way."""
+    """Moves under way."""
     queued_moves: tuple[MoveStatus, ...] = ()
-    """Asked for by hand, they wait until both instances may begin another."""
+    """Moves by hand that wait until the source and the destination may begin another."""
     ended_moves: tuple[EndedMoveStatus, ...] = ()
-    """The last ones, the newest first."""
+    """The last moves that ended, the newest first."""
     num_migrated_last_minute: int = 0
     num_failed_moves_last_minute: int = 0
     instances: tuple[InstanceStatus, ...]
@@ -194,9 +194,9 @@ class ClusterStatus(WireModel):
 
 
 class Event(WireModel):
-    """Something that happened; `kind` and `cause_id` as in docs/metrics.md.
+    """Something that happened; docs/metrics.md has the kinds and causes.
 
-    `position` is where it stands in the controller's log. It is empty in a request's history,
+    `position` is the event's place in the controller's log. It is empty in a request's history,
     which travels with the request and outlives the controller.
     """
 
@@ -213,12 +213,12 @@ class Event(WireModel):
     actor: str | None = None
     numbers: dict[str, float | int | None] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
-    """What else it names: `from` and `to` of a move, the `policy` of a dispatch."""
+    """Further names: `from` and `to` of a move, the `policy` of a dispatch."""
 
 
 class EventPage(WireModel):
-    """`missed`: events between the position asked for and the first one here that the
-    controller has forgotten; null if it cannot tell, because it restarted since."""
+    """`missed`: events between the wanted position and the first one here that the controller has
+    forgotten; null if it cannot tell, as it has restarted since."""
 
     schema_version: int = SCHEMA_VERSION
     events: tuple[Event, ...]
@@ -244,13 +244,13 @@ LIVE_STATES = (
     RequestState.WAITING,
     RequestState.DISPATCHING,
 )
-"""In the order in which requests are listed; those that ended come behind, the last one first."""
+"""The order in which requests are listed; ended requests come behind, the last one first."""
 ENDED_STATES = (RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED)
 
 
 class RequestStatus(WireModel):
-    """One sequence. `id` is llumctl's, `client_id` the one that the client knows; `parent_id`
-    is set where one client request became several (`n` > 1)."""
+    """One sequence. `id` is llumctl's, `client_id` the client's; `parent_id` is set if one client
+    request became several (`n` > 1)."""
 
     id: str
     client_id: str
@@ -261,21 +261,22 @@ class RequestStatus(WireModel):
     instance_id: str | None = None
     arrival_time_s: float
     age_s: float
-    """Since it arrived; of an ended one, how long it took."""
+    """Since the request arrived; for an ended request, from its arrival to its end."""
     ttft_s: float | None = None
     num_prompt_tokens: int
     num_output_tokens: int
     num_evictions: int = 0
     num_moves: int = 0
     movable: bool | None = None
-    """Null for one that does not live on an instance, and where nobody asked or answered."""
+    """Null if the request is on no instance, or if its instance was not asked or did not answer."""
     why_not_movable: str | None = None
     """A reason code (docs/metrics.md)."""
     finish_reason: str | None = None
 
 
 class RequestList(WireModel):
-    """`num_matching` counts all; `silent_frontends` did not answer, theirs are missing."""
+    """`num_matching` counts all matches; requests of `silent_frontends`, which did not answer, are
+    missing."""
 
     schema_version: int = SCHEMA_VERSION
     requests: tuple[RequestStatus, ...]
@@ -284,7 +285,7 @@ class RequestList(WireModel):
 
 
 class RequestDetail(RequestStatus):
-    """`num_forgotten`: events that are missing in the middle of its history."""
+    """`num_forgotten`: events that are missing in the middle of the history."""
 
     schema_version: int = SCHEMA_VERSION
     history: tuple[Event, ...] = ()
@@ -304,7 +305,7 @@ class EventFrame(WireModel):
 
 
 class GapFrame(WireModel):
-    """Events were lost before the next one: `missed` of them, null if nobody can tell."""
+    """`missed` events were lost before the next one; null: an unknown number."""
 
     type: Literal["gap"] = "gap"
     time_s: float
@@ -324,7 +325,7 @@ seconds since the epoch. Readers skip types that they do not know."""
 
 
 class StopRequest(WireModel):
-    """Stop the cluster. With `drain`, live requests may finish within `grace_s`."""
+    """Stops the cluster. With `drain`, live requests may finish within `grace_s`."""
 
     drain: bool = True
     grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
@@ -337,7 +338,7 @@ class StopProgress(WireModel):
 
 
 class ErrorBody(WireModel):
-    """What every non-2xx answer carries. `hint` is the next command to try."""
+    """The body of every answer that is not 2xx. `hint` is the next command to try."""
 
     code: str
     message: str

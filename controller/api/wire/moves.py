@@ -1,4 +1,4 @@
-"""Wire models of a move that somebody asks for."""
+"""Wire models of a move by hand."""
 
 from typing import Annotated
 
@@ -9,20 +9,20 @@ from controller.api.wire.models import SCHEMA_VERSION, WireModel
 
 
 class MigrateRequest(WireModel):
-    """Move a live request. Without `to` the controller chooses, and tries another instance if
-    that one fails. With `dry_run` nothing moves."""
+    """Moves a live request. Without `to` the controller chooses the destination, and tries another
+    if the first fails. With `dry_run` nothing moves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     to: str | None = Field(default=None, min_length=1, max_length=64)
     dry_run: bool = False
     verify_kv: bool = False
-    """Compare a digest of the KV blocks on both sides before the destination takes over."""
+    """Compares a digest of the KV blocks on both sides before the destination takes over."""
     max_stages: Annotated[int | None, Field(ge=1, le=12)] = None
-    """1: a stop-and-copy. None: as many as it takes, 12 at most."""
+    """1: a stop-and-copy. None: as many as needed, 12 at most."""
     reason: str = Field(default="", max_length=MAX_REASON_CHARS)
     timeout_s: float = Field(default=60.0, gt=0, le=600, allow_inf_nan=False)
-    """How long to wait for the end. A move that is not over by then goes on."""
+    """How long the call waits for the move's end. A move that is not over by then goes on."""
 
 
 class MoveStage(WireModel):
@@ -32,9 +32,9 @@ class MoveStage(WireModel):
 
 
 class MoveAttempt(WireModel):
-    """One try. `outcome`: migrated; kept (it never stopped at the source); resumed (it stopped,
-    and runs there again); ended (it finished, or its client left); refused (it was not begun);
-    unknown (the source did not say)."""
+    """One attempt to move a request. `outcome`: migrated; kept (the request never stopped at the
+    source); resumed (it stopped, and runs there again); ended (it finished, or its client left);
+    refused (the move was not begun); unknown (the source did not say)."""
 
     migration_id: str
     to_instance_id: str
@@ -44,12 +44,12 @@ class MoveAttempt(WireModel):
     duration_s: float | None = None
     num_tokens: int | None = None
     num_cached_blocks: int | None = None
-    """At the destination already, so not copied."""
+    """Blocks that the destination's prefix cache had, so that they were not copied."""
     stages: tuple[MoveStage, ...] = ()
 
 
 class MovePlanned(WireModel):
-    """What a move would take. Null: nothing moved yet from which to tell."""
+    """What a move would take. Times are null before the first move."""
 
     num_tokens: int
     num_blocks: int
@@ -59,8 +59,8 @@ class MovePlanned(WireModel):
 
 
 class MigrationReport(WireModel):
-    """What came of it, or would. `outcome`: that of the last attempt; of a dry run `would_move`
-    or `refused`. `code` and `why` say why it does not move."""
+    """How a move ended, or would end. `outcome`: that of the last attempt; in a dry run
+    `would_move` or `refused`. `code` and `why` say why the request does not move."""
 
     schema_version: int = SCHEMA_VERSION
     request_id: str
@@ -73,7 +73,7 @@ class MigrationReport(WireModel):
     why: str = ""
     note: str = ""
     hint: str = ""
-    """The command that would help, where it is known."""
+    """The command that would help, if one is known."""
     num_blocks: int = 0
     num_bytes: int = 0
     """Copied by the last attempt."""
@@ -84,4 +84,4 @@ class MigrationReport(WireModel):
     """`downtime_s` less the destination's step."""
     plan: MovePlanned | None = None
     attempts: tuple[MoveAttempt, ...] = ()
-    """The last one last."""
+    """All attempts, the last one last."""

@@ -1,7 +1,7 @@
-"""Wire models of what operators do to a running cluster: drain, undrain, scale.
+"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority.
 
-Compatible as `models` says. Times named `deadline_s` in reports are seconds since the epoch;
-`revision` counts the changes of what operators want of the cluster.
+The compatibility rules are those of `models`. `deadline_s` in reports is in seconds since the
+epoch; `revision` counts the changes of the cluster's spec.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ OnDeadline = Literal["keep", "abort"]
 DrainState = Literal["draining", "drained", "active", "removed"]
 
 Revision = Annotated[int | None, Field(ge=0)]
-"""Act only if this is still the revision. None: act whatever it is."""
+"""The call fails if this is not the spec's revision any more. None: any revision will do."""
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 InstanceIds = Annotated[
     tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
@@ -23,24 +23,25 @@ InstanceIds = Annotated[
 
 
 class _Order(WireModel):
-    """A mistyped field must not be taken for a default."""
+    """Refuses unknown fields, so that a typing error does not silently become a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DrainRequest(_Order):
-    """Empty an instance. `on_deadline` is about the drain and never about requests: `keep` goes
-    on and says what is left, `abort` ends the drain, and what is left stays where it runs."""
+    """Empties an instance. `on_deadline` is about the drain and never ends a request: `keep` goes
+    on and reports what is left, `abort` ends the drain, and requests that are left stay where they
+    run."""
 
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     """Seconds from now. None: no deadline."""
     on_deadline: OnDeadline = "keep"
     dry_run: bool = False
     force: bool = False
-    """Even if no other instance serves."""
+    """Drains even if no other instance serves."""
     with_ids: InstanceIds = ()
-    """Others that the same command drains: none of them is a destination, and if not all of them
-    may go, none does."""
+    """Instances that the same command drains: none of them is a destination, and the command drains
+    all or none."""
     reason: Reason = ""
     if_revision: Revision = None
 
@@ -52,7 +53,7 @@ class UndrainRequest(_Order):
 
 
 class CannotMove(WireModel):
-    """A request that stays for now; `code` as in docs/metrics.md."""
+    """A request that stays for now; docs/metrics.md has the codes."""
 
     request_id: str
     client_id: str = ""
@@ -61,7 +62,7 @@ class CannotMove(WireModel):
 
 
 class PlannedDeparture(WireModel):
-    """Where a request would go, or why it cannot. Without blocks: it is queued."""
+    """Where a request would go, or why it cannot. A queued request has no blocks."""
 
     request_id: str
     client_id: str = ""
@@ -73,15 +74,16 @@ class PlannedDeparture(WireModel):
 
 
 class DrainReport(WireModel):
-    """One instance. `state`: draining; drained (it has nothing left); active (it is not being
-    drained); removed (it is gone for good). With `dry_run`, what would be: `plan`."""
+    """The drain of one instance. `state`: draining; drained (it has no requests left); active (it
+    is not being drained); removed (it is gone for good). With `dry_run`, `plan` says what would
+    happen."""
 
     schema_version: int = SCHEMA_VERSION
     instance_id: str
     drain_id: str = ""
     state: DrainState
     safe_to_delete: bool = False
-    """It has nothing left and gets nothing: its process may be ended."""
+    """The instance has no requests and gets none: its process may be ended."""
     num_requests_left: int = 0
     num_moving: int = 0
     num_moved: int = 0
@@ -89,7 +91,7 @@ class DrainReport(WireModel):
     silent: tuple[str, ...] = ()
     """Frontends that did not answer: their requests are not in this report."""
     estimate_s: float | None = None
-    """Until it is drained; null if nothing is known to tell from."""
+    """Expected time until it is drained; null if nothing is known from which to estimate it."""
     deadline_s: float | None = None
     on_deadline: OnDeadline = "keep"
     plan: tuple[PlannedDeparture, ...] = ()
@@ -98,9 +100,9 @@ class DrainReport(WireModel):
     reason: str = ""
     actor: str = ""
     removes_instance: bool = False
-    """It is removed once it is drained (scale-in)."""
+    """The instance is removed once it is drained (scale-in)."""
     changes: bool = False
-    """What was ordered made a difference, or would in a dry run."""
+    """The call changed something, or would in a dry run."""
 
 
 class DrainList(WireModel):
@@ -118,10 +120,10 @@ class ScaleRequest(_Order):
     if_revision: Revision = None
     dry_run: bool = False
     force: bool = False
-    """Start instances even if their node seems to have no room for them, and drain those that go
+    """Starts instances even if there seems to be no room for them, and drains those to be removed
     even if no other instance serves."""
     draining: InstanceIds | None = None
-    """Drain and remove just these, or do nothing. None: those with the fewest running requests."""
+    """Removes just these instances, or none. None: those with the fewest running requests."""
     reason: Reason = ""
     deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
     on_deadline: OnDeadline = "keep"
@@ -136,8 +138,8 @@ class ScaleRequest(_Order):
 
 
 class ScaleReport(WireModel):
-    """`previous` and `target` count what is planned: those that start, and not those that go.
-    `undrained`: that would have gone, and stay."""
+    """`previous` and `target` count planned instances: with those that start, without those to be
+    removed. `undrained`: instances that were to be removed, and stay."""
 
     schema_version: int = SCHEMA_VERSION
     previous: int

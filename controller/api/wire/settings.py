@@ -6,11 +6,11 @@ from controller.api.settings.bounds import MAX_REASON_CHARS
 from controller.api.wire.models import SCHEMA_VERSION, WireModel
 
 SettingValue = int | float | str | bool | None
-"""None: the setting has no value, as a time limit that is not set."""
+"""None: the setting has no value, such as a time limit that is not set."""
 
 
 class Setting(WireModel):
-    """One that may be changed while the cluster runs. `default`: what it is where nobody says."""
+    """A setting that may be changed while the cluster runs."""
 
     key: str
     value: SettingValue = None
@@ -19,7 +19,7 @@ class Setting(WireModel):
 
 
 class SettingList(WireModel):
-    """`revision` counts the changes of what operators want of the cluster."""
+    """`revision` counts the changes of the cluster's spec."""
 
     schema_version: int = SCHEMA_VERSION
     settings: tuple[Setting, ...]
@@ -27,8 +27,8 @@ class SettingList(WireModel):
 
 
 class SettingsPatch(WireModel):
-    """All of `changes` or, if one is wrong, none. With `if_revision`, only if that is still the
-    revision."""
+    """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
+    has another revision by now."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,11 +45,10 @@ class SettingChange(WireModel):
 
 
 class SettingChanges(WireModel):
-    """`revision`: the one that these changes made; of a dry run, and where nothing changed, the
-    present one."""
+    """`revision`: the one that these changes made, or the present one if nothing changed."""
 
     schema_version: int = SCHEMA_VERSION
     dry_run: bool = False
     changes: tuple[SettingChange, ...]
-    """Those whose value is another one now."""
+    """The settings whose value has changed."""
     revision: int = 0

@@ -8,7 +8,8 @@ import pytest
 from controller.adapters.emulated.answer import Answer, answer_to
 from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.vllm_wire import decode_request
-from controller.api.token_sequence import END, FIRST, first_wrong, natural_length, start, token
+from controller.api.token_sequence import END, FIRST, natural_length, start, token
+from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, frames
 
 PROMPT = [300, 301, 2000, 7]

@@ -9,11 +9,12 @@ import pytest
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.block_hashes import DIGEST_BYTES
 from controller.adapters.emulated.engine import EmulatedEngine
-from controller.api.token_sequence import first_wrong, start, token
+from controller.api.token_sequence import start, token
 from controller.core.load.freeness import freeness
 from controller.core.load.snapshot import NORMAL, Level, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.moves import EngineMoves, ReservedBlocks, SuspendedRequest
+from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import EOS, decode, finish, frames, make_engine
 
 BLOCK_SIZE = 16

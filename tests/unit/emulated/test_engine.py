@@ -8,8 +8,9 @@ import pytest
 
 from controller.adapters.emulated import vllm_wire as wire
 from controller.adapters.emulated.engine import EmulatedEngine
-from controller.api.token_sequence import END, first_wrong, natural_length, start
+from controller.api.token_sequence import END, natural_length, start
 from controller.model.config import ModelConfig
+from tests.emulated_answers import first_wrong
 from tests.unit.emulated.emulated_builders import (
     EOS,
     PROFILE,

@@ -14,10 +14,10 @@ from controller.api.token_sequence import (
     FIRST,
     STRIDE,
     first_position,
-    first_wrong,
     natural_length,
     token,
 )
+from tests.emulated_answers import first_wrong
 
 PROMPT = [300, 301, 2000, 7]
 
