@@ -31,6 +31,7 @@ from tests.canary import NO_GAP, Canary, Gap
 from tests.e2e.cluster import Cluster, marked_processes
 from tests.footprints import Footprint, ProcessKey
 from tests.fuzz.__main__ import own_cluster
+from tests.fuzz.choices import names_among
 from tests.fuzz.exchange import require_app
 from tests.fuzz.watch import ClusterWatch, growth
 
@@ -139,11 +140,10 @@ def _inboxes(run: Run) -> tuple[int, ...]:
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     console = Console(width=None if sys.stdout.isatty() else 130)
-    names = options.attacks.split(",")
     with tempfile.TemporaryDirectory(prefix="llumctl-attack-") as home:
         up = ("-n", str(options.instances), "--engine", options.engine)
         cluster = own_cluster(Path(home), f"attack-{os.getpid()}", up)
-        run = Run(cluster, ClusterWatch(cluster), {name: Turns() for name in names})
+        run = Run(cluster, ClusterWatch(cluster), {name: Turns() for name in options.attacks})
         with cluster.running():
             run.watch.new_tracebacks()
             time.sleep(SETTLE_S)
@@ -246,7 +246,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turn", type=float, default=20.0, help="of one attack, seconds")
     parser.add_argument("--gap", type=float, default=1.0, help="a longer one is a fault, seconds")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of requests")
-    parser.add_argument("--attacks", default=",".join(ATTACKS), help="of: %(default)s")
+    parser.add_argument(
+        "--attacks",
+        type=names_among(ATTACKS),
+        default=",".join(ATTACKS),
+        help="of: %(default)s",
+    )
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("-n", "--instances", type=int, default=2)
     parser.add_argument("--out", type=Path)

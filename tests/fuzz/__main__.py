@@ -26,6 +26,7 @@ from benchmarks.process_groups import signals_interrupt
 from tests import footprints
 from tests.e2e.cluster import Cluster
 from tests.fuzz import families, findings
+from tests.fuzz.choices import names_among
 from tests.fuzz.findings import Findings
 from tests.fuzz.fuzzer import Fuzzer, Plan, summary
 from tests.fuzz.watch import ClusterWatch, Watch
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             url,
             options.seed,
             options.seconds,
-            tuple(options.families.split(",")),
+            options.families,
             options.deadline,
             options.stall,
             options.rest_every,
@@ -155,7 +156,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--families", default=",".join(families.NAMES), help="of: %(default)s")
+    parser.add_argument(
+        "--families",
+        type=names_among(families.NAMES),
+        default=",".join(families.NAMES),
+        help="of: %(default)s",
+    )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="send a finding again")
     parser.add_argument("--url", help="of an endpoint that serves already")
     parser.add_argument("-n", "--instances", type=int, default=1)

@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.attack.__main__ import Run, Turns, _write, judge
+from tests.attack.__main__ import main as attack_main
 from tests.attack.attacks import ATTACKS, Target
 from tests.canary import Gap
 from tests.e2e.cluster import Cluster
 from tests.footprints import Footprint, ProcessKey
+from tests.fuzz.__main__ import main as fuzz_main
 from tests.fuzz.watch import ClusterWatch
 from tests.unit.fuzz.faulty_endpoint import FaultyEndpoint, error
 
@@ -34,6 +36,18 @@ async def test_connections_closed_without_an_answer_are_counted() -> None:
             target = Target("127.0.0.1", urlsplit(endpoint.url).port, scale=0.005)
             await ATTACKS["kept_connections"](target)
         assert target.outcomes[expected] >= 2
+
+
+@pytest.mark.parametrize("flag", ["--attacks", "--families"])
+def test_a_wrong_name_is_refused_before_anything_is_started(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cluster, "running", None)
+    command = {"--attacks": attack_main, "--families": fuzz_main}[flag]
+    with pytest.raises(SystemExit) as end:
+        command([flag, "schemes"])
+    assert end.value.code == 2
+    assert f"argument {flag}: no 'schemes' among " in capsys.readouterr().err
 
 
 def test_faults_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
