@@ -5,23 +5,34 @@ the Host header then has the page's name.
 """
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
     """`host`: a Host header's value. All names of loopback are ours, with any port, as tunnels end
-    there. `own`: further names and addresses, in lower case."""
+    there. `own`: further names and addresses, of `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def own_names(written: Iterable[str]) -> frozenset[str]:
+    """Names and addresses as an operator writes them, so that they compare with Host headers."""
+    return frozenset(host_name(url_host(host) if _is_address(host) else host) for host in written)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(name).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def host_name(host: str) -> str:
-    """The host without its port and without the brackets of an IPv6 address."""
+    """The host without its port, without the brackets of an IPv6 address and without the dot that
+    may end a name."""
     if host.startswith("["):
         address, _, port = host[1:].partition("]")
         return address.lower() if not port or port.startswith(":") else host

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.api.hosts import is_own_host, url_host
+from controller.api.hosts import is_own_host, own_names, url_host
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,18 @@ def test_foreign(host: str) -> None:
 )
 def test_in_a_url(host: str, written: str) -> None:
     assert url_host(host) == written
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("gpu-box:8000", "gpu-box:8000"),
+        ("gpu-box:8000", "GPU-Box"),
+        ("gpu-box.example.", "gpu-box.example:80"),
+        ("192.0.2.7:8000", "192.0.2.7"),
+        ("2001:DB8::1", "[2001:db8::1]:8000"),
+    ],
+)
+def test_a_name_of_ours_may_be_written_with_a_port_or_a_final_dot(written: str, host: str) -> None:
+    assert is_own_host(host, own_names([written]))
+    assert not is_own_host("evil.example", own_names([written]))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.adapters.http.errors import error_response
-from controller.api.hosts import is_own_host
+from controller.api.hosts import is_own_host, own_names
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Guard:
         self._app = app
         self._control = f"Bearer {control_token}".encode()
         self._view = f"Bearer {view_token}".encode()
-        self._own_hosts = (host.lower(),)
+        self._own_hosts = own_names([host])
         self._on_refused = on_refused
         self._refused: Counter[str] = Counter()
         self._told_s = float("-inf")

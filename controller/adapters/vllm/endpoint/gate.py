@@ -23,6 +23,7 @@ from controller.adapters.vllm.endpoint.priorities import (
     AskedPriority,
     read_asked_priority,
 )
+from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Gate:
         """May be set at any time, and holds for later requests."""
         self.room = BodyRoom(MAX_LARGE_BODIES * self.limits.max_body_bytes)
         self._keys = ApiKeys(api_keys)
-        self._hosts = None if api_keys else frozenset(host.lower() for host in hosts)
+        self._hosts = None if api_keys else own_names(hosts)
         self._levels = levels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
