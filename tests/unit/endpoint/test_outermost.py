@@ -6,11 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from controller.adapters.vllm.endpoint.gate import Gate
-from controller.adapters.vllm.endpoint.outermost import around, without_outermost
+from controller.adapters.vllm.endpoint.outermost import around, within, without_outermost
 
 PAGE = "https://chat.example"
 
@@ -58,6 +59,17 @@ async def test_nothing_stands_there_unless_asked_for() -> None:
 async def test_the_root_path_is_taken_away(path: str, inner: str) -> None:
     answer = await ask(app(root_path="/llm"), path)
     assert answer.json()["path"] == inner
+
+
+@pytest.mark.parametrize("root_path", ["/llm", "/v1", "/v1/models"])
+async def test_the_root_path_is_taken_away_once(root_path: str) -> None:
+    """Though vLLM's app, a FastAPI, has the root path too, for its /docs."""
+    inner = FastAPI(root_path=root_path)
+    inner.add_api_route("/v1/models", lambda: "here", methods=["GET"])
+    gate, given = Gate(), arguments(root_path=root_path)
+    gate.app = within(inner, given)
+    found = around(gate, given)
+    assert (await ask(found, f"{root_path}/v1/models")).json() == "here"
 
 
 async def test_the_gate_holds_under_the_root_path_too() -> None:

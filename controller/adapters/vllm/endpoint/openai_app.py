@@ -34,7 +34,7 @@ from controller.adapters.vllm.endpoint.connections import KEEP_ALIVE_S, KeepAliv
 from controller.adapters.vllm.endpoint.fail_fast import make_models_fail_fast
 from controller.adapters.vllm.endpoint.gate import Gate
 from controller.adapters.vllm.endpoint.model_route import add_model_route
-from controller.adapters.vllm.endpoint.outermost import around, without_outermost
+from controller.adapters.vllm.endpoint.outermost import around, within, without_outermost
 from controller.adapters.vllm.endpoint.pool_llm import PoolLLM
 from controller.adapters.vllm.endpoint.refusal_log import shorten_refusals
 from controller.adapters.vllm.engine.arguments import typed
@@ -111,7 +111,7 @@ async def build_server(
     await init_app_state(llm, app.state, args, tasks)
     tell_errors(app.state.anthropic_serving_messages)
     leave_out_cut_calls(app.state.anthropic_serving_messages)
-    gate.app, gate.json_paths = app, json_paths(app)
+    gate.app, gate.json_paths = within(app, args), json_paths(app)
     config = Config(
         around(gate, args),
         log_level="warning",

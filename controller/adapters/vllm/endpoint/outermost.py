@@ -34,6 +34,12 @@ def around(app: ASGIApp, args: Namespace) -> ASGIApp:
     return app
 
 
+def within(app: ASGIApp, args: Namespace) -> ASGIApp:
+    """vLLM's app, behind the gate: FastAPI takes the root path away itself, and would take a second
+    one away from a path that begins with the same word."""
+    return RootPathAgain(app, args.root_path) if args.root_path else app
+
+
 def without_outermost(args: Namespace) -> Namespace:
     """The arguments for vLLM's app within the gate."""
     inner = Namespace(**vars(args))
@@ -51,6 +57,17 @@ class RootPath:
         if path == self._root_path or path.startswith(self._root_path + "/"):
             inner = path.removeprefix(self._root_path) or "/"
             scope = {**scope, "path": inner}
+        await self._app(scope, receive, send)
+
+
+class RootPathAgain:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "path" in scope:
+            scope = {**scope, "path": self._root_path + scope["path"]}
         await self._app(scope, receive, send)
 
 
