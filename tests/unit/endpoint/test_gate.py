@@ -492,18 +492,30 @@ async def test_at_the_deadline_the_app_hears_that_the_client_left() -> None:
     assert (answer.status_code, error(answer)["type"]) == (504, "DeadlineExceededError")
 
 
-async def test_at_the_deadline_a_stream_ends_with_an_error() -> None:
-    async def app(_scope: Any, receive: Any, send: Any) -> None:
-        await streaming(send, b"data: 1\n\n")
-        await receive()
-        await receive()
-        await streaming(send, b"data: too late\n\n")
-        raise ConnectionError("whatever an app does that is cut")
+async def late_stream(_scope: Any, receive: Any, send: Any) -> None:
+    await streaming(send, b"data: 1\n\n")
+    await receive()
+    await receive()
+    await streaming(send, b"data: too late\n\n")
+    raise ConnectionError("whatever an app does that is cut")
 
-    answer = await ask(gate(app, GateLimits(request_timeout_s=0.02)))
+
+async def test_at_the_deadline_a_stream_ends_with_an_error() -> None:
+    answer = await ask(gate(late_stream, GateLimits(request_timeout_s=0.02)))
     first, failure, done, _ = answer.text.split("\n\n")
     assert (first, done) == ("data: 1", "data: [DONE]")
     assert json.loads(failure[6:])["error"]["code"] == 504
+
+
+async def test_at_the_deadline_a_stream_of_anthropic_s_ends_with_its_error() -> None:
+    found = gate(late_stream, GateLimits(request_timeout_s=0.02))
+    found.json_paths = frozenset({"/v1/messages"})
+    first, failure, _ = (await ask(found, "/v1/messages")).text.split("\n\n")
+    assert first == "data: 1"
+    event, data = failure.split("\n")
+    assert event == "event: error"
+    told = json.loads(data.removeprefix("data: "))
+    assert (told["type"], told["error"]["code"]) == ("error", 504)
 
 
 async def test_a_request_in_time_is_not_touched() -> None:

@@ -7,11 +7,14 @@ own model, and the log a traceback.
 Touch points of vLLM: entrypoints/anthropic/serving.py `message_stream_converter`.
 """
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from controller.adapters.vllm.endpoint.error_bodies import EVENT_PREFIX, reshape_event
+from controller.adapters.vllm.endpoint.error_bodies import (
+    EVENT_PREFIX,
+    anthropic_event,
+    reshape_event,
+)
 
 
 def tell_errors(serving: Any) -> None:
@@ -25,16 +28,10 @@ def tell_errors(serving: Any) -> None:
         async for event in convert(_until_error(chunks, errors)):
             yield event
         for chunk in errors:
-            yield error_event(chunk)
+            body = reshape_event(chunk.encode()).partition(b"\n")[0].removeprefix(b"data: ")
+            yield anthropic_event(body).decode()
 
     serving.message_stream_converter = converted
-
-
-def error_event(chunk: str) -> str:
-    """The error in Anthropic's shape, with the four fields of error_bodies.py."""
-    data = reshape_event(chunk.encode()).partition(b"\n")[0].removeprefix(b"data: ")
-    event = json.dumps({"type": "error", **json.loads(data)}, ensure_ascii=False)
-    return f"event: error\ndata: {event}\n\n"
 
 
 async def _until_error(

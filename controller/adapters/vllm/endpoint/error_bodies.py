@@ -35,6 +35,7 @@ MAX_PARAM_CHARS = 100
 
 INTERNAL = "the server failed on this request; its log says why"
 EVENT_PREFIX = b'data: {"error"'
+ANTHROPIC_PATH = "/v1/messages"
 
 
 def error_type(status: int) -> str:
@@ -80,9 +81,17 @@ def reshape_event(event: bytes) -> bytes:
     return b"data: " + error_body(status, message) + newline + rest
 
 
-def error_event(status: int, message: str) -> bytes:
-    """The last events of a stream that failed."""
-    return b"data: " + error_body(status, message) + b"\n\ndata: [DONE]\n\n"
+def last_events(status: int, message: str, path: str) -> bytes:
+    """Of a stream that failed: Anthropic's clients tell an error by its event."""
+    body = error_body(status, message)
+    if path == ANTHROPIC_PATH:
+        return anthropic_event(body)
+    return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+
+
+def anthropic_event(body: bytes) -> bytes:
+    """`body`: of `error_body`, whose four fields are kept."""
+    return b'event: error\ndata: {"type": "error", ' + body[1:] + b"\n\n"
 
 
 def _cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:

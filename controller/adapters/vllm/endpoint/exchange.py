@@ -18,7 +18,7 @@ from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint.error_bodies import (
     EVENT_PREFIX,
     error_body,
-    error_event,
+    last_events,
     reshape,
     reshape_event,
 )
@@ -62,7 +62,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.timed_out = False
-        self._what = f"{scope['method']} {scope['path']}"
+        self._path = scope["path"]
+        self._what = f"{scope['method']} {self._path}"
         self._receive = receive
         self._send = send
         self._timeout_s = self._deadline_s = math.inf
@@ -180,7 +181,8 @@ class Exchange:
             await self.refuse(RefusedError(status, message))
         elif self._streams:
             self._ended = True
-            await self._send({"type": "http.response.body", "body": error_event(status, message)})
+            last = last_events(status, message, self._path)
+            await self._send({"type": "http.response.body", "body": last})
 
     async def _send_error(self, start: Message) -> None:
         body = reshape(start["status"], self._error_body, self._what)
