@@ -6,7 +6,7 @@ MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
 
-.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-against bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
+	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
 	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"
@@ -101,6 +102,9 @@ bench-transfer: $(STAMP)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+bench-against: $(STAMP)
+	$(BIN)/python -m benchmarks.against --old $(OLD) $(ARGS)
 
 bench-cluster: $(STAMP)
 	$(BIN)/python -m benchmarks.cluster $(ARGS)

@@ -116,10 +116,13 @@ class Server(ABC):
 
 
 class LlumctlServer(Server):
-    """A cluster through the real command line."""
+    """A cluster through the real command line, of this checkout where none is given."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(f"llumctl {plan.num_engines}", plan, plan.port)
+    def __init__(
+        self, plan: EnginePlan, name: str = "llumctl", checkout: Path | None = None
+    ) -> None:
+        super().__init__(f"{name} {plan.num_engines}", plan, plan.port)
+        self._llumctl = llumctl(checkout)
 
     def wait_ready(self) -> float:
         """`llumctl up --wait` has returned and a completion has succeeded since."""
@@ -142,7 +145,7 @@ class LlumctlServer(Server):
             self._forget_plan()
 
     def _bring_down(self) -> None:
-        command = [llumctl(), "down", "--now", "--cluster", self.plan.cluster]
+        command = [self._llumctl, "down", "--now", "--cluster", self.plan.cluster]
         with contextlib.suppress(subprocess.TimeoutExpired), self.log_file.open("ab") as log:
             subprocess.run(
                 command, stdout=log, stderr=log, start_new_session=True, timeout=DOWN_TIMEOUT_S
@@ -163,7 +166,7 @@ class LlumctlServer(Server):
         return {p.pid: members.get(p.pid, _ray_part(p)) for p in processes_of(state.nonce)}
 
     def _command(self) -> list[str]:
-        return [llumctl(), "up", "-d", "--wait", *self.plan.llumctl_arguments()]
+        return [self._llumctl, "up", "-d", "--wait", *self.plan.llumctl_arguments()]
 
     def _environment(self) -> dict[str, str]:
         return {}
@@ -229,8 +232,10 @@ def idle_cpu(server: Server, seconds: float) -> float:
     return meter.used().total_s / seconds
 
 
-def llumctl() -> str:
-    return str(Path(sys.executable).with_name("llumctl"))
+def llumctl(checkout: Path | None = None) -> str:
+    """The command of a checkout that has an installation; this one where none is given."""
+    scripts = checkout / ".venv" / "bin" if checkout else Path(sys.executable).parent
+    return str(scripts / "llumctl")
 
 
 def _ray_part(process: psutil.Process) -> str:
