@@ -1,1 +1,1 @@
-"""The composition root: it alone knows every layer."""
+"""The composition root: the only room that knows all others."""

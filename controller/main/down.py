@@ -1,4 +1,4 @@
-"""Stop a cluster and leave no process, socket or file of it, whatever state it is in."""
+"""Stops a cluster and leaves no process, socket or file of it, whatever state it is in."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from controller.main.machine.ray_environment import NONCE_VARIABLE, TOKEN_FILE
 from controller.main.plan import FILE as PLAN_FILE
 
 POLL_S = 0.1
-# What the controller needs beyond the grace time to cut what still runs.
+# Beyond the grace time the controller needs so long to end what still runs.
 STOP_MARGIN_S = 10.0
 HEAD_PATIENCE_S = 5.0
 KILL_TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ KILL_TIMEOUT_S = 60.0
 def run(
     cluster: str, *, drain: bool, timeout_s: float | None, progress: Callable[[str], None]
 ) -> bool:
-    """False if there was nothing to stop. `timeout_s`: None takes the cluster's own grace time."""
+    """False if no cluster of that name runs. `timeout_s`: None takes the cluster's grace time."""
     if not os.path.lexists(run_state.run_file(cluster)):
         return False
     with run_state.lock(cluster):
@@ -49,8 +49,8 @@ def run(
 
 
 def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
-    """The run state; where that says nothing, what the plan beside it says. The broken one is
-    kept for whoever wants to know."""
+    """The run state, or, if that is broken, one made from the plan beside it. The broken file is
+    renamed and kept."""
     try:
         return run_state.load(cluster)
     except run_state.CorruptError as error:
@@ -69,7 +69,8 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
 
 
 def present_grace_s(state: RunState) -> float:
-    """As it was set last; if the controller does not say, as the cluster began."""
+    """The grace time as it was set last, or, if the controller does not answer, as the cluster
+    began."""
     with (
         contextlib.suppress(LlumctlError),
         ControlClient(state.control_url, state.control_token, timeout_s=2.0) as client,
@@ -81,8 +82,8 @@ def present_grace_s(state: RunState) -> float:
 
 
 def note(state: RunState, action: str, outcome: str, progress: Callable[[str], None]) -> None:
-    """Into the audit log, if that can be written: stopping must work on a full disk, too. The
-    controller makes an entry of its own, if it lives."""
+    """Writes into the audit log, if it can: stopping must work on a full disk, too. A controller
+    that lives makes an entry of its own."""
     try:
         AuditLog(run_state.state_path(state.cluster)).write(
             actor=actor(),
@@ -104,9 +105,10 @@ def tear_down(
     progress: Callable[[str], None] = lambda text: None,
     action: str = "",
 ) -> None:
-    """First by asking the controller, then by ending what is left, which covers a dead one.
-    `action`: of an operator; its end goes into the audit log before the run state goes.
-    `keep_ray_logs`: they go with the temporary folder, but where Ray died they may say why.
+    """Asks the controller to stop the cluster, then ends the processes that are left, also when
+    the controller is dead. `action`: an operator's, whose end goes into the audit log before the
+    run state is removed. `keep_ray_logs`: copies Ray's logs, which may say why Ray died, before
+    the temporary folder is removed.
 
     Safe to call again after it was interrupted."""
     with contextlib.suppress(LlumctlError):
@@ -149,8 +151,8 @@ def _ask_controller(
 
 
 def _kill_actors(state: RunState) -> None:
-    """On somebody else's Ray: end our actors through it, wherever they run. Raises if that
-    Ray cannot be reached: the run state is kept then, so that `down` can be tried again."""
+    """On somebody else's Ray: ends our actors through it, wherever they run. Raises LlumctlError
+    if that Ray cannot be reached; the run state stays then, so that `down` can be tried again."""
     log_file = Path(state.log_dir) / "down.log"
     command = [sys.executable, "-P", "-m", "controller.main.machine.kill_actors"]
     environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}

@@ -1,11 +1,12 @@
-"""The head process: starts Ray (or joins one) and the controller, then stays: it keeps the
-endpoint's listening socket for the frontends and two for the controller, and owns Ray if that is
-ours.
+"""The head process: it starts Ray (or joins one) and the controller. Then it keeps the endpoint's
+listening socket for the frontends and two sockets for the controller, and owns Ray if it started
+it.
 
-Run by `up` as `python -P -m controller.main.head ENDPOINT CONTROL PLAN_FILE` in the state folder,
+`up` runs it as `python -P -m controller.main.head ENDPOINT CONTROL PLAN_FILE` in the state folder,
 never in a user's folder: Ray puts its driver's working folder first in every worker's `sys.path`,
 and a `controller.py` there would be imported instead of ours. ENDPOINT and CONTROL are descriptors
-of sockets that `up` has bound. It outlives `up`; SIGTERM from `down` closes them and ends Ray.
+of sockets that `up` has bound. The head outlives `up`; SIGTERM from `down` closes its sockets and
+ends Ray.
 """
 
 import logging
@@ -26,11 +27,11 @@ from controller.main.plan import ClusterPlan
 from controller.main.roles import bind_host
 from controller.runtime import log_records
 
-# Nothing of ours goes through the object store; this is about Ray's minimum.
+# llumctl puts nothing into the object store; this is about Ray's minimum.
 OBJECT_STORE_BYTES = 80_000_000
 BIRTH_POLL_S = 0.5
 HEAD_LOG = "head.log"
-"""In the folder of logs: what this process writes, as `up` has arranged."""
+"""In the folder of logs; `up` sends this process's output there."""
 
 
 def main(endpoint: int, control: int, plan_file: str) -> None:
@@ -81,8 +82,9 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
 
 
 def _watch_birth(controller: Any, stop: threading.Event) -> None:
-    """Until its process is there. Raises if Ray has given it up, as it does without a restart when
-    the actor cannot be made; that a process died is in its own log."""
+    """Waits until the controller's process runs. Ends this process if Ray gives the actor up, as
+    it does without a restart when the actor cannot be made. A later death is in the controller's
+    own log."""
     import ray
 
     born = controller.pid.remote()

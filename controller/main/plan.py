@@ -1,5 +1,5 @@
-"""What one cluster is made of: settings with every open choice made. Made once by `up`,
-kept in a 0600 file, read by the head process and handed to every actor as JSON."""
+"""The plan of a cluster: its settings with every open choice made. `up` makes it and keeps it in a
+file of mode 0600; the head process reads it and gives it to every actor as JSON."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE = "plan.json"
 
 
 class ClusterPlan(BaseModel):
-    # Neither its repr nor an error about it tells a secret.
+    # No error about the plan, and no repr (see the fields), shows a secret.
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     settings: Settings
@@ -25,12 +25,12 @@ class ClusterPlan(BaseModel):
     num_gpus_per_instance: int
     num_threads_per_instance: int
     members_port: int = 0
-    """Where the controller listens for the members; fixed, so that a restarted one is found."""
+    """The controller's port for the members; fixed, so that they find a restarted controller."""
     members_key: str = Field(repr=False)
-    """What the members prove themselves to each other with; `ClusterKey`'s secret half."""
+    """The secret half of `ClusterKey`, by which the members prove themselves to each other."""
     control_token: str = Field(repr=False)
     view_token: str = Field(repr=False)
-    """May look at the control API, not act."""
+    """Allows to look at the control API, but not to act."""
     api_keys: tuple[str, ...] = Field(repr=False)
     """Lines of the key file (controller/api/settings/key_file.py)."""
     namespace: str
@@ -44,21 +44,21 @@ class ClusterPlan(BaseModel):
     """What emulated engines emulate; None: the engines are vLLM's."""
 
     def for_instances(self) -> "ClusterPlan":
-        """Without the secrets that an instance has no use for."""
+        """The plan without the secrets that an instance does not need."""
         return self.model_copy(update={"control_token": "", "view_token": "", "api_keys": ()})
 
     def for_frontends(self) -> "ClusterPlan":
-        """Without the control API's tokens."""
+        """The plan without the control API's tokens."""
         return self.model_copy(update={"control_token": "", "view_token": ""})
 
     @property
     def ports_dir(self) -> Path:
-        """Where the keepers of the controller's sockets are found."""
+        """The folder in which the keepers of the controller's sockets are found."""
         return Path(self.temp_dir) / "ports"
 
     @property
     def listener_dir(self) -> Path:
-        """Where the keepers of the endpoint's socket are found."""
+        """The folder in which the keepers of the endpoint's socket are found."""
         return Path(self.temp_dir) / "listener"
 
     @property

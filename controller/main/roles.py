@@ -1,7 +1,7 @@
 """What runs inside each actor: the composition of shells, ports and adapters.
 
-Imports of heavy libraries happen in the role that needs them: the controller never loads
-vLLM, an llumlet never loads the OpenAI app.
+A role imports the heavy libraries that it needs: the controller never loads vLLM, an llumlet never
+loads the OpenAI app.
 """
 
 import asyncio
@@ -64,7 +64,8 @@ async def controller(plan_json: str, start: Start) -> None:
             plan.num_gpus_per_instance,
             num_bytes=_instance_bytes(plan),
         ),
-        # Where the controller is, which is the machine of `up`: its address is the endpoint's.
+        # Frontends run beside the controller, on the machine of `up`, which has the endpoint's
+        # address.
         frontend=ActorPlan(f"{__name__}:frontend", for_frontends | address, node_id=_ray_node_id()),
         available_bytes=available_bytes,
     )
@@ -92,7 +93,7 @@ async def controller(plan_json: str, start: Start) -> None:
         metrics_type=metrics.CONTENT_TYPE,
         listening=control_socket(plan),
     )
-    gc.freeze()  # what is imported: a full collection took 40 ms, and nothing went on meanwhile
+    gc.freeze()  # or each full collection stops the loop for 40 ms to look at all imported objects
     start.succeeded()
     try:
         await server.run_beside(service.run())
@@ -101,7 +102,7 @@ async def controller(plan_json: str, start: Start) -> None:
 
 
 def _instance_bytes(plan: ClusterPlan) -> int:
-    """Of memory that a further instance takes; 0 where it is the GPU's that counts."""
+    """Memory that a further instance takes; 0 if only the GPU's memory counts."""
     if plan.profile is not None:
         from controller.main.start import emulation
 
@@ -212,7 +213,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
 async def _stay_failed(
     kind: MemberKind, member_id: str, plan: ClusterPlan, controller_address: str, why: str
 ) -> None:
-    """Instead of the role's own work, of which nothing is even imported: for ever."""
+    """Reports the failure and waits for ever; the role's own modules are not imported."""
     mailbox = ZmqMailbox(bind_host(plan), key=ClusterKey(plan.members_key))
     member = Membership(kind, member_id, mailbox, controller_address, _node(), lambda: 0)
     await member.stay_failed(why)
@@ -226,7 +227,7 @@ def endpoint_url(plan: ClusterPlan) -> str:
 
 
 def bind_host(plan: ClusterPlan) -> str:
-    """Loopback stays loopback; `auto` is the address by which Ray knows this machine."""
+    """The address of the setting; for `auto`, the one by which Ray knows this machine."""
     host = plan.settings.cluster.host
     if host != "auto":
         ipaddress.ip_address(host)

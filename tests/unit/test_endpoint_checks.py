@@ -219,7 +219,7 @@ def test_what_is_no_tls_is_refused(tmp_path: Path, options: dict[str, Any], why:
         ({"allowed_origins": ["https://a.example/x"]}, "is no origin"),
         ({"allowed_origins": ["a.example"]}, "is no origin"),
         ({"allowed_origins": ["*"], "allow_credentials": True}, "cannot be with"),
-        ({"allowed_methods": ["GET POST"]}, "'GET POST' is none"),
+        ({"allowed_methods": ["GET POST"]}, "'GET POST' is no name of an HTTP method"),
         ({"root_path": "llm"}, "is no path such as /llm"),
         ({"root_path": "/llm/"}, "is no path such as /llm"),
         ({"root_path": "/"}, "is no path such as /llm"),

@@ -1,1 +1,1 @@
-"""What `up` refuses before anything starts."""
+"""Checks by which `up` refuses to start."""

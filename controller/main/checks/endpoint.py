@@ -1,4 +1,4 @@
-"""What can be refused of the endpoint's options before anything starts.
+"""Checks of the endpoint's options before anything starts.
 
 Touch points of vLLM: the tables of the parsers' names, tool_parsers/__init__.py
 `_TOOL_PARSERS_TO_REGISTER` and reasoning/__init__.py `_REASONING_PARSERS_TO_REGISTER`.
@@ -38,7 +38,7 @@ def check_endpoint(options: EndpointOptions) -> None:
 
 
 def parser_names(place: tuple[str, str]) -> frozenset[str]:
-    """Read from vLLM's source."""
+    """Names of the parsers in a table of vLLM's source."""
     module, table = place
     return vllm_declarations.installed().need(module).keys(table)
 
@@ -62,7 +62,8 @@ def _check_parsers(options: EndpointOptions) -> None:
 
 
 def _check_parser(key: str, name: str | None, place: tuple[str, str], plugin: str | None) -> None:
-    """A plugin may bring any other name; only importing it would tell."""
+    """Refuses unknown names if there is no plugin: a plugin may bring any name, which only its
+    import would tell."""
     if name is None or plugin is not None:
         return
     known = parser_names(place)
@@ -85,7 +86,7 @@ def _check_template(options: EndpointOptions) -> None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # As transformers compiles one, but for its tag {% generation %}, which only training uses.
+    # transformers compiles templates so, too, and has a tag {% generation %}, for training only.
     environment = ImmutableSandboxedEnvironment(extensions=[loopcontrols])
     source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
     try:
@@ -101,7 +102,7 @@ def _check_template(options: EndpointOptions) -> None:
 
 
 def _check_plugins(options: EndpointOptions) -> None:
-    """Code that somebody else can change is not run."""
+    """Refuses code that other users can change."""
     for key in ("tool_parser_plugin", "reasoning_parser_plugin"):
         name: str | None = getattr(options, key)
         if name is None:
@@ -135,7 +136,7 @@ def _check_browsers(options: EndpointOptions) -> None:
     for key in ("allowed_methods", "allowed_headers"):
         for word in getattr(options, key):
             if not _TOKEN.fullmatch(word):
-                raise wrong(key, f"{word[:60]!r} is none")
+                raise wrong(key, f"{word[:60]!r} is no name of an HTTP method or header")
     path = options.root_path
     if path is not None and not _ROOT_PATH.fullmatch(path):
         raise wrong("root_path", f"{path[:60]!r} is no path such as /llm", "--root-path /llm")

@@ -10,7 +10,7 @@ TABLE = "endpoint"
 
 
 def read(key: str, name: str, max_bytes: int) -> tuple[str, os.stat_result]:
-    """The text, and whose it is."""
+    """The file's text and its status. Raises WrongSettingError."""
     try:
         raw, found = plain_file.read_with_status(Path(name), max_bytes)
         return raw.decode("utf-8"), found

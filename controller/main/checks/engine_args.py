@@ -1,4 +1,4 @@
-"""What a user may write into `[engine]`: vLLM's engine arguments, by name and by value."""
+"""Checks what a user writes into `[engine]`: vLLM's engine arguments, by name and by value."""
 
 import difflib
 import json
@@ -22,7 +22,7 @@ MODULE, CLASS = "vllm.engine.arg_utils", "AsyncEngineArgs"
 
 
 def check_engine_args(args: Mapping[str, Any]) -> None:
-    """Raises WrongSettingError for the first that llumctl refuses or vLLM does not have, or whose
+    """Raises WrongSettingError for the first argument that llumctl refuses or vLLM lacks, or whose
     value vLLM does not take."""
     known = known_engine_args()
     for name, value in args.items():
@@ -75,13 +75,13 @@ def check_grammar_backend(config: Mapping[str, Any]) -> None:
 
 @cache
 def known_engine_args() -> frozenset[str]:
-    """Read from vLLM's source."""
+    """Names of all engine arguments, from vLLM's source."""
     return frozenset(_declared())
 
 
 @cache
 def argument_kind(name: str) -> Any:
-    """The type that a value must have; see vllm_declarations.py."""
+    """The type that an argument's value must have; see vllm_declarations.py."""
     module = vllm_declarations.installed().need(MODULE)
     return vllm_declarations.argument_kind(module, _declared()[name])
 
@@ -91,12 +91,12 @@ def _declared() -> dict[str, Declared]:
 
 
 def _config(kind: Any) -> ConfigDict | None:
-    """A model brings its own."""
+    """None for a model, which brings its own configuration."""
     return None if isinstance(kind, type) and hasattr(kind, "model_fields") else ConfigDict()
 
 
 def _place(details: ErrorDetails, value: Any) -> list[str | int]:
-    """Where in the value; pydantic also names the members of a union on its way there."""
+    """The error's place in the value, without the union members that pydantic names too."""
     path: list[str | int] = []
     for part in details["loc"]:
         if isinstance(value, dict) and part in value:

@@ -1,4 +1,4 @@
-"""What can be refused before anything is started, and the open choices made.
+"""Makes the choices that settings leave open, and refuses what it can before anything starts.
 
 Each check raises LlumctlError with what, why and the next command.
 """
@@ -33,7 +33,7 @@ INSTANCE_BYTES = GIB
 DEFAULT_CPU_INSTANCES = 2
 # KV cache of the embedded model: 16 full contexts of 8,192 tokens.
 EMBEDDED_KV_BYTES = 128 << 20
-# vLLM cuts the context to what the KV cache holds, where nobody asked for more.
+# With this max_model_len vLLM cuts the context to what the KV cache holds.
 AUTO_FIT = -1
 # CPU attention wants multiples of 32; vLLM itself takes 128.
 CPU_BLOCK_SIZE = 32
@@ -65,7 +65,7 @@ def gpus_per_instance(settings: Settings) -> int:
 
 
 def default_instances(gpus: int, per_instance: int) -> int:
-    """What fits: one instance per group of GPUs, or a pair to try things on a CPU."""
+    """One instance per group of GPUs, or a pair to try things on a CPU."""
     if not gpus:
         return DEFAULT_CPU_INSTANCES
     if gpus < per_instance:
@@ -77,7 +77,7 @@ def default_instances(gpus: int, per_instance: int) -> int:
 
 
 def threads_per_instance(num_instances: int, num_frontends: int) -> int:
-    """A core is left to each frontend; a user's OMP_NUM_THREADS wins."""
+    """Leaves a core to each frontend; a user's OMP_NUM_THREADS wins."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -90,13 +90,13 @@ def check_port(host: str, port: int, what: str, flag: str) -> None:
 
 
 def hold_endpoint(table: EndpointTable) -> socket.socket:
-    """Its port belongs to whoever has the socket, from now on."""
+    """Binds the endpoint's port; it belongs to the owner of the socket from now on."""
     with _port_errors(table.host, table.port, "the endpoint", "--port"):
         return listen(table.host, table.port, table.write_timeout_s)
 
 
 def hold_control(table: ControlTable) -> socket.socket:
-    """The same; it does not listen, as nobody would answer yet."""
+    """Binds the control API's port; the socket does not listen, as nobody would answer yet."""
     with _port_errors(table.host, table.port, "the control API", "--control-port"):
         return bound(table.host, table.port, again=True)
 
@@ -114,14 +114,15 @@ def _port_errors(host: str, port: int, what: str, flag: str) -> Iterator[None]:
 
 
 def _reason(error: OSError) -> str:
-    """Without the address that the socket module adds. strerror knows no gaierror's number."""
+    """The reason without the address that the socket module adds. A gaierror has its own text, as
+    os.strerror does not know its number."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror or error)
     return os.strerror(error.errno or 0).lower()
 
 
 def free_port(host: str) -> int:
-    """To be suggested, not to be relied on: whoever comes first gets it."""
+    """A port that is free now, for a suggestion; another program may take it."""
     with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
 
@@ -175,7 +176,7 @@ def resolve_model(model: str, cache_dir: Path) -> tuple[str, Path]:
 
 
 def _config_from_hub(model: str) -> Path:
-    """One question, no retries: vLLM would ask for minutes before it gives up."""
+    """Asks the hub once, as vLLM would ask for minutes before it gives up."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no __all__
@@ -204,7 +205,8 @@ def _config_from_hub(model: str) -> Path:
 
 
 def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -> dict[str, Any]:
-    """What vLLM gets: ours, then defaults for this machine, then the user's over them."""
+    """vLLM's engine arguments: defaults for this machine, the user's over them, and above all those
+    that llumctl needs."""
     args: dict[str, Any] = {}
     if not gpus:
         args |= {"block_size": CPU_BLOCK_SIZE}
@@ -229,7 +231,7 @@ def engine_args(settings: Settings, model: str, num_instances: int, gpus: int) -
 
 
 def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None:
-    """CPU only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
+    """For CPUs only: vLLM checks a GPU's memory itself, once it has loaded the weights."""
     each = instance_bytes(args, folder)
     available = available_bytes()
     if each * num_instances > available:
@@ -244,14 +246,14 @@ def check_memory(args: dict[str, Any], folder: Path, num_instances: int) -> None
 
 
 def instance_bytes(args: dict[str, Any], folder: Path) -> int:
-    """About what one instance takes on a CPU."""
+    """The memory that one instance takes on a CPU, about."""
     kv_bytes = int(args.get("kv_cache_memory_bytes", 0))
     return INSTANCE_BYTES + kv_bytes + _weight_bytes(folder)
 
 
 def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
-    """A KV cache that cannot hold one request of the full context is refused by vLLM, but only
-    after minutes; with the sizes in config.json it can be said at once."""
+    """Refuses a KV cache that cannot hold one request of the full context, by the sizes in
+    config.json; vLLM would refuse it only after minutes."""
     try:
         config = json.loads(plain_file.read(config_file, MAX_CONFIG_BYTES))
     except OSError as error:
@@ -269,8 +271,8 @@ def check_kv_cache(args: dict[str, Any], config_file: Path) -> None:
         kv_bytes = int(args["kv_cache_memory_bytes"])
         block_size = int(args.get("block_size") or CPU_BLOCK_SIZE)
     except (KeyError, TypeError, ValueError):
-        return  # not sizes that we can read: vLLM will judge
-    # One block more than the request has: vLLM keeps one for itself, the null block.
+        return  # the sizes cannot be read here: vLLM will check them
+    # One block more than the request needs: vLLM keeps the null block for itself.
     needed = per_token * (blocks_for(context, block_size) + 1) * block_size
     fits = max(0, kv_bytes // per_token // block_size - 1) * block_size
     if context != AUTO_FIT and kv_bytes < needed:

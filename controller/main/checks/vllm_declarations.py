@@ -1,10 +1,10 @@
-"""What vLLM declares of its arguments, read from its source: importing vLLM takes 9 s.
+"""What vLLM declares of its arguments, read from its source, as importing vLLM takes 9 s.
 
 An annotation becomes a type that pydantic checks values against, as JSON or TOML can write them:
-what only Python can write (a class, a function) is left out, what cannot be read is any value.
-A class of vLLM's configuration becomes a table of its fields. Bounds are those of pydantic's
-`Field`. A field that vLLM's own validators look at first (mode "before") may take more than its
-annotation says, so it takes any value here.
+members that only Python can write (a class, a function) are left out, and an annotation that cannot
+be read allows any value. A class of vLLM's configuration becomes a table of its fields. Bounds are
+those of pydantic's `Field`. A field that vLLM's own validators look at first (mode "before") may
+take more than its annotation says, so it takes any value here.
 
 Touch points of vLLM: engine/arg_utils.py `EngineArgs`, `AsyncEngineArgs`, of which the methods
 say into which configuration an argument goes; config/*.py, classes of pydantic dataclasses.
@@ -45,7 +45,7 @@ class _UnwritableError(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """A field of a class, where it stands."""
+    """A field of a class, with its module and class."""
 
     module: "Module"
     owner: ast.ClassDef
@@ -71,7 +71,7 @@ class Declared:
 
     @property
     def is_looked_at_first(self) -> bool:
-        """By a validator of vLLM's, before the annotation counts."""
+        """Whether a validator of vLLM's sees the value before the annotation counts."""
         name = _target(self.node)
         return any(name in names or _ANY_FIELD in names for names in _validated_first(self.owner))
 
@@ -84,13 +84,13 @@ class Source:
         self._modules: dict[str, Module | None] = {}
 
     def module(self, name: str) -> "Module | None":
-        """By its dotted name; None for what is not vLLM's, or not there."""
+        """The module of a dotted name; None if it is not vLLM's, or does not exist."""
         if name not in self._modules:
             self._modules[name] = self._parse(name)
         return self._modules[name]
 
     def need(self, name: str) -> "Module":
-        """Raises LlumctlError if it is not there: this is another vLLM."""
+        """Raises LlumctlError if the module does not exist: this is another vLLM."""
         module = self.module(name)
         if module is None:
             raise LlumctlError(f"vLLM has no module {name}", "llumctl doctor")
@@ -136,7 +136,7 @@ class Module:
                 self._imported.setdefault(alias.asname or alias.name, (base, alias.name))
 
     def find(self, name: str) -> "tuple[Module, ast.expr | ast.ClassDef] | None":
-        """The alias or the class of that name, in the module that defines it."""
+        """The alias or class `name`, and the module that defines it."""
         found = self.classes.get(name) or self.values.get(name)
         if found is not None:
             return self, found
@@ -145,7 +145,7 @@ class Module:
         return module.find(original) if module else None
 
     def fields(self, class_name: str) -> dict[str, Declared]:
-        """Of the class and its bases; those whose name begins with _ are not for users."""
+        """Fields of the class and its bases, without private ones."""
         found = self.find(class_name)
         if found is None:
             return {}
@@ -163,7 +163,7 @@ class Module:
         return fields
 
     def keys(self, name: str) -> frozenset[str]:
-        """Of a dictionary that is written out."""
+        """Keys of a dictionary that is written out. Raises LlumctlError."""
         found = self.values.get(name)
         if not isinstance(found, ast.Dict):
             raise LlumctlError(f"vLLM's {self.name} has no table {name}", "llumctl doctor")
@@ -222,7 +222,7 @@ class Module:
         if not isinstance(node, ast.ClassDef):
             return module.kind(node)
         if any(_name(base).endswith("Enum") for base in node.bases):
-            return Any  # by name or by value: its own parser knows
+            return Any  # an Enum's own parser takes names or values
         return module.table(node.name)
 
     @functools.cache  # noqa: B019  (modules live as long as the process)
@@ -231,7 +231,7 @@ class Module:
         fields = self.fields(class_name)
         if not fields or _validates_all_first(self.classes[class_name]):
             return dict[str, Any]
-        # By aliases: some of vLLM's names are those of methods that pydantic gives a model.
+        # Aliases keep vLLM's names apart from those of the methods that pydantic gives a model.
         keys: dict[str, Any] = {
             f"key_{number}": (kind_of(declared), Field(None, alias=name))
             for number, (name, declared) in enumerate(fields.items())
@@ -240,7 +240,7 @@ class Module:
 
 
 def kind_of(declared: Declared, into: Declared | None = None) -> Any:
-    """The type of a field; `into`: the field of a configuration that its value ends in."""
+    """The type of a field; `into`: the field of a configuration that gets its value."""
     if declared.is_looked_at_first or (into is not None and into.is_looked_at_first):
         return Any
     try:
@@ -256,7 +256,7 @@ def kind_of(declared: Declared, into: Declared | None = None) -> Any:
 
 
 def argument_kind(module: Module, declared: Declared) -> Any:
-    """Of an engine argument, with what the configuration says that it ends in."""
+    """The type of an engine argument, also by the configuration's field that gets its value."""
     name = _target(declared.node)
     place = _ends_in(declared.owner).get(name) or _default_of(declared.node.value)
     into = module.fields(place[0]).get(place[1]) if place else None
@@ -264,7 +264,7 @@ def argument_kind(module: Module, declared: Declared) -> Any:
 
 
 def _default_of(node: ast.expr | None) -> tuple[str, str] | None:
-    """`Config.field` or `get_field(Config, "field")`."""
+    """Class and field of a default that is `Config.field` or `get_field(Config, "field")`."""
     if isinstance(node, ast.Attribute):
         return _name(node.value), node.attr
     if isinstance(node, ast.Call) and _name(node.func) == "get_field":
@@ -275,7 +275,7 @@ def _default_of(node: ast.expr | None) -> tuple[str, str] | None:
 
 @functools.cache
 def _ends_in(owner: ast.ClassDef) -> dict[str, tuple[str, str]]:
-    """Argument -> the configuration class and its field that a method gives it to, as it is."""
+    """Argument -> class and field of the configuration to which a method passes it unchanged."""
     found: dict[str, tuple[str, str]] = {}
     for call in ast.walk(owner):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
@@ -301,7 +301,7 @@ def installed() -> Source:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Also those under `if TYPE_CHECKING:`, which come first and say more."""
+    """All statements, also those under `if TYPE_CHECKING:`, whose types are more precise."""
     for node in body:
         if isinstance(node, ast.If):
             yield from _statements(node.body)
@@ -311,7 +311,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bounded(kind: Any, bounds: dict[str, Any]) -> Any:
-    """Bounds are about numbers; a union's other members stay as they are."""
+    """Bounds the numbers of a union; its other members stay as they are."""
     members = get_args(kind) if get_origin(kind) is Union else (kind,)
     return _union([Annotated[m, Field(**bounds)] if m in (int, float) else m for m in members])
 
@@ -321,7 +321,7 @@ def _union(kinds: list[Any]) -> Any:
         raise _UnwritableError
     if Any in kinds:
         return Any
-    return Union[tuple(kinds)]  # noqa: UP007  (of as many as there are)
+    return Union[tuple(kinds)]  # noqa: UP007  (their number is not fixed)
 
 
 def _validated_first(owner: ast.ClassDef) -> Iterator[set[Any]]:
@@ -353,7 +353,7 @@ def _mode(call: ast.Call) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """Of what is named or subscripted; '' for anything else."""
+    """The name of an expression that is named or subscripted; '' for others."""
     if isinstance(node, ast.Subscript):
         return _name(node.value)
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
-"""What would keep a cluster from starting on this machine, and the cure for each.
+"""Finds what would keep a cluster from starting on this machine, and the cure.
 
-Starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata tells
-enough) and is done in well under 2 s.
+`doctor` starts nothing, leaves nothing behind, imports neither Ray, torch nor vLLM (their metadata
+tells enough) and takes well under 2 s.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 PROBE_TIMEOUT_S = 0.7
 PROBE_NONCE = "doctor"
 PROBE_BYTES = 1 << 16
-"""About what the files of a start take."""
+"""About the size of a start's files."""
 NVIDIA_SMI_TIMEOUT_S = 1.0
 
 OK, WARN, FAIL = CheckResult.OK, CheckResult.WARN, CheckResult.FAIL
@@ -153,7 +153,7 @@ def options_check(settings: Settings) -> Check:
 
 
 def visible_gpus() -> list[str]:
-    """A line each, as `nvidia-smi -L` names them."""
+    """One line for each GPU, as `nvidia-smi -L` prints it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -183,7 +183,7 @@ def state_dir_check(cluster: str) -> Check:
 
 
 def temp_dir_check() -> Check:
-    """By making one and removing it: only that tells."""
+    """Makes a temporary folder and removes it, as nothing else would tell."""
     name = "temporary folder"
     try:
         folder = temp_folder.make(PROBE_NONCE)
@@ -205,7 +205,7 @@ def cache_dir_check(settings: Settings) -> Check:
 
 
 def ray_address_checks(address: str | None) -> list[Check]:
-    """None where Ray is our own."""
+    """No checks if the cluster starts its own Ray."""
     if address is None:
         return []
     from controller.main.checks.preflight import check_ray_address
@@ -218,9 +218,9 @@ def ray_address_checks(address: str | None) -> list[Check]:
 
 
 def _unwritable(path: Path) -> str:
-    """Why `up` could not make files in that folder, or the folder; empty if it can. Tried, where
-    the folder or the nearest one above it stands: permissions do not tell of a full disk, a file
-    system that is read-only, or one that takes no files, and say yes to root."""
+    """Why `up` could not make the folder or files in it; empty if it can. Tries it in the nearest
+    folder that exists, as permissions do not tell of a full disk, of a file system that is
+    read-only or takes no files, and allow root everything."""
     nearest = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     try:
         with tempfile.TemporaryDirectory(prefix=".llumctl-doctor-", dir=nearest) as folder:
@@ -241,7 +241,7 @@ def _not_private(path: Path) -> tuple[str, str] | None:
 
 
 def run_state_check(cluster: str) -> tuple[RunState | None, Check]:
-    """OK beside a state: its controller answered."""
+    """The run state, if there is one, and whether its controller answers."""
     name = "run state"
     try:
         state = run_state.load(cluster)

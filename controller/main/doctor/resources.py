@@ -25,7 +25,7 @@ SHM_LEAST_BYTES = GIB // 2
 
 
 def memory_check(settings: Settings, *, num_gpus: int, already_running: bool) -> Check:
-    """An estimate: a warning, unless not even one instance fits."""
+    """By an estimate, so it only warns unless not even one instance fits."""
     name = "memory"
     available = available_bytes()
     if already_running:
@@ -59,7 +59,7 @@ def num_instances(settings: Settings, num_gpus: int) -> int:
 
 
 def instance_bytes(settings: Settings) -> int:
-    """Process, KV cache, and the weights where they can be looked at."""
+    """Memory for the process, the KV cache, and the weights if they are in a local folder."""
     if emulation.is_emulated(settings):
         return emulation.INSTANCE_BYTES
     cache = settings.engine.get("kv_cache_memory_bytes")
@@ -92,7 +92,7 @@ def shm_check(path: str = "/dev/shm") -> Check:
 
 
 def port_checks(settings: Settings, running: RunState | None) -> list[Check]:
-    """A port that our own running cluster holds is in order."""
+    """Ports must be free, or held by our own running cluster."""
     endpoint, control = settings.endpoint, settings.control
     wanted = (
         ("endpoint port", endpoint.host, endpoint.port, "--port"),

@@ -1,4 +1,4 @@
-"""Where the built-in model is kept."""
+"""The folder of the embedded model."""
 
 import os
 from pathlib import Path

@@ -1,9 +1,9 @@
 """The controller's two ports: its inbox for the members, and the control API.
 
-The head process has them from before the controller begins until the cluster ends: no other
-program gets them before the controller does, or between its death and its next start. Ray's servers
-take free ports by the dozen. Both are bound and do not listen at first, so that callers are refused
-at once and not kept waiting.
+The head process holds both from before the controller begins until the cluster ends, so that no
+other program takes them before the controller starts, or between its death and its next start:
+Ray's servers take free ports by the dozen. Both are bound and do not listen at first, so that
+callers are refused at once and not kept waiting.
 """
 
 import logging
@@ -17,13 +17,13 @@ from controller.main.plan import ClusterPlan
 log = logging.getLogger(__name__)
 
 CONTROL_BACKLOG = 128
-# Members of the largest cluster connect in one moment when the controller starts again.
+# All members of the largest cluster connect at once when the controller starts again.
 INBOX_BACKLOG = 2048
 
 
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
-    """Raises OSError. `again`: the port was ours a moment ago, and its last connections may still
-    be remembered."""
+    """Binds a socket. `again`: the port was ours a moment ago, and the kernel may still remember
+    its last connections. Raises OSError."""
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(again))
@@ -35,12 +35,12 @@ def bound(host: str, port: int, *, again: bool) -> socket.socket:
 
 
 def keep(plan: ClusterPlan, control: socket.socket, inbox: socket.socket) -> list[Keeper]:
-    """Of the head: hands them to whichever process is the controller."""
+    """Called by the head: keeps the sockets for each process that is the controller."""
     return [Keeper(control, _control(plan)), Keeper(inbox, _inbox(plan))]
 
 
 def control_socket(plan: ClusterPlan) -> socket.socket:
-    """Of the controller: listens."""
+    """Called by the controller: the control API's socket, which listens."""
     table = plan.settings.control
     found = _received(_control(plan), lambda: bound(table.host, table.port, again=True))
     found.listen(CONTROL_BACKLOG)
@@ -48,15 +48,16 @@ def control_socket(plan: ClusterPlan) -> socket.socket:
 
 
 def inbox_socket(plan: ClusterPlan, host: str) -> socket.socket:
-    """Of the controller: listens. The members know its address by `plan.members_port`."""
+    """Called by the controller: the inbox's socket, which listens. The members know its address by
+    `plan.members_port`."""
     found = _received(_inbox(plan), lambda: bound(host, plan.members_port, again=True))
     found.listen(INBOX_BACKLOG)
     return found
 
 
 def _received(path: Path, bind_anew: Callable[[], socket.socket]) -> socket.socket:
-    """On somebody else's Ray a cluster outlives its head: its ports are then free, unless another
-    program has taken them."""
+    """Gets a socket from the head, or binds it: on somebody else's Ray a cluster outlives its head,
+    and its ports are then free unless another program has taken them."""
     try:
         found = receive(path)
     except OSError as error:

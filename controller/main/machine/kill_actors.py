@@ -1,4 +1,4 @@
-"""End a cluster's actors on a Ray that is not ours: `... kill_actors ADDRESS NAMESPACE`."""
+"""Ends a cluster's actors on a Ray that is not ours: `... kill_actors ADDRESS NAMESPACE`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How much memory is left to this process and what it starts."""
+"""How much memory is left to this process and its children."""
 
 from pathlib import Path
 
@@ -13,11 +13,12 @@ CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Version 2, then 1: folder, limit, use, and the part of the use that gives way."""
+"""Version 2, then 1: the folder, and its files of the limit, of the use, and of the part of the
+use that can be reclaimed."""
 
 
 def available_bytes() -> int:
-    """What this process's group may still take, not only what the machine has."""
+    """The machine's available memory, or what this process's cgroup may still take, if less."""
     available = int(psutil.virtual_memory().available)
     for folder, limit, use, reclaimable in CGROUPS:
         left = _cgroup_left(Path(folder), limit, use, reclaimable)

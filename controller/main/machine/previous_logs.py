@@ -1,4 +1,4 @@
-"""The logs of the last run: a new one puts them aside, and those before them go."""
+"""A new run puts the logs of the last run aside, and deletes those of the run before."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ FOLDER = "previous"
 
 
 def put_aside(log_dir: Path) -> None:
-    """Nothing where no run has left any. Raises OSError."""
+    """Does nothing if no run has left logs. Raises OSError."""
     left = [path for path in log_dir.glob("*.log*") if path.is_file()]
     if not left:
         return

@@ -1,4 +1,4 @@
-"""The cluster's processes on this machine: found by the mark in their environment."""
+"""The cluster's processes on this machine, found by the nonce in their environment."""
 
 import contextlib
 import time
@@ -20,12 +20,12 @@ def processes_of(nonce: str) -> list[psutil.Process]:
             ):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # gone, or not ours to look at
+            continue  # the process is gone, or another user's
     return found
 
 
 def same_process(pid: int | None, started_s: float | None) -> psutil.Process | None:
-    """The process `pid` if it is the one that started then, not a later one with its number."""
+    """The process `pid` if it started at `started_s`, and is no later process with that number."""
     if pid is None or started_s is None:
         return None
     try:
@@ -50,8 +50,8 @@ def end(processes: list[psutil.Process], patience_s: float) -> None:
 
 
 def sweep(nonce: str, deadline_s: float = 10.0) -> int:
-    """Kill what carries the nonce, until nothing does; how many there were. One round is not
-    enough: a process may start another while it is being ended."""
+    """Ends the processes with the nonce until none is left; returns their number. One round is not
+    enough, as a process may start another while it is being ended."""
     ended: set[int] = set()
     give_up_s = time.monotonic() + deadline_s
     while (left := processes_of(nonce)) and time.monotonic() < give_up_s:

@@ -1,11 +1,11 @@
-"""Environment of the head process, inherited by Ray and by every process of the cluster."""
+"""The head process's environment, which Ray and every process of the cluster inherit."""
 
 import os
 import secrets
 from pathlib import Path
 
 NONCE_VARIABLE = "LLUMCTL_NONCE"
-"""Marks every process of one cluster, so that `down` finds what an accident left."""
+"""Marks every process of one cluster, so that `down` finds processes that an accident left."""
 TOKEN_FILE = "ray.token"
 """In the cluster's state folder."""
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
@@ -15,8 +15,8 @@ AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
 def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
-    """How our processes prove themselves to Ray. Our own Ray has a token of its own; with
-    somebody else's, what the user's environment says holds, for `down` too."""
+    """How the cluster's processes prove themselves to Ray. Our own Ray has its own token; for
+    somebody else's Ray the user's environment counts, for `down` too."""
     if ray_address:
         return {key: os.environ[key] for key in AUTH_VARIABLES if key in os.environ}
     token = Path(state_dir) / TOKEN_FILE
@@ -24,7 +24,7 @@ def ray_authentication(state_dir: str, ray_address: str) -> dict[str, str]:
 
 
 def make_token(authentication: dict[str, str]) -> None:
-    """The file that it names, anew, for our own Ray."""
+    """Makes the token file of our own Ray anew."""
     token = Path(authentication["RAY_AUTH_TOKEN_PATH"])
     token.unlink(missing_ok=True)
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -35,7 +35,8 @@ def make_token(authentication: dict[str, str]) -> None:
 def head_environment(
     nonce: str, authentication: dict[str, str], *, loopback: bool
 ) -> dict[str, str]:
-    """All of the head's environment. RAY_ADDRESS would turn "start one" into "join that".
+    """All of the head's environment, without RAY_ADDRESS, by which ray.init would join that Ray
+    instead of starting one.
 
     `loopback`: our own Ray listens on no other address. Ray has no setting for that, but this
     variable says that no machine will join, and then it takes 127.0.0.1 for its node's address
@@ -51,7 +52,7 @@ def head_environment(
             NONCE_VARIABLE: nonce,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
-            # Ray runs its workers at nice 15: everything else on the machine would go before us.
+            # Ray's default runs workers at nice 15, after everything else on the machine.
             "RAY_worker_niceness": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "PYTHONSAFEPATH": "1",

@@ -1,4 +1,4 @@
-"""Ray's own logs, kept from a start that failed: they lie in the temporary folder, which goes."""
+"""Keeps Ray's own logs of a start that failed, before their temporary folder is removed."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ from controller.main.machine.temp_folder import RAY
 
 FOLDER = "ray"
 MAX_FILES = 60
-"""Of the last ones; Ray writes two for each process, and a few of its own."""
+"""The newest files are kept; Ray writes two for each process, and a few of its own."""
 MAX_FILE_BYTES = 256 << 10
-"""The end of each: a file that is longer begins with an ellipsis."""
+"""The end of each file is kept; the copy of a longer file begins with an ellipsis."""
 
 
 def keep(temp_dir: str, log_dir: Path) -> None:
-    """Copies them to a folder among the cluster's logs, in the place of those that were kept
-    before. Whatever cannot be read or written is left out."""
+    """Copies the files to a folder among the cluster's logs, in the place of those kept before.
+    Files that cannot be read or written are left out."""
     target = log_dir / FOLDER
     with contextlib.suppress(OSError):
         files = _regular_files(Path(temp_dir) / RAY / "session_latest" / "logs")

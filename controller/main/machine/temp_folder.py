@@ -1,9 +1,9 @@
 """The folder of a cluster's short-lived files: Ray's session with its Unix sockets, and metrics.
 
-Every run of a cluster gets one with a name that nobody knows before it exists: two clusters of
-one name do not meet in it, and nobody can have put a symbolic link in its place. A marker in the
-folder holds the run's nonce. Only a folder that is proved by it is ever emptied, so a run state
-that names another folder, by accident or by malice, costs nothing.
+Every run of a cluster gets a folder with an unpredictable name: two clusters of one name do not
+share it, and nobody can have put a symbolic link in its place. A marker in the folder holds the
+run's nonce. Only a folder with the right marker is ever emptied, so a run state that names another
+folder, by accident or by malice, does no harm.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from controller.api.errors import LlumctlError
 PREFIX = "llumctl-"
 MARKER = "llumctl-cluster"
 RAY = "ray"
-"""Ray's folder in it. Ray opens its own to everybody (mode 0777), so it stands in ours."""
+"""Ray's folder in ours, which is private; Ray opens its own to everybody (mode 0777)."""
 # A Unix socket's path may have 107 bytes, and Ray's own part of it takes 66.
 MAX_RAY_BYTES = 40
-# What mkdtemp puts behind the prefix.
+# mkdtemp appends so many bytes to the prefix.
 NUM_RANDOM_BYTES = 8
 MAX_MARKER_BYTES = 256
 
 
 def make(nonce: str) -> Path:
-    """A new folder of mode 0700 below the user's temporary folder, or below /tmp where that
-    folder's path is too long for Ray's sockets."""
+    """Makes a folder of mode 0700 below the user's temporary folder, or below /tmp if that folder's
+    path is too long for Ray's sockets."""
     base = tempfile.gettempdir()
     name_bytes = len(f"/{PREFIX}") + NUM_RANDOM_BYTES + len(f"/{RAY}")
     if len(os.fsencode(base)) + name_bytes > MAX_RAY_BYTES:
@@ -47,10 +47,10 @@ def make(nonce: str) -> Path:
 
 
 def remove(folder: str, nonce: str) -> str:
-    """Remove the folder of the run with this nonce. Empty if it is gone, else why it was left.
+    """Removes the folder of the run with this nonce. Returns why it was left; empty if it is gone.
 
-    Everything is deleted relative to the folder that was proved, through its descriptor: what is
-    put in its place meanwhile is not touched.
+    Everything is deleted through the descriptor of the folder whose marker was checked: a folder
+    that is put in its place meanwhile is not touched.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -96,7 +96,7 @@ def _marked(folder: int) -> bytes | None:
 
 
 def _empty(folder: int) -> None:
-    """The marker goes last: after an interruption the rest can still be proved."""
+    """Deletes the marker last, so that an interrupted removal can be repeated."""
     with os.scandir(folder) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in names:

@@ -1,9 +1,8 @@
-"""When `up --detach` may leave a start alone.
+"""Whether vLLM has accepted the arguments, so that `up --detach` may return.
 
-Much of what is wrong with arguments only vLLM can say, once it is imported and has built its
-configuration (docs/decisions/0018). All members have the same arguments, so one instance and one
-frontend that have built theirs are enough. What fails later, on loading weights, `llumctl status`
-tells.
+vLLM finds many faults of arguments only once it is imported and has built its configuration
+(docs/decisions/0018). All members have the same arguments, so one instance and one frontend that
+have built theirs are enough. `llumctl status` tells of later failures, such as of loading weights.
 """
 
 from controller.api.text.starts import IMPORTING, LAUNCHING

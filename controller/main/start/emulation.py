@@ -1,6 +1,6 @@
-"""What `up` settles for a cluster of emulated engines: they compute nothing, so neither a GPU
-nor memory for weights and KV cache is asked for, and the profile says the sizes. The frontends
-are vLLM's all the same, with the embedded model's tokenizer."""
+"""The plan's choices for a cluster of emulated engines. They compute nothing, so they need neither
+a GPU nor memory for weights and KV cache, and the profile has the sizes. The frontends are vLLM's
+all the same, with the embedded model's tokenizer."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,9 @@ from controller.model.profile import LatencyProfile, load_profile
 GIB = 1 << 30
 INSTANCE_BYTES = 120_000_000
 DEFAULT_INSTANCES = 4
-# No KV cache is made of it: an argument that vLLM's configuration wants on a CPU.
+# vLLM's configuration wants this argument on a CPU, but no KV cache is made.
 UNUSED_KV_BYTES = 1 << 20
-# CPU attention's, likewise; the frontends adopt the profile's from the instances.
+# CPU attention wants this; later the frontends adopt the profile's block size from the instances.
 CPU_BLOCK_TOKENS = 32
 
 
@@ -47,7 +47,8 @@ def model_config(profile: LatencyProfile, table: EmulatedTable) -> ModelConfig:
 
 
 def engine_args(settings: Settings, profile: LatencyProfile, model: str) -> dict[str, Any]:
-    """For the frontends. The override lets contexts be longer than the embedded model's own."""
+    """vLLM's arguments for the frontends. The override allows contexts that are longer than the
+    embedded model's own."""
     return {
         "model": model,
         "served_model_name": settings.served_model_name,

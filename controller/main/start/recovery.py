@@ -1,4 +1,4 @@
-"""The run state that a plan stands for: when it is made, and when it was lost."""
+"""Makes the run state from the plan: when the cluster starts, and when the run state was lost."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ MAX_PLAN_BYTES = 16 << 20
 
 
 def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
-    """Before anything runs: `down` finds by the nonce what a start that was cut short left."""
+    """The run state before anything runs. With its nonce `down` finds the processes of a start that
+    was cut short."""
     table = plan.settings
     address = table.cluster.ray_address or ""
     return RunState(
@@ -37,8 +38,8 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
 
 
 def state_from_plan(folder: Path) -> RunState | None:
-    """Of the cluster whose state folder that is; None if its plan cannot be read. Without the head
-    process, which is found by the nonce like all others."""
+    """The run state of the cluster with this state folder; None if its plan cannot be read. It does
+    not name the head process, which is found by the nonce like all others."""
     try:
         plan = ClusterPlan.model_validate_json(plain_file.read(folder / FILE, MAX_PLAN_BYTES))
     except (OSError, ValueError):

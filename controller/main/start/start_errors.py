@@ -1,4 +1,4 @@
-"""What to tell the operator when a cluster did not come up."""
+"""Explains to the operator why a cluster did not start."""
 
 import re
 from pathlib import Path
@@ -19,14 +19,12 @@ KNOWN_CAUSES = (
     ("memory", "llumctl up -n 1      or      --engine-arg max_model_len=..."),
     ("address already in use", "llumctl up --port ..."),
 )
-
-
-# To a sentence of vLLM's: the values as Python shows them, and a page of pydantic's.
+# pydantic adds the value in Python's words and a link to vLLM's sentence.
 PYDANTIC_ADDS = re.compile(r"\[type=[^\n]*\]\n|For further information visit \S+")
 
 
 def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
-    """The first member that could not start, in its own words, and what helps."""
+    """The error of the first member that could not start, in its own words, and a hint."""
     members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
     failed = next(m for m in members if m.state == InstanceState.FAILED)
     log = Path(plan.log_dir) / f"{failed.id}.log"

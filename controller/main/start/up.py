@@ -1,7 +1,7 @@
-"""Start a cluster: refuse what can be refused, start the head, watch it come up.
+"""Starts a cluster: makes the plan with all checks, starts the head, and waits until it serves.
 
-Nothing of Ray is imported here: the head process starts Ray and the controller, and from
-then on this process is a client of the control API like any other.
+Ray is not imported here: the head process starts Ray and the controller, and from then on this
+process is a client of the control API like any other.
 """
 
 import contextlib
@@ -63,8 +63,9 @@ def run(
     timeout_s: float | None,
     progress: Progress,
 ) -> ClusterStatus | None:
-    """Start, and stay unless `detach`; detached, return when vLLM has taken its arguments, or
-    with `wait` when everything serves. Interrupted or failed, it leaves nothing behind."""
+    """Starts a cluster, and stays unless `detach`. Detached, it returns when vLLM has accepted the
+    arguments, or with `wait` when everything serves. If it is interrupted or fails, it leaves
+    nothing behind."""
     deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
     with _sigterm_interrupts():
         with run_state.lock(settings.cluster.name):
@@ -91,7 +92,7 @@ def run(
 
 
 def make_plan(settings: Settings) -> ClusterPlan:
-    """All the checks that need nothing started, in the order of what they cost."""
+    """Makes the plan after all checks that need nothing started, the cheapest first."""
     cluster, endpoint, control = settings.cluster, settings.endpoint, settings.control
     check_vllm_version()
     preflight.check_policy(settings.scheduler.policy)
@@ -147,7 +148,7 @@ def _vllm_engines(settings: Settings) -> dict[str, Any]:
 
 
 def _emulated_engines(settings: Settings) -> dict[str, Any]:
-    """The same, and what they emulate."""
+    """Fields of the plan that depend on the engine, for emulated ones."""
     profile = emulation.profile_of(settings.emulated)
     num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
     num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)
@@ -168,8 +169,8 @@ def _num_frontends(settings: Settings, instances_bytes: int) -> int:
 
 
 def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[bytes], RunState]:
-    """The head in its own session, and the run state with its pid. The endpoint's port and the
-    control API's are held before anything else, and by the head from then on."""
+    """Starts the head in its own session, and adds its pid to the run state. The ports of the
+    endpoint and the control API are bound before anything else, and the head keeps them."""
     settings = plan.settings
     with (
         preflight.hold_endpoint(settings.endpoint) as endpoint,
@@ -181,7 +182,8 @@ def _start_head(plan: ClusterPlan, state: RunState) -> tuple[subprocess.Popen[by
 def _start_head_with(
     plan: ClusterPlan, state: RunState, sockets: tuple[int, int]
 ) -> tuple[subprocess.Popen[bytes], RunState]:
-    (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)  # of a run that was never stopped
+    # A run that was never stopped may have left its spec.
+    (Path(plan.state_dir) / SPEC_FILE).unlink(missing_ok=True)
     plan_file = Path(plan.state_dir) / PLAN_FILE
     with _private_file(plan_file) as file:
         file.write(plan.model_dump_json().encode())
@@ -204,7 +206,7 @@ def _start_head_with(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            umask=0o077,  # logs of Ray and of all members too
+            umask=0o077,  # makes the logs of Ray and of all members private
         )
     started_s = psutil.Process(head.pid).create_time()
     state = replace(state, ray_head_pid=head.pid, ray_head_started_s=started_s)
@@ -253,7 +255,7 @@ def _watch_start(
 
 
 def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) -> None:
-    """Until Ctrl-C, SIGTERM, `llumctl down` elsewhere, or the head's death."""
+    """Shows the status until Ctrl-C, SIGTERM, `llumctl down` elsewhere, or the head's death."""
     try:
         with ControlClient(state.control_url, state.control_token) as client:
             while head.poll() is None or not state.owns_ray:
@@ -277,7 +279,7 @@ def _stay(head: subprocess.Popen[bytes], state: RunState, progress: Progress) ->
 
 
 def _is_stopped_elsewhere(state: RunState) -> bool:
-    """Waits for a `down` that is at work: it ends Ray before it takes the run state away."""
+    """Whether a `down` removes the run state; waits for a `down` at work, which ends Ray first."""
     while run_state.load(state.cluster) == state:
         try:
             with run_state.lock(state.cluster):
@@ -353,7 +355,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """An impatient third Ctrl-C must not leave half a cluster."""
+    """Ignores interrupts, so that an impatient third Ctrl-C leaves no half cluster."""
     before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

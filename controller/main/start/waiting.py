@@ -1,4 +1,4 @@
-"""What `up` says while it waits: for whom, and for how long."""
+"""What `up` says while it waits: which processes it waits for, and how long."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ from controller.adapters.ray.starts import failure_of
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 
 FIRST_WORD_S = 5.0
-# Each further word comes after half as long again as all before.
+# Each further word comes when 1.5 times the time so far has passed.
 FACTOR = 1.5
 
 
 class Patience:
-    """Says now and then what is waited for, the rarer the longer it takes."""
+    """Says now and then what `up` waits for, less often the longer it takes."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._next_s = FIRST_WORD_S
 
     def word(self, now_s: float, what: str) -> str:
-        """Empty if it is too early for another one."""
+        """The next message; empty if it is too early for one."""
         waited_s = now_s - self._began_s
         if waited_s < self._next_s:
             return ""
@@ -27,7 +27,7 @@ class Patience:
 
 
 def awaited(status: ClusterStatus | None, log_dir: Path, run: str) -> str:
-    """Who has to come yet. Without a status it is the controller, or Ray before it."""
+    """The members that do not serve yet; without a status the controller, or Ray before it."""
     if status is not None:
         members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
         absent = [m for m in members if m.state != InstanceState.ACTIVE]
