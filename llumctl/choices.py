@@ -31,7 +31,7 @@ def several_of(text: str, known: Iterable[str], flag: str, what: str) -> tuple[s
 
 
 def an_id(text: str, flag: str) -> str:
-    """What may be asked for as an id. Raises UsageError for nothing and for what has no glyph."""
+    """The id, if it can be one. Raises UsageError if it is empty or not printable."""
     if not text or not text.isprintable():
         raise UsageError(f"{flag}: {text[:60]!r} is no id", "llumctl status      llumctl requests")
     return text

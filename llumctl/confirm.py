@@ -1,4 +1,4 @@
-"""A question before what others will notice."""
+"""Asks before a command does what others will notice."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from llumctl.text import output
 
 
 def check_terminal(what: str, hint: str) -> None:
-    """Raises RefusedError where there is nobody to ask: `what` asks before it acts."""
+    """Raises RefusedError where there is no terminal to ask on; `what` is the command's name."""
     if not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stderr)):
         raise RefusedError(f"{what} asks before it acts, and there is no terminal to ask on", hint)
 

@@ -9,7 +9,7 @@ from controller.api.errors import UsageError
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-# What no wait and no log is longer than; sleeping for more overflows.
+# No wait and no log is longer; sleeping for more overflows.
 _MAX_S = 10 * 366 * 86400.0
 
 EXAMPLES = "30s, 5m, 2h, 1h30m"
@@ -24,7 +24,7 @@ def seconds(text: str, flag: str) -> float:
 
 
 def positive(text: str, flag: str) -> float:
-    """As `seconds`, but more than none."""
+    """As `seconds`, but not zero."""
     found = seconds(text, flag)
     if not found:
         raise UsageError(f"{flag}: must be more than no time", f"durations look like {EXAMPLES}")
@@ -32,7 +32,7 @@ def positive(text: str, flag: str) -> float:
 
 
 def moment(text: str, flag: str, now_s: float) -> float:
-    """Seconds since the epoch of so long ago or of an ISO time (local unless it says)."""
+    """Seconds since the epoch: a duration ago, or an ISO time (local unless it names its zone)."""
     ago = _seconds(text)
     if ago is not None:
         return now_s - ago

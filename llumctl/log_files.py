@@ -11,7 +11,7 @@ from controller.api.state import plain_file
 from controller.api.text.quantities import printable
 
 BLOCK_BYTES = 1 << 16
-# Of a line without an end; what is longer is shown in pieces.
+# A line without an end that is longer is shown in pieces.
 MAX_LINE_BYTES = 1 << 20
 _NUMBER = re.compile(r"(\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

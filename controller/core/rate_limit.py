@@ -1,21 +1,19 @@
-"""So many bytes per second, and no more: an account that may be overdrawn by one take.
+"""A limit of bytes per second: an account that one take may overdraw.
 
-The first bytes go at once, the next when the account is balanced again. Nothing is saved up while
-nothing goes, so after a rest there is no burst beyond one take: in any t seconds at most
-rate x t bytes and one take.
+The first bytes go at once, the next when the account is balanced again. A rest saves nothing up, so
+any t seconds have at most rate x t bytes and one take.
 """
 
 
 class RateLimit:
-    """Times only go up. The limit may be another at every call; it counts for the time since the
-    last one."""
+    """Times only go up. The limit may differ at each call; each counts for the time before it."""
 
     def __init__(self) -> None:
         self._owed_bytes = 0.0
         self._at_s: float | None = None
 
     def wait_s(self, now_s: float, max_bytes_per_s: float | None) -> float:
-        """Until the next bytes may go, if the limit stays; 0: now. None, or 0, is no limit."""
+        """Seconds until the next bytes may go, if the limit stays. None, or 0, is no limit."""
         at_s, self._at_s = self._at_s, now_s
         if not max_bytes_per_s:
             self._owed_bytes = 0.0
@@ -24,5 +22,5 @@ class RateLimit:
         return self._owed_bytes / max_bytes_per_s if max_bytes_per_s else 0.0
 
     def take(self, num_bytes: int) -> None:
-        """Right after `wait_s` said 0."""
+        """Must follow a `wait_s` that returned 0."""
         self._owed_bytes += num_bytes

@@ -1,15 +1,15 @@
 """How soon a process that died at its start is started again, and when it is given up."""
 
 MAX_FAILED_STARTS = 4
-"""In a row. A process that dies of its input or of its machine dies again; the further ones are
-for what passes, such as memory that another process held."""
+"""Failed starts in a row. A process that dies of its input or of its machine dies again; the
+further starts are for what passes, such as memory that another process held."""
 FIRST_DELAY_S = 0.5
 FACTOR = 3.0
 MAX_DELAY_S = 30.0
 
 
 def delay_s(num_failed: int) -> float:
-    """Before the next start, after so many failed ones in a row."""
+    """Seconds before the next start, after `num_failed` failed ones in a row."""
     if num_failed == 0:
         return 0.0
     exponent = min(num_failed - 1, MAX_FAILED_STARTS)  # a larger one may overflow

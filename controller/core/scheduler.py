@@ -1,16 +1,15 @@
 """The global scheduler: events in, instructions out.
 
-It sees instances, not requests: a status per instance, what it sent there since, and the
-requests that wait because no instance may take them. `now_s` comes in with each event; any
-monotonic clock will do, as long as it is one clock.
+It sees instances, not requests: a status per instance, what it sent there since, and the requests
+that wait because no instance may take them. Any one monotonic clock gives `now_s`.
 
     dispatch    at once, to the policy's choice among the schedulable instances
     hold        only while there is none; bounded, else Reject("overloaded")
     release     as soon as there is one: all of them, higher rank first, then by arrival, by id
     expire      on Ticked, Reject("unavailable") for those held longer than the timeout
 
-What survives a crash of the process: nothing, by design. Start it again, feed InstanceStarted
-for what runs, and the first statuses restore loads and sequence numbers; frontends ask again.
+Nothing survives a crash of the process, by design. After a restart InstanceStarted for what runs
+and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
 from collections.abc import Mapping
@@ -74,14 +73,14 @@ class GlobalScheduler:
             self._records, find_policy(config.policy), config.levels, config.stall_timeout_s
         )
         self._held: dict[tuple[str, str], _Held] = {}
-        """By (frontend id, request id), the longest held first. Sorted only on release."""
+        """By (frontend id, request id), the longest held first; sorted only on release."""
         self._draining: set[str] = set()
-        """Instances that are to get nothing, known or not."""
+        """Instances that are to get no requests, known or not."""
         self._last_choice: str | None = None
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
-        """Goes by another configuration from now on; returns what to do now, as `handle`. What is
-        held stays held, beyond a limit that is smaller now too.
+        """Goes by another configuration from now on; returns what to do now, as `handle`. Held
+        requests stay held, even beyond a limit that is smaller now.
 
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
@@ -99,7 +98,7 @@ class GlobalScheduler:
         return MappingProxyType(self._records)
 
     def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
-        """Of all that may get requests, as they last reported."""
+        """The last snapshots of all instances that may get requests."""
         return [
             record.snapshot
             for record in self._records.values()
@@ -113,7 +112,7 @@ class GlobalScheduler:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
 
-        What is held waits for a status: nothing else makes an instance schedulable.
+        Only a status releases held requests: nothing else makes an instance schedulable.
         """
         match event:
             case StatusReported():
@@ -170,7 +169,7 @@ class GlobalScheduler:
     def _on_died(self, event: InstanceDied) -> None:
         record = self._records.get(event.instance_id)
         if record is not None and event.incarnation >= record.incarnation:
-            # The record stays as a tombstone: it refuses what the dead incarnation still sends.
+            # The record stays: it refuses what the dead incarnation still sends.
             record.die()
 
     def _on_status(self, event: StatusReported, now_s: float) -> None:
@@ -192,7 +191,7 @@ class GlobalScheduler:
         return []
 
     def _release(self, now_s: float) -> list[Instruction]:
-        """Dispatches all that is held if anything may take it."""
+        """Dispatches all held requests if any instance may take them."""
         if not self._held or not self._board.any_schedulable(now_s):
             return []
         held = sorted(self._held.values(), key=lambda held: held.order)
@@ -225,7 +224,7 @@ class GlobalScheduler:
         return [self._reject(held.request, RejectCode.UNAVAILABLE, now_s) for held in expired]
 
     def _reject(self, request: DispatchRequested, code: RejectCode, now_s: float) -> Reject:
-        """With a hint: when a place among the held is free for sure, or an instance may be back."""
+        """The hint is when a place among the held is free for sure, or an instance may be back."""
         retry_after_s = self._config.stall_timeout_s
         if code is RejectCode.OVERLOADED and self._held:
             longest_held = next(iter(self._held.values()))

@@ -1,12 +1,12 @@
-"""Each token of a request exactly once and in order, whoever sends it: the frontend's rule.
+"""The frontend's rule by which each token of a request comes once and in order, whoever sends it.
 
 A request's owner changes: it moves (hop) or is replayed after a crash (attempt). Each message
 names the epoch of its sender and the index of its first token. Then two rules suffice:
 
-    epoch    a higher one takes over from the index on with which it begins; what a lower one
-             says of earlier indices is still true (a new owner goes on from there, and its first
-             message may overtake the old one's last), what it says of later ones drops, for good:
-             what one epoch shut out no later one lets in again
+    epoch    a higher one takes over from the index with which it begins. What a lower epoch says
+             of earlier indices is still true: the new owner goes on from there, and its first
+             message may overtake the old one's last. What it says of later indices drops, and
+             no later epoch lets it in again
     index    the next one is delivered; a later one is held until the gap closes; old ones drop
 
 Indices count on over epochs: a token delivered once is never delivered again. A message that
@@ -49,13 +49,13 @@ class TokenOrder(Generic[T]):
     def __init__(self, epoch: Epoch = FIRST_EPOCH, next_index: int = 0) -> None:
         self._epoch = epoch
         self._began: list[tuple[Epoch, int]] = [(epoch, next_index)]
-        """Where epochs begin, both numbers ascending: one counts below where the next higher one
-        begins. Where a later one begins at an earlier index, those between are left out."""
+        """(epoch, first index), both ascending: an epoch counts below the index where the next one
+        begins. Epochs that a later one overtook at an earlier index are left out."""
         self._next_index = next_index
         self._noticed_index = -1
         """Index of the last notice delivered in this epoch."""
         self._held: dict[tuple[int, int], T] = {}
-        """Item by (first index, number of tokens)."""
+        """Held items by (first index, number of tokens)."""
         self._held_keys: list[tuple[int, int]] = []
         """The keys of `_held` as a heap: earliest first, at one index the notice first."""
 
@@ -79,8 +79,8 @@ class TokenOrder(Generic[T]):
         return (self._next_index, self._held_keys[0][0]) if self._held_keys else None
 
     def raise_epoch(self, epoch: Epoch, began_index: int | None = None) -> None:
-        """Accepts tokens from `began_index` on (none: from the next one on) in `epoch` or higher
-        only. No effect if it is not higher. Mutates."""
+        """From `began_index` on (None: from the next index) accepts tokens only in `epoch` or
+        higher. No effect if it is not higher. Mutates."""
         if epoch > self._epoch:
             self._epoch = epoch
             begins = self._next_index if began_index is None else began_index
@@ -120,8 +120,8 @@ class TokenOrder(Generic[T]):
         return delivered
 
     def shuts_out(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
-        """A higher epoch began before the end of these tokens. A notice of a lower one is about an
-        owner that was."""
+        """A higher epoch began before the end of these tokens. A notice (no tokens) of a lower
+        epoch is about a former owner, and always shut out."""
         if epoch >= self._epoch:
             return False
         end = next(index for later, index in self._began if later > epoch)

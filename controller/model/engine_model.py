@@ -37,11 +37,10 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 class StepResult:
     """One step. All ids are in the order in which the engine dealt with them.
 
-    `admitted` went from waiting to running, whether new or evicted before; `num_cached_tokens`
-    says of each how many tokens the prefix cache spared it. `evicted` lost their blocks.
-    `emitted` produced one token each, for `finished` the last one. `num_prefill_tokens` says who
-    computed how much of its prompt, or of what an eviction made it forget; everybody else in
-    `emitted` decoded.
+    `admitted` went from waiting to running, whether new or evicted before; `num_cached_tokens` says
+    how many tokens the prefix cache spared each. `evicted` lost their blocks. `emitted` produced
+    one token each, for `finished` the last one. `num_prefill_tokens` says how much of its prompt,
+    or of what an eviction made it forget, a request computed; the rest of `emitted` decoded.
     """
 
     duration_s: float
@@ -75,7 +74,7 @@ class EngineModel:
         self._state.waiting.push(state)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests, in any state; unknown ids are ignored, and those that arrive."""
+        """Forgets requests in any state; unknown and arriving ones are ignored."""
         for request_id in request_ids:
             if request_id in self._state.requests:
                 self._state.forget(request_id)
@@ -87,7 +86,9 @@ class EngineModel:
         if engine_state.running or not engine_state.waiting:
             return bool(engine_state.running)
         head = engine_state.waiting.head()
-        return self._num_places() > 0 and self._has_room(head, engine_state.find_cached(head))
+        return engine_state.num_free_places > 0 and self._has_room(
+            head, engine_state.find_cached(head)
+        )
 
     def step(self) -> StepResult:
         """Picks what runs, charges it and applies it."""
@@ -147,7 +148,7 @@ class EngineModel:
         self._state.check()
 
     def _pick_running(self, budget: int, chunk: int, evicted: list[str]) -> tuple[int, int]:
-        """Gives blocks to the running ones, evicting where none is left.
+        """Gives blocks to the running requests, evicting where none is left.
 
         Returns how many of them run in this step, from the first on, and what is left of the
         token budget.
@@ -162,7 +163,7 @@ class EngineModel:
                 victim = self._victim()
                 at = running.index(victim)
                 del running[at]
-                if at < i:  # it was to run in this step
+                if at < i:  # the victim was to run in this step
                     i -= 1
                     budget += victim.num_new
                 self._evict(victim)
@@ -183,7 +184,7 @@ class EngineModel:
         bs, engine_state = self.config.block_size, self._state
         waiting, running = engine_state.waiting, engine_state.running
         whole_prompts = self.config.mode == "prefill-first"
-        num_places = self._num_places()
+        num_places = engine_state.num_free_places
         admitted: dict[str, int] = {}
         while waiting and budget > 0 and len(admitted) < num_places:
             r = waiting.head()
@@ -210,13 +211,6 @@ class EngineModel:
             engine_state.enter(r)
             admitted[r.request_id] = num_found
         return admitted
-
-    def _num_places(self) -> int:
-        """Free ones in the batch."""
-        engine_state = self._state
-        return (
-            self.config.max_num_running - len(engine_state.running) - engine_state.num_kept_places
-        )
 
     def _has_room(self, request: RequestState, found: list[CachedBlock]) -> bool:
         """Whether a waiting request fits, of which `found` is cached."""
@@ -270,7 +264,7 @@ class EngineModel:
         )
 
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
-        """Takes the blocks that are missing for so many tokens; False if not all are free."""
+        """Takes the blocks that `num_tokens` lack; False if not all are free."""
         num_blocks = blocks_for(num_tokens, self.config.block_size)
         if num_blocks - request.num_blocks > self._state.pool.num_free:
             return False

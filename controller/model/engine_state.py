@@ -1,9 +1,8 @@
-"""Who holds what in one engine: its requests, where each of them is, and their blocks.
+"""What one engine holds: its requests, where each of them is, and their blocks.
 
-A request is in one place: queued, running, suspended (out of the batch for a move, with its
-blocks and its place in the batch), or arriving (blocks and a place are kept for it, or nothing
-if it is to be queued; it belongs to another engine until its move is committed). The blocks of a
-place count as used wherever it is.
+A request is in one place: queued, running, suspended (out of the batch for a move, with its blocks
+and its place in the batch), or arriving (blocks and a place are kept for it, or nothing if it is to
+be queued; it belongs to another engine until its move is committed). All blocks count as used.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from controller.model.waiting_queue import WaitingQueue
 class Pin:
     """Full blocks that stay used whatever becomes of their request.
 
-    A cached one has a reference for it. Of those without a hash `indices` still belong to the
-    request too, and `num_left` only to the pin, since the request left them.
+    Each in `cached` has a reference for the pin. Of the blocks without a hash `indices` still
+    belong to the request too, and `num_left` only to the pin, since the request left them.
     """
 
     cached: list[CachedBlock] = field(default_factory=list)
@@ -50,14 +49,18 @@ class EngineState:
         self.pins: dict[str, Pin] = {}
         self.chunked: set[RequestState] = set()  # running, and part of the prefill is done
         self.num_running_by_rank: dict[int, int] = {}
-        """With the suspended ones, and the arriving ones that have a place."""
+        """Counts also suspended requests, and arriving ones that have a place."""
         self.moved_in = False
-        """Whether a move put one in front since the last step."""
+        """Whether a move put a request in front since the last step."""
 
     @property
     def num_kept_places(self) -> int:
         """Places in the batch that are kept for requests which a step does not serve."""
         return len(self.suspended) + sum(r.num_blocks > 0 for r in self.arriving.values())
+
+    @property
+    def num_free_places(self) -> int:
+        return self.config.max_num_running - len(self.running) - self.num_kept_places
 
     def new_state(self, request: ModelRequest) -> RequestState:
         """Raises ValueError: the id is in use, a count is not positive, or it can never run."""
@@ -83,7 +86,7 @@ class EngineState:
         return RequestState(request, end_tokens, config.prefix_caching)
 
     def forget(self, request_id: str) -> None:
-        """One that is not arriving, in any place. Raises KeyError: it is not there."""
+        """Forgets a request in any place but arriving. Raises KeyError if it is not there."""
         request = self.requests.pop(request_id)
         if request.queued:
             self.waiting.discard(request)
@@ -93,12 +96,12 @@ class EngineState:
         self.leave(request)
 
     def enter(self, request: RequestState) -> None:
-        """It takes a place in the batch."""
+        """The request takes a place in the batch."""
         rank = request.rank
         self.num_running_by_rank[rank] = self.num_running_by_rank.get(rank, 0) + 1
 
     def leave(self, request: RequestState) -> None:
-        """It gives back its place, and its blocks but for the pinned ones."""
+        """The request gives back its place, and its blocks but for the pinned ones."""
         num_blank_blocks = request.num_blocks - len(request.cached)
         if pin := self.pins.get(request.request_id):
             num_blank_blocks -= pin.keep()
@@ -107,7 +110,7 @@ class EngineState:
         self._leave_rank(request)
 
     def change_rank(self, request: RequestState, rank: int) -> None:
-        """Of one that has a place in the batch."""
+        """For a request that has a place in the batch."""
         self._leave_rank(request)
         request.rank = rank
         self.enter(request)
@@ -129,13 +132,13 @@ class EngineState:
         return found
 
     def hold(self, request: RequestState, found: list[CachedBlock]) -> None:
-        """Its first blocks are these cached ones."""
+        """Makes these cached blocks the request's first ones."""
         self.pool.hold(found)
         request.cached = found
         request.num_blocks = len(found)
 
     def take(self, request: RequestState, num_blocks: int) -> None:
-        """As many as it lacks of `num_blocks`. Raises ValueError: not so many are free."""
+        """Takes what the request lacks of `num_blocks`. Raises ValueError if too few are free."""
         self.pool.take(num_blocks - request.num_blocks)
         request.num_blocks = num_blocks
         request.num_slots = num_blocks * self.config.block_size
@@ -197,7 +200,7 @@ class EngineState:
         assert not r.queued
         assert not r.evicted
         assert r.num_slots == r.num_blocks * bs
-        # One that has arrived may have the block of its next token already.
+        # A request that has arrived may have the block of its next token already.
         most = r.num_computed if r.in_prefill else r.num_tokens
         least = blocks_for(r.num_computed, bs)
         assert least <= r.num_blocks <= blocks_for(most, bs), "blocks for what is computed"

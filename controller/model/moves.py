@@ -19,7 +19,7 @@ from controller.model.request import ModelRequest, RequestState
 @dataclass(frozen=True, slots=True)
 class MovingState:
     """What a destination has to know of a suspended request. `num_tokens`: prompt and outputs.
-    `evicted` only of a queued one."""
+    `evicted` only if it is queued."""
 
     num_tokens: int
     rank: int
@@ -32,7 +32,7 @@ class ModelMoves:
         self._state = engine_state
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Of a request in any place but those that arrive; nothing if it is not there."""
+        """Of a request in any place but arriving; does nothing if it is not there."""
         engine_state = self._state
         request = engine_state.requests.get(request_id)
         if request is None:
@@ -59,8 +59,8 @@ class ModelMoves:
         return self._state.requests[request_id].queued
 
     def candidates(self, num_tokens_left: Callable[[str], int | None]) -> list[Candidate]:
-        """Of all but those that arrive. When each ends is known here, and to no real scheduler:
-        how many tokens it may still emit is the caller's to say."""
+        """All requests but the arriving ones. When each ends is known here, and to no real
+        scheduler, so the caller says how many tokens it may still emit."""
         return [
             Candidate(
                 request_id=request.request_id,
@@ -79,10 +79,10 @@ class ModelMoves:
         ]
 
     def pin(self, request_id: str, first_block: int) -> int | None:
-        """Its full blocks from `first_block` on stay used until `unpin`.
+        """The request's full blocks from `first_block` on stay used until `unpin`.
 
-        Returns how many full blocks it has in all. None: it does not run, or is in prefill
-        again; what was pinned stays so.
+        Returns how many full blocks it has in all; None while it does not decode: what was pinned
+        stays.
         """
         engine_state = self._state
         request = engine_state.requests.get(request_id)
@@ -99,13 +99,13 @@ class ModelMoves:
         return num_full
 
     def unpin(self, request_id: str) -> None:
-        """Nothing if nothing is pinned for it."""
+        """Does nothing if nothing is pinned for the request."""
         pin = self._state.pins.pop(request_id, None)
         if pin is not None:
             self._state.pool.give_back(pin.num_left, pin.cached)
 
     def suspend(self, request_id: str) -> MovingState | None:
-        """Out of the batch, or out of the queue; its blocks and its place there are kept.
+        """Takes the request out of the batch or the queue; its blocks and its place are kept.
 
         Returns None while it is in prefill. Raises KeyError: it is not there; ValueError: it is
         suspended already.
@@ -124,8 +124,8 @@ class ModelMoves:
         return MovingState(request.num_tokens, request.rank, request.queued, request.evicted)
 
     def resume(self, request_id: str) -> None:
-        """Back into its place in the queue, or into the batch, where the next step serves it.
-        Nothing if it is not suspended."""
+        """Puts a suspended request back into its place in the queue, or into the batch, where the
+        next step serves it. Does nothing if it is not suspended."""
         request = self._suspended(request_id)
         if request is None:
             return
@@ -136,7 +136,7 @@ class ModelMoves:
             self._state.put_in_front(request)
 
     def release(self, request_id: str) -> bool:
-        """It lives elsewhere. False, and nothing happens, if it is not suspended."""
+        """Forgets a suspended request, which lives elsewhere now. False if it is not suspended."""
         if self._suspended(request_id) is None:
             return False
         self._state.forget(request_id)
@@ -162,10 +162,7 @@ class ModelMoves:
         if state.num_tokens >= state.end_tokens:
             return MoveRefusal.NOT_TAKEN
         if num_blocks:
-            if (
-                len(engine_state.running) + engine_state.num_kept_places
-                >= engine_state.config.max_num_running
-            ):
+            if engine_state.num_free_places <= 0:
                 return MoveRefusal.NO_SLOT
             found = engine_state.find_cached(state)[:num_blocks]
             if num_blocks - sum(b.num_refs > 0 for b in found) > self._num_free_for(state):
@@ -177,8 +174,8 @@ class ModelMoves:
         return len(state.cached)
 
     def extend(self, request_id: str, num_blocks: int) -> bool:
-        """Up to `num_blocks` in all, the watermark left free as before; False: not so many are
-        free, or it is to be queued. Raises KeyError: it is not arriving."""
+        """Reserves up to `num_blocks` in all, the watermark left free as before; False: not so many
+        are free, or it is to be queued. Raises KeyError: it is not arriving."""
         engine_state = self._state
         state = engine_state.arriving[request_id]
         num_missing = num_blocks - state.num_blocks
@@ -190,14 +187,14 @@ class ModelMoves:
         return True
 
     def cancel(self, request_id: str) -> None:
-        """Nothing if nothing is kept for it."""
+        """Does nothing if nothing is kept for the request."""
         state = self._state.arriving.pop(request_id, None)
         if state is not None and state.num_blocks:
             self._state.leave(state)
 
     def commit(self, request_id: str, moved: MovingState) -> None:
-        """It is here now. A queued one goes to its place in the queue; any other is in the next
-        step, with nothing to compute but its next token. Blocks beyond that token's are freed.
+        """The request is here now. A queued one goes to its place in the queue; any other is in the
+        next step, with nothing to compute but its next token; blocks beyond that are freed.
 
         Raises KeyError: it is not arriving; ValueError: `moved` does not fit what is kept, and
         nothing has changed.
@@ -236,7 +233,7 @@ class ModelMoves:
     # ------------------------------------------------------------------------------------
 
     def _num_freed_blocks(self, request: RequestState) -> int:
-        """Those that it alone references; a pin is its own."""
+        """Blocks that only this request references, or only its own pin besides."""
         pin = self._state.pins.get(request.request_id)
         pinned = frozenset(pin.cached) if pin is not None else frozenset()
         shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)

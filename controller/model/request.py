@@ -1,4 +1,4 @@
-"""A request as the model sees it: what is asked for, and how far it has got."""
+"""A request as the model sees it: what its client asks for, and how far it has got."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What is asked for.
+    """What the client asks for.
 
     The model ends it after exactly `max_output_tokens` tokens (at least 1), or earlier where
     the engine's `max_model_len` ends it. `rank` is the scheduling priority; larger goes first.
@@ -29,8 +29,8 @@ class ModelRequest:
 
 
 class RequestState:
-    """How far it has got. `num_tokens` counts the prompt and the outputs so far, of which the
-    KV cache holds `num_computed`; this step adds `num_new`, which is 1 after the prefill.
+    """How far a request has got. `num_tokens` counts the prompt and the outputs so far, of which
+    the KV cache holds `num_computed`; this step adds `num_new`, which is 1 after the prefill.
 
     It holds `num_blocks` blocks, room for `num_slots` tokens; the first ones are full and in
     `cached`. At `full_at` tokens the next one is.

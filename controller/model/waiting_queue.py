@@ -1,8 +1,8 @@
 """The waiting requests of one engine in queue order, and what the cluster asks about them.
 
-`by_arrival`: higher rank, earlier arrival, id; where an evicted request has its old place. Else
-first come, first served within a rank, and an evicted request goes to the front. One that is set
-aside for a move waits in its place as before, but cannot be admitted.
+`by_arrival` orders by higher rank, earlier arrival, id, and gives an evicted request its old place.
+Otherwise first come is first served within a rank, and an evicted request goes to the front. A
+request that is set aside for a move keeps its place, but cannot be admitted.
 """
 
 import heapq
@@ -66,7 +66,7 @@ class WaitingQueue:
         return min(entries)[-1]
 
     def pop(self) -> RequestState:
-        """Lets the first one go, which then may come back.
+        """Takes out the first request that can be admitted; it may be pushed again.
 
         Raises:
             IndexError: nobody can be admitted.
@@ -77,13 +77,13 @@ class WaitingQueue:
         return request
 
     def discard(self, request: RequestState) -> None:
-        """Lets one go for ever, wherever it stands."""
+        """Takes a request out for good, wherever it stands."""
         request.queued = False
         self._aside.pop(request.request_id, None)
         self._count(request, -1)
 
     def set_aside(self, request: RequestState) -> None:
-        """Takes time for everybody who waits."""
+        """Keeps the request's place but stops its admission; linear in the queue."""
         (entry,) = (entry for entry in self._heap if entry[-1] is request)
         self._heap.remove(entry)
         heapq.heapify(self._heap)
@@ -93,8 +93,7 @@ class WaitingQueue:
         heapq.heappush(self._heap, self._aside.pop(request.request_id))
 
     def set_rank(self, request: RequestState, rank: int) -> None:
-        """Among those of its new rank it has the place that it would have had from the start.
-        Takes time for everybody who waits."""
+        """Gives the request the place that this rank from the start would have given it. Linear."""
         aside = self.is_aside(request)
         if not aside:
             self.set_aside(request)
@@ -107,7 +106,7 @@ class WaitingQueue:
         return request.request_id in self._aside
 
     def in_order(self) -> list[RequestState]:
-        """All of them; n log n."""
+        """All waiting requests, those aside among them; takes n log n."""
         everybody = sorted([*self._heap, *self._aside.values()])
         return [entry[-1] for entry in everybody if entry[-1].queued]
 

@@ -46,7 +46,7 @@ class EngineEvent:
     time_s: float
     """Seconds since the epoch."""
     num_tokens: int
-    """Of the request at that moment: prompt and outputs."""
+    """The request's prompt and outputs at that moment."""
     num_cached_tokens: int = 0
 
 
@@ -96,7 +96,7 @@ class Engine(Protocol):
     def encode(self, body: Any) -> Frames: ...
 
     def encode_one(self, body: Any, request_id: str) -> Frames:
-        """That request's part of a step's outputs alone. May be called from any thread."""
+        """Encodes one request's part of a step's outputs. May be called from any thread."""
 
     def take_events(self) -> Sequence[EngineEvent]:
         """What happened since the last call, in order."""

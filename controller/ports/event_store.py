@@ -8,7 +8,7 @@ from controller.core.record.event_log import LoggedEvent
 
 class EventStore(Protocol):
     def load(self, max_events: int) -> Sequence[tuple[str, LoggedEvent]]:
-        """The last ones of this run of the cluster that can be read, with their positions."""
+        """The last readable events of this run of the cluster, with their positions."""
 
     def keep(self, position: str, event: LoggedEvent) -> None:
-        """Returns at once and never fails: it is safe soon, or lost."""
+        """Returns at once and never fails: the event is safe soon, or lost."""

@@ -27,7 +27,7 @@ class KvTransfer(Protocol):
     """
 
     max_bytes_per_s: float | None
-    """Of each link; None: no limit. May be set at any time."""
+    """The limit of each link; None: no limit. May be set at any time."""
 
     def start(self, blocks: KvBlocks, tell: Callable[[Peer, Frames], None]) -> None:
         """`tell` carries small messages to the transfer of a peer, where `told` gets them."""
@@ -44,18 +44,17 @@ class KvTransfer(Protocol):
     def receive(
         self, peer: Peer, stage_id: str, block_ids: Sequence[int]
     ) -> asyncio.Future[StageCopy]:
-        """Expect a stage; when this returns the peer may begin to send. It sends at most so many
-        blocks, those for the first of these places (a last stage does not know how many)."""
+        """Expect a stage; when this returns the peer may begin to send. It sends at most as many
+        blocks, for the first of these places (how many a last stage has is not known before)."""
 
     def cancel(self, stage_id: str) -> None:
-        """Of a send or receive under way: its future fails as soon as its blocks are let go.
-        Nothing if there is none."""
+        """Cancels a send or receive, if there is one: it fails as soon as its blocks are let go."""
 
     def stalled_s(self, peer: Peer) -> float:
-        """For so long nothing of what is ready for it has been taken by this destination; 0 while
-        it takes some, while the limit or this side holds the bytes up, and with none to send."""
+        """How long this destination has taken none of the bytes that are ready for it; 0 while it
+        takes some, while the limit or this side holds the bytes up, and with none to send."""
 
     def forget(self, peer: Peer) -> None:
-        """It is dead: what it sends or gets fails."""
+        """The peer is dead: copies from it and to it fail."""
 
     async def close(self) -> None: ...

@@ -22,7 +22,7 @@ class KvBlocks(Protocol):
     """The KV cache as numbered blocks of opaque bytes."""
 
     block_bytes: int
-    """Of one block over all layers, and over all ranks of the engine."""
+    """Bytes of one block over all layers, and over all ranks of the engine."""
 
     def buffer(self, num_blocks: int) -> Any:
         """Contiguous memory for so many blocks, to be used again and again."""
@@ -40,8 +40,8 @@ class KvBlocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PinnedBlocks:
-    """Of a running request: its full blocks from the asked index on, which stay as they are
-    until `unpin`, whatever becomes of the request."""
+    """A running request's full blocks from the asked index on, which stay as they are until
+    `unpin`, whatever becomes of the request."""
 
     block_ids: tuple[int, ...]
     num_tokens: int
@@ -50,10 +50,10 @@ class PinnedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SuspendedRequest:
-    """Out of the batch, no token lost: its blocks stay as they are until release or resume."""
+    """A request out of the batch; its blocks stay as they are until release or resume."""
 
     block_ids: tuple[int, ...]
-    """All that hold computed tokens, from the request's first on; empty for a queued one."""
+    """The blocks that hold computed tokens, from the request's first on; empty for a queued one."""
     state: Frames
     """What the destination needs beyond the original request: outputs, generator, rank."""
     num_tokens: int
@@ -77,8 +77,7 @@ class EngineMoves(Protocol):
     def blocks(self) -> KvBlocks: ...
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Changes the scheduling priority of one that runs, waits or is suspended; nothing if it
-        is not here."""
+        """Changes the scheduling priority of a request in any state, if it is here."""
 
     # -- source --------------------------------------------------------------------------
 
@@ -86,28 +85,28 @@ class EngineMoves(Protocol):
         """Why this request cannot move now; None if it can."""
 
     def is_queued(self, request_id: str) -> bool:
-        """Waits and holds no blocks: it moves without a copy."""
+        """The request waits and holds no blocks, so it moves without a copy."""
 
     def candidates(self) -> Sequence[Candidate]:
-        """Every request that runs or waits here, those that are leaving too; not those that
-        arrive. Of how each came here the engine knows nothing."""
+        """Every request that runs or waits here, also those that are leaving, but not those that
+        arrive. The engine does not know their earlier moves."""
 
     def outputs(self, request_id: str) -> Sequence[int]:
-        """Its output tokens so far."""
+        """The request's output tokens so far."""
 
     def pin(self, request_id: str, first_block: int) -> PinnedBlocks | None:
-        """Its full blocks from `first_block` on, added to what is pinned for it before. None if
-        it is not running any more; what was pinned stays so."""
+        """Pins the request's full blocks from `first_block` on, beside what is pinned already. None
+        if it is not running any more; what was pinned stays so."""
 
     def unpin(self, request_id: str) -> None:
         """Lets go of all that was pinned for it; nothing if nothing was."""
 
     def suspend(self, request_id: str) -> SuspendedRequest | None:
-        """Takes it out of the batch, or out of the queue. None: not now (a step that includes
-        it is under way); ask again at the next boundary. Raises KeyError if it is gone."""
+        """Takes the request out of the batch, or out of the queue. None: not now (a step that
+        includes it is under way); ask again at the next boundary. Raises KeyError if it is gone."""
 
     def resume(self, request_id: str) -> None:
-        """Back to where it was suspended: into the batch, or into its place in the queue."""
+        """Puts a suspended request back into the batch, or into its place in the queue."""
 
     def release(self, request_id: str) -> None:
         """Forgets a suspended request and frees its blocks, without an output."""
@@ -126,14 +125,14 @@ class EngineMoves(Protocol):
         decoded; neither for 0 blocks (it arrives queued). On a refusal nothing is taken."""
 
     def extend(self, request_id: str, num_blocks: int) -> ReservedBlocks | None:
-        """Up to `num_blocks` blocks in all. None: not so many are free; what it has stays."""
+        """Reserves up to `num_blocks` in all. None: too few are free; what is reserved stays."""
 
     def cancel(self, request_id: str) -> None:
         """Frees what was reserved; nothing if nothing was."""
 
     def commit(self, request_id: str, state: Frames) -> None:
-        """It lives here from now on; unless it is queued the next step serves it. Raises
+        """The request lives here from now on; unless it is queued the next step serves it. Raises
         ValueError for a state that does not fit, and then the reservation is still there."""
 
     def drop(self, request_id: str) -> None:
-        """Forgets a committed request without an output: it turned out to be another's."""
+        """Forgets a committed request without an output: another instance turned out to own it."""

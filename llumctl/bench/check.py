@@ -58,7 +58,7 @@ wrong."""
 def judge(
     answer: "Answer", num_prompt_tokens: int, num_output_tokens: int, start: int | None
 ) -> Verdict:
-    """Of an answer that was read to its end, to a request that ignores end-of-sequence.
+    """Judges an answer that was read to its end, to a request that ignores end-of-sequence.
 
     `start` is `token_sequence.start` of the prompt; None leaves the ids themselves unchecked.
     """
@@ -119,7 +119,7 @@ def _next_agreement(tokens: Sequence[int], begin: int, wanted: Sequence[int]) ->
 
 
 def _faults(answer: "Answer", num_output_tokens: int, start: int | None) -> TokenFaults:
-    """Without a start only by number; without ids, by the server's own count."""
+    """Compares only counts without a start, and the server's own count without ids."""
     if start is not None:
         expected = [token_sequence.token(start, i) for i in range(num_output_tokens)]
         return (
@@ -132,7 +132,7 @@ def _faults(answer: "Answer", num_output_tokens: int, start: int | None) -> Toke
 
 
 def faults_so_far(answer: "Answer", num_output_tokens: int, start: int | None) -> TokenFaults:
-    """Of an answer that was cut off: what comes after it is not lost."""
+    """The faults of an answer that was cut off; the tokens after its end are not lost."""
     if start is None:
         return TokenFaults(num_doubled=max(0, len(answer.token_ids) - num_output_tokens))
     expected = [token_sequence.token(start, i) for i in range(num_output_tokens)]

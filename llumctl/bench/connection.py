@@ -14,7 +14,7 @@ from llumctl.bench import tls
 from llumctl.bench.response import Answer, BadAnswerError, ResponseReader
 
 MAX_IDLE_S = 1.0
-"""Well under the 5 s after which other servers close an idle connection: none is used meanwhile."""
+"""A connection that was idle for longer is not used: other servers close it after 5 s."""
 
 
 class ExchangeError(Exception):
@@ -29,7 +29,7 @@ class ExchangeError(Exception):
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An OpenAI endpoint; `base_url` with or without /v1. `api_key` empty: none is sent.
-    `certificate`: the file of the one that is believed; empty: see tls.py."""
+    `certificate`: the file of the only one to believe; empty: see tls.py."""
 
     base_url: str
     api_key: str = ""
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
                 raise ExchangeError("broken", "the connection is closed")
             self._transport.write(message)
             await self._ended
-        except BaseException:  # what still comes must reach nobody else
+        except BaseException:  # what still comes must not reach the next request
             self.close()
             raise
         finally:

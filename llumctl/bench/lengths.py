@@ -24,7 +24,6 @@ MAX_TABLE_TOKENS = 6144
 class Lengths(Protocol):
     def draw(self, rng: Random) -> int:
         """A number of tokens, at least 1."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ ZIPF_PREFIX = "zipf:"
 
 
 def parse(text: str) -> tuple[Lengths, Lengths]:
-    """Of prompts and outputs, from `M-M`, `zipf:M-M`, `sharegpt`, or `IN,OUT` in tokens.
+    """Lengths of prompts and outputs from `M-M`, `zipf:M-M`, `sharegpt`, or `IN,OUT` in tokens.
 
     Raises:
         UsageError: it is none of these.

@@ -23,7 +23,7 @@ class Observed:
 
 
 async def measure(run: Run, control: ControlClient | None) -> tuple[Results, Observed]:
-    """SIGINT ends it early, with what there is by then."""
+    """SIGINT ends the run early, with the results so far."""
     observed = Observed()
     with _interrupted_by_sigint(run.stop):
         if control is None:
@@ -40,7 +40,7 @@ async def measure(run: Run, control: ControlClient | None) -> tuple[Results, Obs
 
 
 async def _watch(control: ControlClient, observed: Observed, is_over: asyncio.Event) -> None:
-    """Every so often, and once more when it is over."""
+    """Asks for the status every STATUS_INTERVAL_S, and once more when the run is over."""
     while not is_over.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(is_over.wait(), STATUS_INTERVAL_S)
@@ -48,7 +48,7 @@ async def _watch(control: ControlClient, observed: Observed, is_over: asyncio.Ev
 
 
 async def _look(control: ControlClient, observed: Observed) -> None:
-    """In a thread: a controller that hangs must not hold up the load."""
+    """Asks in a thread: a controller that hangs must not hold up the load."""
     try:
         observed.statuses.append(await asyncio.to_thread(control.status))
     except LlumctlError:

@@ -17,7 +17,7 @@ MAX_RATE_BINS = 60
 
 
 def save(path: Path, results: Results, title: str) -> None:
-    """As a PNG. Raises LlumctlError if it cannot be written."""
+    """Writes a PNG. Raises LlumctlError if it cannot be written."""
     picture = Figure(figsize=(11, 7.5), layout="constrained")
     (ttft, e2e), (over_time, rate) = picture.subplots(2, 2)
     by_level = _by_level(results)

@@ -21,7 +21,7 @@ LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_latency_s")
 
 
 def render(figures: Figures, target: Target, verify: Verify, *, colours: bool) -> str:
-    """What ran against what, then a row per latency and level."""
+    """The run and its totals, then a row per latency and level."""
     parts = ["\n".join(_summary(figures, target, verify))]
     if rows := _rows(figures.latencies):
         header = HEADER
@@ -55,7 +55,7 @@ def as_json(
 
 
 def failures(results: Results) -> list[str]:
-    """The first few, a line each, and how many more there are."""
+    """The first failures, a line each, and how many more there are."""
     failed = [result for result in results.ended if not result.is_right]
     lines = [
         f"request {result.request.index}: {result.verdict.kind}: {printable(result.verdict.detail)}"

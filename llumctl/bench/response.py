@@ -40,7 +40,7 @@ class Answer:
     errors: list[tuple[str, str]] = field(default_factory=list)
     """(code, message) of errors in the stream."""
     body: bytes = b""
-    """The beginning of what was no event stream."""
+    """The beginning of an answer that is no event stream."""
     ended_s: float = 0.0
 
 
@@ -101,7 +101,7 @@ class ResponseReader:
                 raise BadAnswerError("no end of its head")
 
     def end(self, now_s: float) -> None:
-        """The server closed the connection: the end of an answer that has no other."""
+        """The server closed the connection, which ends an answer that has no other end."""
         self._now_s = now_s
         if self.answer.status and not self._is_framed:
             self._finish()

@@ -30,7 +30,7 @@ class Result:
     answer: Answer
     verdict: Verdict = RIGHT
     num_output_tokens: int = 0
-    """That came, by their ids or else by the server's count."""
+    """Tokens that came, by their ids or else by the server's count."""
 
     @property
     def is_right(self) -> bool:
@@ -40,7 +40,7 @@ class Result:
 @dataclass(slots=True)
 class Results:
     """`ended` in the order in which they ended. `client_cpu_s` of this whole process. The ids of
-    right answers are not kept: millions would come together."""
+    right answers are not kept: there may be millions."""
 
     started_s: float = 0.0
     ended_s: float = 0.0

@@ -1,4 +1,4 @@
-"""From what the command line asked for to what came of it."""
+"""One benchmark, from the options of the command line to the figures."""
 
 import contextlib
 import resource
@@ -24,7 +24,7 @@ from llumctl.text import output
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One of `cluster` and `url` is set. `warmup_s`: what is due before has no latencies."""
+    """One of `cluster` and `url` is set. `warmup_s`: requests due before have no latencies."""
 
     load: Load
     priorities: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Wanted:
 class Measured:
     wanted: Wanted
     verify: Verify
-    """What was verified: not AUTO."""
+    """How answers were verified: not AUTO."""
     target: Target
     workload: Workload
     sender: Sender
@@ -75,7 +75,7 @@ class Measured:
 
 
 def run(wanted: Wanted) -> Measured:
-    """Raises UsageError before anything is sent, UnreachableError if there is nobody to send to."""
+    """Raises UsageError before anything is sent, UnreachableError without an endpoint."""
     rows = workload.rows(wanted.load)
     aim = _find(wanted)
     try:
@@ -105,12 +105,12 @@ def run(wanted: Wanted) -> Measured:
 async def _measure(
     plan: Workload, sender: Sender, progress: ProgressBar, aim: Target
 ) -> tuple[Results, Observed]:
-    """Inside the loop: a Run belongs to the one that it is made in."""
+    """Makes the Run inside the event loop to which it belongs."""
     return await measure(Run(plan.requests, sender, progress), aim.control)
 
 
 def _allow_many_connections() -> None:
-    """One per live request: the usual limit of 1,024 open files is little for an open loop."""
+    """Each live request has one, and the usual limit of 1,024 open files is little for that."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -22,7 +22,7 @@ BUSY_CLIENT_CORES = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of `count` values; percentiles are interpolated between the two nearest."""
+    """The spread of `count` values; percentiles are interpolated between the two nearest."""
 
     count: int
     mean: float
@@ -123,7 +123,7 @@ def of(results: Results, observed: Observed, num_requests: int, warmup_s: float)
 
 
 def warnings(figures: Figures, observed: Observed) -> list[str]:
-    """What makes the figures say as much about the client as about the server."""
+    """Why the figures say as much about the client as about the server, a line each."""
     lines = []
     if figures.send_lag_p99_s > LATE_CLIENT_S:
         lines.append(

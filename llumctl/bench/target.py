@@ -67,7 +67,7 @@ def of_url(url: str, api_key: str, model: str | None) -> Target:
 
 
 def read_key(path: Path) -> str:
-    """The first line that is not empty, of a file that is its owner's alone. Raises UsageError."""
+    """The key in the first line with text, of a private file. Raises UsageError."""
     first = secrets_file.read(path, "--api-key-file").splitlines()[0]
     key = key_file.parse_line(first).key
     if not key.isprintable() or not key.isascii():
@@ -76,7 +76,7 @@ def read_key(path: Path) -> str:
 
 
 def num_evictions(before: Iterable[InstanceStatus], after: Iterable[InstanceStatus]) -> int | None:
-    """In between, over all instances; one that restarted counts from 0. None if none is known."""
+    """Evictions in between; an instance that restarted counts from 0. None if none is known."""
     counts = {
         (item.id, item.incarnation): item.num_evictions
         for item in before

@@ -1,8 +1,7 @@
-"""Whom `bench` believes to be the endpoint.
+"""Which certificate `bench` believes to be the endpoint's.
 
-Of a cluster of this machine the certificate is known: it, and no other, is believed, whatever
-names it has, as the address may be 127.0.0.1. Elsewhere the system's authorities count
-(SSL_CERT_FILE names others).
+The certificate of a cluster on this machine is known: it alone is believed, whatever names it has
+(the address may be 127.0.0.1). Elsewhere the system's authorities count, or SSL_CERT_FILE.
 """
 
 import ssl

@@ -33,7 +33,7 @@ class TraceRow:
 
 
 def read(path: Path) -> list[TraceRow]:
-    """In order of time.
+    """The rows in order of time.
 
     Raises:
         UsageError: no such file, no such format, or a line that is none (FILE:LINE).
@@ -110,7 +110,7 @@ _PARSERS = {".csv": parse_azure, ".jsonl": parse_mooncake}
 
 
 def _azure_time_s(path: Path, number: int, cell: str) -> float:
-    """Seven decimals of a second, one more than datetime reads."""
+    """Reads seven decimals of a second, one more than datetime does."""
     whole, _, fraction = cell.strip().partition(".")
     try:
         seconds = (datetime.fromisoformat(whole) - datetime(1970, 1, 1)).total_seconds()

@@ -62,7 +62,7 @@ class Workload:
 
 
 def rows(load: Load) -> Iterator[TraceRow]:
-    """What comes when, without end unless it is from a trace.
+    """Times and lengths of requests, without end unless they are from a trace.
 
     Raises:
         UsageError: at once, if the trace, the rate or the name of the lengths is bad.
@@ -108,7 +108,7 @@ def plan(
 
 
 def fit(row: TraceRow, max_tokens: int | None, max_model_len: int | None) -> TraceRow:
-    """Outputs keep their length before prompts do: they are what a request's time is made of."""
+    """Shortens prompts rather than outputs, of which most of a request's time is made."""
     prompt, outputs = row.num_prompt_tokens, row.num_output_tokens
     if max_tokens is not None:
         prompt, outputs = min(prompt, max_tokens), min(outputs, max_tokens)

@@ -150,6 +150,6 @@ def _check_trace(trace: Path | None, scale_rate: float | None, generated: list[s
 
 
 def _check_folder(file: Path | None, flag: str) -> None:
-    """Before the load rather than after it."""
+    """Fails before the load rather than after it."""
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"{flag}: there is no folder {file.parent}", f"mkdir -p {file.parent}")

@@ -72,7 +72,7 @@ def schema() -> None:
 
 
 def _exists(path: Path) -> bool:
-    """A file that may not be looked at exists: who reads it says why not."""
+    """A file that may not be looked at counts as present: reading it tells what is wrong."""
     try:
         return path.exists()
     except OSError:

@@ -115,7 +115,7 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
 
 
 def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") -> "DrainRequest":
-    """What the operator said yes to: the cluster as it was shown."""
+    """The order that the operator agreed to, bound to the revision that was shown."""
     from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
@@ -132,7 +132,7 @@ def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") 
 
 
 def _with(order: "DrainRequest", instance_id: str, all_ids: "Sequence[str]") -> "DrainRequest":
-    """As it goes to one of them: it names the others."""
+    """The order as it is sent for one instance: it names the others."""
     others = tuple(each for each in all_ids if each != instance_id)
     return order.model_copy(update={"with_ids": others})
 
@@ -140,8 +140,8 @@ def _with(order: "DrainRequest", instance_id: str, all_ids: "Sequence[str]") -> 
 def _sent(
     cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest"
 ) -> "list[DrainReport]":
-    """One after the other, each on the revision that the one before left. Whether all of them may
-    go is seen to with the first."""
+    """Sends the orders one after the other, each on the revision that the one before left. The
+    first one makes the controller check whether all of them may go."""
     reports: list[DrainReport] = []
     with connect.client(cluster) as client:
         for each in instance_ids:

@@ -44,7 +44,7 @@ class UpCommand(TyperCommand):
 
 
 def given(context: typer.Context) -> "Flags":
-    """Those of the command line, as settings are merged."""
+    """The flags of the command line, in the form in which settings are merged."""
     return {("endpoint", name): (_flag(name), value) for name, value in context.meta[_META].items()}
 
 

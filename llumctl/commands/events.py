@@ -133,7 +133,7 @@ def _kinds(text: str | None) -> tuple[str, ...]:
 def _kept(
     client: "ControlClient", after: str, wanted: Wanted, limit: int | None
 ) -> tuple[deque["Event"], str]:
-    """The last `limit` of those that the controller has, and the position behind them all."""
+    """The last `limit` of the wanted events, and the position behind all that are kept."""
     found: deque[Event] = deque(maxlen=limit)
     while True:
         page = client.events(after, PAGE)
@@ -146,7 +146,7 @@ def _kept(
 
 
 def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> None:
-    """Until the reader of stdout leaves or the cluster is stopped."""
+    """Shows events until the reader of stdout leaves or the cluster is stopped."""
     from controller.api.wire.models import EventFrame, GapFrame
 
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from controller.api.wire.moves import MigrationReport
 
 DEFAULT_TIMEOUT_S = 60.0
-# What the controller waits at most.
+# The controller waits no longer.
 MAX_TIMEOUT_S = 600.0
 
 
@@ -43,7 +43,7 @@ def migrate(
     ] = False,
     verify_kv: Annotated[
         bool,
-        typer.Option("--verify-kv", help="Compare the KV blocks of both sides before it goes on."),
+        typer.Option("--verify-kv", help="Compare the KV blocks of both sides before going on."),
     ] = False,
     reason: Reason = "",
     output_format: OutputFormat = Format.TABLE,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from controller.api.wire.models import RequestDetail, RequestList, RequestState
 
 DEFAULT_LIMIT = 100
-# What the controller answers at most.
+# The controller lists no more.
 MAX_LIMIT = 10_000
 
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 600.0
 DEADLINE_MARGIN_S = 10.0
-"""Who waits for a drain with a deadline waits this much longer: for what is said when it passes."""
+"""A wait for a drain with a deadline lasts this much longer, to hear how the drain ended."""
 
 _TARGET = re.compile(r"([+-]?)([0-9]{1,9})")
 
 
 class ScaleCommand(TyperCommand):
-    """`-1` is what to do here, and no option."""
+    """A command that takes `-1` as its argument, not as an option."""
 
     # Typer's Context is a subclass of the one that the base's method takes.
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -130,7 +130,7 @@ def scale(
 
 
 def _wanted(text: str) -> tuple[int | None, int | None]:
-    """So many, or so many more. Raises UsageError."""
+    """(target, change), of which one is None. Raises UsageError."""
     found = _TARGET.fullmatch(text.strip())
     if found is None:
         raise UsageError(

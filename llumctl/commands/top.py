@@ -28,7 +28,7 @@ NO_GLYPHS = ("linux", "vt100", "vt220")
 
 @dataclass(frozen=True)
 class Look:
-    """How it looks and what its keys are; `keymap` is checked."""
+    """How the dashboard looks and what its keys are; `keymap` is checked."""
 
     theme: str
     ascii_only: bool
@@ -125,7 +125,7 @@ def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
 
 
 def _keymap() -> dict[str, str]:
-    """What `[keys]` says. Raises UsageError with where it says what cannot be."""
+    """The table `[keys]`. Raises UsageError that tells where a wrong key stands."""
     from llumctl.config import settings
     from tui.input import keymap
 
@@ -138,7 +138,7 @@ def _keymap() -> dict[str, str]:
 
 
 def _run(source: "Source", look: Look, *, recording: bool) -> None:
-    """Until somebody leaves. Nothing that still talks to a controller is waited for."""
+    """Runs until the operator leaves, and waits for no thread that still asks a controller."""
     from tui.app import Dashboard, tick_s
     from tui.drawing.format import ASCII, UNICODE
     from tui.options import Options

@@ -64,7 +64,7 @@ def undrain(
 
 
 def _say_undone(reports: "Sequence[DrainReport]", *, dry_run: bool) -> None:
-    """What was done before one of them failed."""
+    """Tells which drains were taken back before one of them failed."""
     undone = " ".join(report.instance_id for report in reports)
     if undone and not dry_run:
         output.say(f"taken back: {undone} (llumctl drain {undone})")

@@ -1,14 +1,12 @@
 """Follows drains until they are over: asks the controller again and again, and says how far each
 is on stderr.
 
-Whoever follows is not needed: leaving ends nothing, and a controller that is away for a while is
-waited for.
+A drain does not need to be followed: leaving ends nothing. A controller may be away for a while.
 """
 
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
@@ -20,9 +18,9 @@ from llumctl.text import drains as drain_text
 from llumctl.text import output
 
 POLL_S = 1.0
-"""Each question is one to every frontend and every instance that drains."""
+"""Each question makes the controller ask every frontend and every draining instance."""
 GIVE_UP_S = 10.0
-"""How long after its deadline the end of a drain that is then given up is waited for."""
+"""A drain that is given up at its deadline may take this long to end."""
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -41,12 +39,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._clear()
 
     @property
@@ -58,8 +51,8 @@ class Watch:
         return tuple(report for report in self.reports if not is_over(report))
 
     def until_over(self, timeout_s: float | None = None) -> None:
-        """Until each is over or past its deadline, or for so long. Raises NotRunningError when the
-        cluster is stopped."""
+        """Follows until each drain is over or past its deadline, or for `timeout_s`. Raises
+        NotRunningError when the cluster is stopped."""
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._tell()
         while any(report.instance_id not in self._late for report in self.unfinished):
@@ -115,7 +108,7 @@ class Watch:
 
 
 def is_over(report: DrainReport) -> bool:
-    """`active`: it was taken back."""
+    """A drain that was taken back is over, too: its instance is `active`."""
     return is_done(report) or report.state == "active"
 
 
@@ -126,7 +119,7 @@ def is_done(report: DrainReport) -> bool:
 
 
 def detached(reports: Sequence[DrainReport]) -> str:
-    """What is to be said to who stops watching."""
+    """What an operator who stops watching is told."""
     names = " ".join(report.instance_id for report in reports)
     first = reports[0].instance_id if reports else ""
     return (
@@ -141,8 +134,8 @@ def check(
     *,
     waited_s: float | None = None,
 ) -> None:
-    """Raises for the first that did not come to its end. `deadline_s`: how long was asked for;
-    `waited_s`: for how long it was waited for, whatever its deadline.
+    """Raises for the first drain that is not done. `deadline_s`: how long the drains were given;
+    `waited_s`: how long they were waited for, whatever the deadline.
 
     Raises:
         TimedOutError: its deadline passed, or nobody waits for it any longer.
@@ -182,7 +175,7 @@ def _is_late(report: DrainReport, now_s: float) -> bool:
 
 
 def _without_order(report: DrainReport, *, is_there: bool) -> DrainReport:
-    """Of a drain that nobody wants any more: the instance is gone, or serves again."""
+    """The report of a drain that is no more: the instance is gone, or serves again."""
     changes = {"num_moving": 0, "estimate_s": None}
     if is_there:
         return report.model_copy(update={**changes, "state": "active"})

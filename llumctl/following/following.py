@@ -21,8 +21,7 @@ def follow(
 ) -> Iterator["Frame | None"]:
     """Frames after a position as they come, for ever; None whenever there is none for WAIT_S.
 
-    Trouble and its end are told on stderr, once each. The `patient` wait out a controller that
-    answers and refuses, too.
+    Trouble and its end are told on stderr, once each. `patient` bears with refusals, too.
 
     Raises:
         NotRunningError: the cluster was stopped.

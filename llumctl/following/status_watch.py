@@ -11,7 +11,7 @@ from controller.api.wire.models import ClusterStatus
 from llumctl import connect
 from llumctl.text import output
 
-# Home, and to be written behind each line and behind all; no wrapping meanwhile.
+# Escape sequences: home, erase the rest of the line, of the screen; clear, cut lines, wrap them.
 _HOME, _END_OF_LINE, _END = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR, _CUT, _WRAP = "\x1b[2J", "\x1b[?7l", "\x1b[?7h"
 
@@ -25,7 +25,7 @@ def watch(
     timeout_s: float,
     lines_only: bool,
 ) -> None:
-    """Until the reader of stdout leaves. With `lines_only` nothing but what `render` gives.
+    """Shows the status until stdout's reader leaves; `lines_only`: only what `render` gives.
 
     A controller that does not answer is waited for: a terminal keeps its last status, with
     its age; elsewhere it is said once on stderr.

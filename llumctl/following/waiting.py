@@ -21,18 +21,18 @@ from llumctl.following.conditions import ClusterIs, Condition, Drained, Judged, 
 from llumctl.text import output
 
 POLL_S = 0.25
-# Of drains: each question is one to every frontend and every instance that drains.
+# A question about drains makes the controller ask every frontend and every draining instance.
 DRAINS_POLL_S = 1.0
 # A question gets this long however little time is left.
 LEAST_TIMEOUT_S = 0.5
 
 
 def wait(cluster: str, condition: Condition, wanted: str, timeout_s: float) -> str:
-    """What is so when the condition holds, in words.
+    """Returns what is so when the condition holds, in words.
 
-    Who waits for a cluster to be ready may come before its controller; otherwise one must
-    answer at first. One that answered once may be gone for a while. An instance that goes while
-    somebody waits for it to be drained was drained (scale-in).
+    A wait for a ready cluster may begin before there is a controller; for any other condition one
+    must answer at first. Once it has answered it may be gone for a while. An instance that goes
+    while its drain is waited for was drained (scale-in).
 
     Raises:
         TimedOutError: naming `wanted` and what holds instead.

@@ -49,13 +49,13 @@ def say(text: str) -> None:
 
 
 def say_on(text: str) -> None:
-    """What something follows on the same line of stderr: an answer, or the next of its kind."""
+    """A message on stderr whose line goes on, with an answer or with the next such message."""
     with contextlib.suppress(LlumctlError):
         _write(sys.stderr, text)
 
 
 def reader_left() -> bool:
-    """Whether stdout is a pipe whose other end is closed: what follows, ends then."""
+    """Whether stdout is a pipe whose other end is closed; a command that follows ends then."""
     if sys.stdout is None:
         return False
     if sys.stdout in _left:
@@ -147,7 +147,7 @@ def _shorten(header: Sequence[str], cells: list[list[str]], ids: Sequence[str], 
 
 
 def use_colours(stream: TextIO | None) -> bool:
-    """A terminal that can, and nobody who said NO_COLOR."""
+    """Whether the stream is a terminal with colours, and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return is_terminal(stream)

@@ -7,7 +7,6 @@ afterwards, every change is one line on stderr. The endpoint goes to stdout.
 import json
 import shlex
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from controller.api.settings.settings import Settings
@@ -46,12 +45,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop_drawing()
 
     def __call__(self, news: ClusterStatus | str) -> None:

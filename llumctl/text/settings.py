@@ -27,7 +27,7 @@ def parse(assignments: Iterable[str]) -> "dict[str, SettingValue]":
 
 
 def _value(text: str) -> "SettingValue":
-    """The inverse of `words.setting_value`."""
+    """The inverse of `quantities.setting_value`."""
     if text in ("true", "false"):
         return text == "true"
     if text == "none":

@@ -1,4 +1,4 @@
-"""A percentile of what was measured lately."""
+"""A percentile of recent samples."""
 
 import math
 from collections import deque

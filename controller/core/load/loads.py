@@ -1,7 +1,7 @@
 """Other measures of load, to compare Llumnix with. Larger is busier, for every one of them.
 
-All count what was dispatched and not reported yet as queued; without that a burst between two
-statuses would land on one instance. None of them knows priorities or draining: the caller
+All count requests that were dispatched and not reported yet as queued; without them a burst between
+two statuses would land on one instance. None of them knows priorities or draining: the caller
 leaves draining instances out.
 """
 

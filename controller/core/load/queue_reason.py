@@ -10,11 +10,11 @@ class QueueReason(StrEnum):
     BATCH_FULL = "batch-full"
     """As many requests run as the batch has places."""
     MEMORY = "memory"
-    """Its demand exceeds what is free in the whole cluster."""
+    """The head's demand exceeds what is free in the whole cluster."""
     FRAGMENTED = "fragmented"
-    """Its demand exceeds what is free here, but not what is free in all."""
+    """The head's demand exceeds what is free here, but not what is free in the cluster."""
     NEXT_STEP = "next-step"
-    """There is room: it waits for its turn within the steps' token budget."""
+    """There is room: the head waits for its turn within the steps' token budget."""
 
 
 def queue_reason(

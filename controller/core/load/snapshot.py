@@ -76,8 +76,7 @@ class InstanceSnapshot:
 
     @property
     def admissible_blocks(self) -> int:
-        """M - used: what a new request may take. Negative when those that run have grown into
-        the watermark."""
+        """M - used: what a new request may take; negative if others grew into the watermark."""
         return self.num_free_blocks - self.watermark_blocks
 
     @property

@@ -19,8 +19,8 @@ from controller.core.load.snapshot import InstanceSnapshot, Level, blocks_for
 def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
     """h(p): what one instance keeps free beside running requests of `level`.
 
-    It is whatever M leaves over the level's target load, so that the load beside such a
-    request stays at the target. The same however many of them run there.
+    It is what M leaves over the level's target load, so that the load beside such a request stays
+    at the target, and is the same however many of them run there.
     """
     if level.target_load_tokens is None:
         return 0
@@ -38,9 +38,8 @@ def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -
 def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:
     """Sum of V over one instance: used + fill + H + demand(head); infinite when draining.
 
-    From the instance's own counters rather than from its requests, because `used` counts a
-    shared block once. It also counts H at most M, which the requests' shares, h(p) over the
-    running requests of that level, do not.
+    The instance's own counters count a shared block once, and H at most M. The requests' shares of
+    the headroom, h(p) over the running requests of that level, would do neither.
     """
     if snapshot.draining:
         return math.inf

@@ -11,8 +11,7 @@ SettingValue = float | int | str | bool | None
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
     """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty.
-    `plain`: the drain that somebody ordered for its own sake, and that goes on if the instance is
-    not to be removed after all."""
+    `plain`: an operator's own drain, which goes on if the instance is not to go after all."""
 
     drain_id: str
     instance_id: str
@@ -25,8 +24,7 @@ class DrainOrder:
     plain: "DrainOrder | None" = None
 
     def following(self, before: "DrainOrder | None") -> "DrainOrder":
-        """The same drain goes on, by this order from now on; but one that removes its instance goes
-        on to remove it."""
+        """The drain `before` goes on by this order; it removes the instance if either did."""
         if before is None:
             return self
         order = replace(self, drain_id=before.drain_id, began_s=before.began_s)
@@ -39,15 +37,15 @@ class DrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`next_instance`: the number of the next new instance; a number is used once, so that what is
-    recorded about `i-3` is about one instance. `settings`: by key, those that were changed."""
+    """`next_instance`: the number of the next new instance. A number is used once, so that records
+    of `i-3` are about one instance. `settings`: the changed ones, by key."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
     next_instance: int = 0
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     drains: Mapping[str, DrainOrder] = field(default_factory=dict)
-    """By instance."""
+    """By instance id."""
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -55,7 +53,7 @@ class ClusterSpec:
         return ClusterSpec(0, ids, num_instances)
 
     def check(self) -> None:
-        """Raises ValueError if it cannot have come about by the changes below."""
+        """Raises ValueError if the changes below cannot have made this spec."""
         if len(set(self.instance_ids)) != len(self.instance_ids):
             raise ValueError("an instance is named twice")
         unknown = set(self.drains) - set(self.instance_ids)
@@ -75,7 +73,7 @@ class ClusterSpec:
         return self._next(instance_ids=self.instance_ids + added, next_instance=last)
 
     def without_instance(self, instance_id: str) -> "ClusterSpec":
-        """Its drain ends with it."""
+        """The instance's drain ends with it."""
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         return self._next(instance_ids=ids, drains=self._drains_but(instance_id))
 
@@ -83,22 +81,21 @@ class ClusterSpec:
         return self._next(settings={**self.settings, **changes})
 
     def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
-        """Another drain of the same instance takes the place of the one before."""
+        """A new drain of an instance replaces the one before."""
         return self._next(drains={**self.drains, **{each.instance_id: each for each in orders}})
 
     def without_drain(self, instance_id: str) -> "ClusterSpec":
         return self._next(drains=self._drains_but(instance_id))
 
     def falling_back(self, instance_id: str) -> "ClusterSpec":
-        """The drain of this instance ends; the one that it had before it was to go, if any, goes
-        on."""
+        """The drain of this instance ends; a plain drain that it had before goes on."""
         return self.scaled(0, (instance_id,), ())
 
     def scaled(
         self, num_added: int, kept: Collection[str], orders: Iterable[DrainOrder]
     ) -> "ClusterSpec":
-        """All of one scale in one step: new instances, those that were to go and stay, and the
-        drains of those that go."""
+        """All of one scale in one step: new instances, the instances that stay after all (`kept`),
+        and the drains of those that go."""
         grown = self.with_instances_added(num_added)
         drains = {key: each for key, each in self.drains.items() if key not in kept}
         plain = [each.plain for key, each in self.drains.items() if key in kept]

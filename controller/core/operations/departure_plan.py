@@ -1,7 +1,7 @@
-"""Emptying an instance by live migration: which request would go where.
+"""A plan for emptying an instance by live migration: which request would go where.
 
-Made from the last statuses, it changes nothing; the moves themselves are chosen by the llumlet of
-the draining instance, one by one, as room becomes free.
+The plan is made from the last statuses and changes nothing; the llumlet of the draining instance
+chooses the moves themselves, one by one, as room becomes free.
 """
 
 from bisect import insort
@@ -16,14 +16,14 @@ from controller.core.rescheduling.choose_destination import NO_DESTINATION, lack
 from controller.core.rescheduling.projection import with_arrivals, with_queued
 
 TOO_BUSY = "too_busy"
-"""Those with room for it are no destinations at present: below the threshold, or with evicted
-requests that wait."""
+"""Instances have room for the request, but are no destinations now: they are below the threshold,
+or have evicted requests that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where a request would go, or the code of why it stays for now. `client_id`: its client's
-    name for it."""
+    """Where a request would go, or the code of why it stays. `client_id` is its client's name of
+    it."""
 
     request: Candidate
     client_id: str
@@ -35,8 +35,8 @@ class DeparturePlan:
     """Requests are placed one by one; each takes its room before the next one is placed.
 
     One placement changes one destination, so only that one's freeness is computed anew: with 63
-    others and 1,000 requests it is 1,000 times rather than 63,000. `is_open`: whether a draining
-    instance is paired with one that is like this.
+    destinations and 1,000 requests 1,000 times rather than 63,000. `is_open`: whether a draining
+    instance may be paired with this destination.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What is left of a drain.
 
-A drain is about where requests run, never about whether: whatever a deadline does, requests run
-on. What would go where is in `departure_plan`, how long it may take in `drain_pace`.
+A drain is about where requests run, never about whether: whatever a deadline does, requests run on.
+`departure_plan` says what would go where, `drain_pace` how long that may take.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from controller.core.operations.cluster_spec import DrainOrder
 class DrainState(StrEnum):
     DRAINING = "draining"
     DRAINED = "drained"
-    """Nothing is left there, and nothing comes."""
+    """No request is left there, and none comes."""
     ACTIVE = "active"
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What an instance still has, as it said last. `num_awaited`: dispatched before the drain, and
-    in no status yet."""
+    """What an instance still has by its last status. `num_awaited`: requests that were dispatched
+    before the drain and are in no status yet."""
 
     num_running: int = 0
     num_queued: int = 0

@@ -9,19 +9,19 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.operations.departure_plan import Departure
 
 _PASSING = frozenset({MoveRefusal.IN_PREFILL, MoveRefusal.MOVING})
-"""Refusals that end by themselves within steps."""
+"""Refusals that end by themselves within a few steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovePace:
-    """How moves went lately. `overhead_s`: of one move, beside its copies."""
+    """How fast moves went lately. `overhead_s`: the time of one move beside its copies."""
 
     blocks_per_s: float | None
     overhead_s: float
 
 
 def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
-    """None if none of them moved anything."""
+    """None if none of the moves moved anything."""
     moved = [record for record in records if record.outcome == "migrated"]
     if not moved:
         return None
@@ -34,9 +34,9 @@ def measured_pace(records: Iterable[MoveRecord]) -> MovePace | None:
 def estimate_s(
     departures: Sequence[Departure], pace: MovePace | None, max_moves: int, num_left: int = 0
 ) -> float | None:
-    """Until all of them have left, `max_moves` at a time. None while nothing is known to tell
-    from: no move yet, or a request that stays until it ends or until there is room, or some of
-    the `num_left` that the instance counts are not among them."""
+    """Seconds until all `departures` have left, `max_moves` at a time. None while that cannot be
+    told: nothing was moved yet, a request stays until it ends or until there is room, or the
+    instance counts more requests (`num_left`) than the plan has."""
     if len(departures) < num_left:
         return None
     if not departures:
@@ -50,5 +50,5 @@ def estimate_s(
         if not pace.blocks_per_s:
             return None
         copy_time_s = num_blocks / pace.blocks_per_s
-    # Copies share the link, the rest of a move runs beside the others.
+    # Copies share the link; the rest of a move runs beside other moves.
     return copy_time_s + len(departures) * pace.overhead_s / max(1, max_moves)

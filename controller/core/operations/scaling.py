@@ -1,7 +1,7 @@
-"""Which instances come and which go, for a number of them that is wanted.
+"""Which instances come and which go, for a wanted number of instances.
 
-Those that are removed once they are empty do not count: they are on their way out. Getting one of
-them back is the cheapest way to have more, so it comes first.
+Instances that are to be removed once empty do not count, because they are on their way out. Getting
+one of them back is the cheapest way to have more, so that comes first.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,15 +12,15 @@ from controller.core.operations.cluster_spec import ClusterSpec
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """`previous` and `target` count the planned instances, those that start among them."""
+    """`previous` and `target` count the planned instances, also those that are starting."""
 
     previous: int
     target: int
     num_added: int = 0
     undrained: tuple[str, ...] = ()
-    """Would have gone, and stay."""
+    """Instances that would have gone, and stay."""
     drained: tuple[str, ...] = ()
-    """Go, once they are empty."""
+    """Instances that go once they are empty."""
 
     @property
     def changes(self) -> bool:
@@ -32,7 +32,7 @@ def planned_instances(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 class OtherPlanError(Exception):
-    """Not those that were agreed to would go."""
+    """The instances that would go are not those that the operator agreed to."""
 
 
 def plan_scale(
@@ -42,11 +42,10 @@ def plan_scale(
     agreed: Collection[str] | None = None,
     gone: Collection[str] = (),
 ) -> ScalePlan:
-    """`num_running`: running requests of each instance that serves. Those that do not serve, or
-    that an operator drains, go first, then the ones with the fewest, ties by id; the ones with the
-    most come back first.
-    `agreed`: just these go, however busy they are by now. `gone`: their processes have ended, so
-    they cannot come back.
+    """`num_running`: running requests of each instance that serves. Instances that do not serve, or
+    that an operator drains, go first, then those with the fewest requests, ties by id; those with
+    the most come back first. `agreed`: just these go, however busy they are by now. `gone`: their
+    processes have ended, so they cannot come back.
 
     Raises ValueError for a target below 1, and OtherPlanError.
     """

@@ -31,14 +31,14 @@ Number = float | int | None
 class EventKind(StrEnum):
     DISPATCHED = "dispatched"
     REJECTED = "rejected"
-    """No instance would or could take the request."""
+    """No instance took the request."""
     ADMITTED = "admitted"
     EVICTED = "evicted"
     MIGRATED = "migrated"
     MIGRATION_FAILED = "migration_failed"
     """The request stayed where it was, or ended."""
     NOT_MOVED = "not_moved"
-    """Its instance was to be relieved, and this request was tried and not moved."""
+    """The request's instance was to be relieved; the request was tried and not moved."""
     PRIORITY_CHANGED = "priority_changed"
     FINISHED = "finished"
     ABORTED = "aborted"
@@ -50,31 +50,31 @@ class EventKind(StrEnum):
     INSTANCE_STALLED = "instance_stalled"
     INSTANCE_RECOVERED = "instance_recovered"
     INSTANCE_BUSY = "instance_busy"
-    """Its process computes though no request is there."""
+    """The instance's process computes though it has no request."""
     INSTANCE_QUIET = "instance_quiet"
-    """No more."""
+    """An instance that was busy without a request no longer is."""
     INSTANCE_FAILED = "instance_failed"
-    """Could not start, and is not tried again."""
+    """The instance could not start, and is not tried again."""
     DRAIN_STARTED = "drain_started"
     DRAIN_OVERDUE = "drain_overdue"
-    """Its deadline passed, and it goes on."""
+    """The drain's deadline passed, and the drain goes on."""
     DRAINED = "drained"
-    """The instance has nothing left and gets nothing."""
+    """The instance has no request left and gets none."""
     DRAIN_ENDED = "drain_ended"
-    """It was undone, or the instance is gone."""
+    """The drain was undone, or the instance is gone."""
     FRONTEND_STARTED = "frontend_started"
     FRONTEND_DIED = "frontend_died"
     FRONTEND_FAILED = "frontend_failed"
     CONTROLLER_STARTED = "controller_started"
     OPERATOR = "operator"
     EVENTS_LOST = "events_lost"
-    """A member told of more than arrived: the controller lagged, or was not there."""
+    """A member's events did not all arrive: the controller lagged, or was not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """`numbers` are figures of its kind, units in their names; `labels` what else it names, in
-    words; `actor` is who asked for it."""
+    """`numbers` have units in their names; `labels` name what else is involved; `actor` asked for
+    it."""
 
     kind: EventKind
     time_s: float
@@ -93,19 +93,19 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """`missed`: events between the position asked for and the first one here that the log has
-    forgotten; None if it cannot tell (a position of another epoch)."""
+    """`missed`: how many events the log has forgotten between the position asked for and the first
+    one here; None if it cannot tell (a position of another epoch)."""
 
     entries: tuple[tuple[str, LoggedEvent], ...]
     """(position, event)."""
     next_position: str
-    """Ask for what comes after this."""
+    """Ask for what comes after this position."""
     missed: int | None = 0
 
 
 class EventLog:
-    """The last `max_events` events, those `kept` of controllers before among them: with their
-    positions, in their order. Raises ValueError for a bound below 1."""
+    """The last `max_events` events, among them those `kept` of controllers before, with their
+    positions and in order. Raises ValueError for a bound below 1."""
 
     def __init__(
         self, epoch: str, max_events: int, kept: Sequence[tuple[str, LoggedEvent]] = ()
@@ -114,13 +114,13 @@ class EventLog:
         self._events: deque[LoggedEvent] = deque()
         self._last_seq = 0
         self._ends: dict[str, int] = {}
-        """Of each epoch before: the number of its last event that was kept."""
+        """By earlier epoch: the number of the last event that was kept of it."""
         for position, event in kept:
             self._restore(position, event)
         self.resize(max_events)
 
     def resize(self, max_events: int) -> None:
-        """The newest of those that are kept stay. Raises ValueError for a bound below 1."""
+        """The newest events stay. Raises ValueError for a bound below 1."""
         if max_events < 1:
             raise ValueError("an event log holds at least one event")
         self._events = deque(self._events, maxlen=max_events)
@@ -130,7 +130,7 @@ class EventLog:
         return self._position(self._last_seq)
 
     def append(self, event: LoggedEvent) -> str:
-        """Its position."""
+        """Returns the event's position."""
         self._events.append(event)
         self._last_seq += 1
         return self.last_position

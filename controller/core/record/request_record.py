@@ -12,7 +12,7 @@ class RequestState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     EVICTED = "evicted"
-    """Lost its blocks to memory pressure and waits to run again."""
+    """The request lost its blocks to memory pressure and waits to run again."""
     FINISHED = "finished"
     ABORTED = "aborted"
     FAILED = "failed"
@@ -28,9 +28,9 @@ class Match(IntEnum):
     ALIAS = auto()
     """The client's id, or the parent's."""
     BEGINNING = auto()
-    """Of the id."""
+    """The wanted name is the beginning of the id."""
     SHORTENED = auto()
-    """The id as tables show it where the room is short: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
+    """The wanted name is the id as tables shorten it: `8d36…67f4` of `cmpl-8d36e06fa6a667f4`."""
     NONE = auto()
 
 
@@ -56,7 +56,7 @@ class RequestRecord:
     first_token_time_s: float | None
     end_time_s: float | None
     finish_reason: str | None
-    """vLLM's word (stop, length), or why it was aborted or failed."""
+    """vLLM's word (stop, length), or why the request was aborted or failed."""
     num_moves: int = 0
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
@@ -96,8 +96,8 @@ def match_names(
 
 
 def _is_shortened(wanted: str, request_id: str) -> bool:
-    """Words may be missing at the beginning, and a piece wherever there is an ellipsis. One pass
-    over the id, whatever is asked for: a regular expression could take for ever."""
+    """Words may be missing at the beginning, and a piece wherever there is an ellipsis. This takes
+    one pass over the id; a regular expression could take for ever."""
     first, *others = wanted.replace("~", "…").split("…")
     words = [place + 1 for place, char in enumerate(request_id) if char in "-_.:/"]
     if not others:
@@ -115,6 +115,6 @@ def _is_shortened(wanted: str, request_id: str) -> bool:
 
 
 def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, tuple[int, float, str]]:
-    """Those that answer best to the name that was asked for first, else in listing order."""
+    """The sort key of a search: how well a request answers to `wanted`, then listing order."""
     match = Match.NONE if wanted is None else record.match(wanted)
     return (match, listing_order(record))

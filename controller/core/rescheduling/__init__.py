@@ -1,6 +1,6 @@
 """Which requests leave which instance for which other, and which do not (paper section 4.4).
 
-The controller pairs instances; the llumlet of a source picks its requests. Both by pure functions:
+The controller pairs instances; a source's llumlet picks its requests. Both by pure functions:
 
     pairing     sources and destinations of a round, from the freeness of instances alone
     candidate   one request of a source, as far as these decisions look at it

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from controller.core.load.snapshot import blocks_for
 
 PastMoves = tuple[tuple[str, float], ...]
-"""Of one request: (the instance that it left, how many seconds ago), in any order."""
+"""One request's moves: (the instance that it left, how many seconds ago), in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Every request that its instance's snapshot counts is one, movable or not.
 
-    `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued, of
-    which `num_freed_blocks` are free once it is gone: a shared block is not. `num_tokens_left` is
-    how many more it may emit at most (None: not known). `refusal` says why it cannot move at all.
+    `num_tokens` counts prompt and outputs. `num_blocks` are those it holds, none when queued;
+    `num_freed_blocks` of them are free once it is gone: a shared block is not. `num_tokens_left` is
+    how many it may emit yet (None: not known). `refusal` says why it cannot move at all.
 
-    `outgoing`: a move of it is under way. It stays in the list for as long as the snapshot counts
-    it, and so it is taken out of the projection once, neither twice nor not at all.
+    `outgoing`: a move of the request is under way. It stays a candidate for as long as the snapshot
+    counts it, so that the projection takes it out exactly once.
     """
 
     request_id: str
@@ -32,14 +32,14 @@ class Candidate:
     refusal: str | None = None
     outgoing: bool = False
     moves: PastMoves = ()
-    """As far back as anybody remembers."""
+    """All that are still remembered."""
 
     def demand_blocks(self, block_size: int) -> int:
-        """For all that it has, as if nothing were cached."""
+        """Blocks for all of the request's tokens, as if nothing were cached."""
         return blocks_for(self.num_tokens, block_size)
 
     def blocks_there(self, block_size: int) -> int:
-        """What it takes of a destination on which it runs, also if it waited here."""
+        """The blocks that it takes of a destination on which it runs, also if it waited here."""
         return self.demand_blocks(block_size) if self.queued else self.num_blocks
 
     @property

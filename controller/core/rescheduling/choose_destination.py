@@ -1,7 +1,6 @@
 """Which instance a request should move to: the freest that has room for it.
 
-Freeness as it guides migration (`freeness`), ties by id. Whether an instance is alive and
-reporting is for the caller to know; draining ones are left out here.
+The measure is `freeness`, ties by id. The caller leaves dead and silent instances out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +14,8 @@ NO_DESTINATION = "no_destination"
 
 
 def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
-    """What it has not enough of for a request that holds `num_blocks`; 0 for a queued one, which
-    needs neither blocks nor a place in the batch."""
+    """What an instance lacks for a request that holds `num_blocks`; 0 for a queued one, which needs
+    neither blocks nor a place in the batch."""
     if num_blocks == 0:
         return None
     if snapshot.admissible_blocks < num_blocks:
@@ -29,7 +28,7 @@ def lacks(snapshot: InstanceSnapshot, num_blocks: int) -> MoveRefusal | None:
 def choose_destination(
     candidates: Iterable[InstanceSnapshot], levels: Sequence[Level], num_blocks: int
 ) -> str | None:
-    """None if none may take it."""
+    """The id of the chosen instance; None if none may take the request."""
     scores = {
         snapshot.instance_id: freeness(snapshot, levels)
         for snapshot in candidates

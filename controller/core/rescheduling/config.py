@@ -1,4 +1,4 @@
-"""What the rescheduling of running requests goes by; all of it may change while it runs."""
+"""Settings of the rescheduling of running requests; all may change while the cluster runs."""
 
 from dataclasses import dataclass
 
@@ -23,4 +23,4 @@ class ReschedulingConfig:
     not_back_s: float = 10.0
     """How long a request is not moved back to an instance that it left."""
     max_moves_per_minute: int = 6
-    """Of one request."""
+    """Moves of one request."""

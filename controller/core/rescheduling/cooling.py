@@ -1,21 +1,20 @@
-"""Destinations that failed lately: they get no moves of the scheduler's choice for a while.
+"""Destinations that failed lately: for a while the scheduler chooses no moves to them.
 
-One failure may be its source's: a broken link of one instance fails with every destination. So a
-destination cools for the source that failed with it, and for all once a second source did, or when
-it died.
+The failure may be the source's: a broken link fails with every destination. So a destination cools
+for the source that failed with it, and for all once a second source did, or when it died.
 """
 
 from collections.abc import Iterator
 
 
 class Cooling:
-    """Fixed, not growing: a destination is one of a few, and a try costs its source one stage.
+    """The time is fixed: destinations are few, and a try costs its source one stage.
 
-    Times are the caller's, in seconds, any origin."""
+    Times are the caller's, in seconds, of any origin."""
 
     def __init__(self, cooling_s: float) -> None:
         self.cooling_s = cooling_s
-        """May be changed at any time; counts for those that cool already, too."""
+        """May be changed at any time; counts also for destinations that cool already."""
         self._pair_failed_s: dict[tuple[str, str], float] = {}
         """By source and destination."""
         self._failed_s: dict[str, float] = {}
@@ -32,7 +31,7 @@ class Cooling:
         self._failed_s[destination_id] = now_s
 
     def remaining_s(self, destination_id: str, now_s: float, source_id: str | None = None) -> float:
-        """For a request of that source, or of any; 0 if it may be chosen."""
+        """Seconds until the destination may be chosen for that source (None: for any)."""
         times_s = [self._failed_s.get(destination_id)]
         if source_id is not None:
             times_s.append(self._pair_failed_s.get((source_id, destination_id)))
@@ -40,7 +39,7 @@ class Cooling:
         return 0.0 if failed_s is None else max(0.0, failed_s + self.cooling_s - now_s)
 
     def pairs(self, now_s: float) -> Iterator[tuple[str, str]]:
-        """(source id, destination id) of those that cool for that source."""
+        """The (source id, destination id) that failed together and still cool."""
         self._forget(now_s)
         return iter(self._pair_failed_s)
 

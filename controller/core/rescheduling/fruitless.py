@@ -1,7 +1,7 @@
 """Pairs of a source and a destination between which nothing moved, for a while.
 
-F says nothing of what may move: of a request that takes its headroom along, or of one that is
-larger than the room of the freest destination. The same pair would come out of each round.
+Freeness does not say that a request takes its headroom along, or is larger than the room of the
+freest destination. So each round would choose the same pair again.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ FRUITLESS_S = 1.0
 """Within a second prefills end, and some dozens of blocks are freed or filled; a fruitless order
 costs one look at the source's requests, and keeps its destination from others for one round."""
 FRUITLESS_ROUNDS = 2
-"""The least number of rounds, where they come less often: one after the other is tried."""
+"""The least number of rounds, for long intervals: one destination after the other is tried."""
 
 
 class FruitlessPairs:
@@ -28,10 +28,10 @@ class FruitlessPairs:
         self._until_s[source_id, destination_id] = now_s + lasts_s
 
     def forget(self) -> None:
-        """By other rules they may be worth an order."""
+        """Called when the configuration changed: by other rules a pair may be worth an order."""
         self._until_s.clear()
 
     def at(self, now_s: float) -> Iterator[tuple[str, str]]:
-        """(source id, destination id). What is over is forgotten."""
+        """The (source id, destination id) that are left out now. Forgets the others."""
         self._until_s = {pair: s for pair, s in self._until_s.items() if s > now_s}
         return iter(self._until_s)

@@ -1,4 +1,4 @@
-"""Which instance sends requests to which other one in a round; from one number per instance.
+"""Which instance sends requests to which other one in a round, chosen by one number per instance.
 
     defrag      sources are below one threshold, destinations above another; the lowest source
                 goes with the highest destination, the next with the next
@@ -6,9 +6,8 @@
                 of the two after a request of average size has moved, else the next lowest does
 
 A draining instance is below all others. Each instance is in one pair at most. Pairs may be left
-out: the source then takes the freest destination that remains for it, and whoever comes after it
-may have the other one. All of it is done in n log n of the instances and the pairs left out,
-however many requests they run.
+out: the source then takes the freest destination that remains for it, and a later source may take
+the other one. Pairing takes n log n of instances and pairs left out.
 """
 
 import math
@@ -24,11 +23,11 @@ from controller.core.rescheduling.config import ReschedulingConfig
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """`may_send`: alive, and it has requests. `may_receive`: schedulable, and not cooling after a
-    failure; what follows from the other fields need not be in it.
+    """`may_send`: the instance is alive and has requests. `may_receive`: it is schedulable and not
+    cooling after a failure; what follows from the other fields need not be in it.
 
-    `num_in_batch` counts the running ones, and one more if anything is queued; each of the running
-    ones takes `mean_request_tokens` of room on average.
+    `num_in_batch` counts the running requests, and one more if anything is queued; a running one
+    takes `mean_request_tokens` of room on average.
     """
 
     instance_id: str
@@ -63,7 +62,7 @@ class InstanceLoad:
 
     @property
     def is_open(self) -> bool:
-        """Requests may be moved there at all."""
+        """Requests may be moved to this instance at all."""
         return self.may_receive and not self.draining and not self.num_evicted_queued
 
 
@@ -79,7 +78,7 @@ class Pair:
 
 LoadPairs = list[tuple[InstanceLoad, InstanceLoad]]
 LeftOut = Collection[tuple[str, str]]
-"""(source id, destination id) of pairs that are not to be."""
+"""(source id, destination id) of pairs that must not be chosen."""
 Pairing = Callable[[Sequence[InstanceLoad], ReschedulingConfig, LeftOut], LoadPairs]
 
 
@@ -135,8 +134,8 @@ def _matched(
     suits: Callable[[InstanceLoad, InstanceLoad], bool],
 ) -> LoadPairs:
     """The lowest source takes the freest destination that is not left out for it, then the next
-    one does of those that remain. Who is not suited to that one leaves it to the next: a source of
-    smaller requests may be. Where all suit and nothing is left out, these are the i-th source and
+    source takes one of the rest. A source that a destination does not suit leaves it to the next
+    one, whose requests may be smaller. Where all suit and nothing is left out, the i-th source gets
     the i-th destination."""
     free, used = sorted(destinations, key=_highest_first), set[str]()
     pairs = []
@@ -153,7 +152,7 @@ def _matched(
 
 
 def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: LeftOut) -> int | None:
-    """Its place in `free`."""
+    """The place in `free` of the first destination that is not left out for `source`."""
     for place, destination in enumerate(free):
         if (source.instance_id, destination.instance_id) not in left_out:
             return place
@@ -161,7 +160,7 @@ def _first_for(source: InstanceLoad, free: Sequence[InstanceLoad], left_out: Lef
 
 
 def _stays_lower(source: InstanceLoad, destination: InstanceLoad) -> bool:
-    """After a request of the source's average size has moved."""
+    """The source is still the lower one after a request of its average size has moved."""
     if source.draining:
         return True
     if source.freeness >= destination.freeness:
@@ -172,7 +171,7 @@ def _stays_lower(source: InstanceLoad, destination: InstanceLoad) -> bool:
 
 
 def _after(load: InstanceLoad, num_more: int, freed_tokens: float) -> float:
-    """Its freeness with so many more requests in the batch."""
+    """Freeness once `num_more` requests joined the batch and `freed_tokens` were freed."""
     free_tokens = load.freeness * max(1, load.num_in_batch) + freed_tokens
     return free_tokens / max(1, load.num_in_batch + num_more)
 

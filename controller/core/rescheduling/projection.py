@@ -1,4 +1,4 @@
-"""Snapshots as they will be: without what is leaving, with what is on its way."""
+"""Snapshots as they will be: without the requests that are leaving, with those on their way."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -11,9 +11,9 @@ from controller.core.rescheduling.candidate import Candidate
 def without(
     snapshot: InstanceSnapshot, candidates: Iterable[Candidate], leaving: Collection[str]
 ) -> InstanceSnapshot:
-    """The instance once the requests `leaving` are gone, among its `candidates`.
+    """The instance once the requests `leaving`, which are among its `candidates`, are gone.
 
-    The next in the queue takes the place of a head that leaves.
+    If the queue's head leaves, the next in the queue becomes the head.
     """
     candidates = tuple(candidates)
     gone = [c for c in candidates if c.request_id in leaving]
@@ -41,7 +41,7 @@ def without(
 
 
 def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
-    """The instance once all of these run there, those that were queued too."""
+    """The instance once all of these requests run there, also those that were queued."""
     arriving = tuple(arriving)
     if not arriving:
         return snapshot
@@ -57,7 +57,7 @@ def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> 
 
 
 def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> InstanceSnapshot:
-    """The instance once all of these wait there, behind the head that it has."""
+    """The instance once all of these requests wait there, behind its present head."""
     waiting = sorted(arriving, key=lambda c: c.queue_order)
     if not waiting:
         return snapshot

@@ -1,14 +1,14 @@
 """The next request that a source sends to the destination it is paired with, if any.
 
-Asked again after each move that begins. What is under way counts as gone from the source and as
-there at the destination, and so a source stops by itself as soon as it will be none any more.
+It is asked again after each move that begins. A move under way counts as gone from the source and
+as arrived at the destination, so a source stops by itself as soon as it is none any more.
 
-    drain         everybody leaves: the queue in its order, then the running ones
-    headroom      only a headroom makes this a source: the neighbours leave, never its owner
+    drain         all requests leave: the queue in its order, then the running ones
+    headroom      only a headroom makes this a source: other requests leave, never its owner
     queue head    the first in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
 
-The order is that of `victims`; a request that is refused leaves its turn to the next one.
+`victims` gives the order; a refused request leaves its turn to the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ class ReliefView:
     """What one decision looks at. `source` and `candidates` are of the same moment, between two
     steps, and every request that `source` counts as its own is a candidate.
 
-    `sent` are the requests on their way to `destination` that it does not count yet.
-    `bytes_per_s` of the link and `step_time_s` of the source as last measured, None if never.
+    `sent` are the requests on their way to `destination` that its snapshot does not count yet.
+    `bytes_per_s` of the link and `step_time_s` of the source are the last measured, None if never.
     """
 
     source: InstanceSnapshot
@@ -60,7 +60,7 @@ class ReliefView:
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
-    """One that was tried. `code`: a `ReliefRefusal` or a `MoveRefusal`."""
+    """A request that was tried and not moved. `code`: a `ReliefRefusal` or a `MoveRefusal`."""
 
     request_id: str
     code: str
@@ -70,7 +70,7 @@ class NotMoved:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`reason`: why requests are to leave; empty if the source is none any more. `numbers` are
-    about the chosen one. `refused` were tried before it: all that there are if none was chosen."""
+    about the chosen one; `refused` were tried before it, all of them if none was chosen."""
 
     chosen: Candidate | None = None
     reason: str = ""
@@ -104,11 +104,11 @@ class _Relief:
         leaving = {c.request_id for c in view.candidates if c.outgoing}
         self._staying = [c for c in view.candidates if not c.outgoing]
         self._source = without(view.source, view.candidates, leaving)
-        # Who leaves a draining instance's queue takes no room over there, but waits again.
+        # From a draining instance's queue a request takes no room over there, but waits again.
         taking_room = [c for c in view.sent if not (c.queued and self._draining)]
         self._destination = with_arrivals(view.destination, taking_room)
         self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """By rank and blocks of the one that comes: a batch has many alike."""
+        """By rank and blocks of the arriving request: a batch has many alike."""
         self._source_steps = freeness(self._source, view.levels)
         self._steps_without_headroom = freeness(self._source, ())
         self._balancing = view.config.pairing == "balanced"
@@ -120,13 +120,13 @@ class _Relief:
         self._tried = self._taken_by_policy()
         may_go = [c.rank for c in self._tried if c.refusal not in LASTING]
         self._lowest_rank = min(may_go, default=0)
-        """Of those that may go, now or soon: nobody waits for one that never will."""
+        """The lowest rank that may go, now or soon: a request that never may holds up none."""
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
         self._head_wait = head_wait(self._source, self._staying, self._step_time_s)
 
     def reason(self) -> MoveReason | None:
-        """None: it is no source any more."""
+        """Why requests are to leave; None if this is no source any more."""
         if self._draining:
             return MoveReason.DRAIN
         if self._source_steps >= self._enough_steps:
@@ -153,7 +153,7 @@ class _Relief:
     # -- what speaks against it ------------------------------------------------------------
 
     def refusal(self, candidate: Candidate) -> NotMoved | None:
-        """A draining instance asks only whether it can go, and is not gone sooner by itself."""
+        """Why this request may not go now; a draining instance asks only whether it can."""
         if candidate.refusal is not None:
             return NotMoved(candidate.request_id, candidate.refusal)
         refusal = self._lacks_room(candidate)
@@ -171,8 +171,8 @@ class _Relief:
         return refusal
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
-        """It would take its headroom along. So it leaves only when nobody of a lower rank is left
-        who may, and only what is a source without any headroom wins by that."""
+        """A request with a headroom would take it along. So it leaves only when no movable one of a
+        lower rank is left, and only if the instance is a source even without any headroom."""
         if candidate.queued or not self._has_headroom(candidate.rank):
             return None
         needed = self._steps_without_headroom < self._enough_steps
@@ -188,7 +188,7 @@ class _Relief:
         )
 
     def _lacks_room(self, candidate: Candidate) -> NotMoved | None:
-        """One that leaves a draining instance's queue needs no room: it waits there as here."""
+        """From a draining instance's queue a request needs no room: it waits there as here."""
         to = self._destination
         waits_on = candidate.queued and self._draining
         num_blocks = 0 if waits_on else candidate.blocks_there(to.block_size)
@@ -224,8 +224,8 @@ class _Relief:
         )
 
     def _moved_lately(self, candidate: Candidate) -> NotMoved | None:
-        """Back to any instance that it left lately, not only to the last one: three that pass one
-        request round do no better than two."""
+        """The request left this destination lately. All that it left count, not only the last one:
+        three instances that pass one request round do no better than two."""
         to, not_back_s = self._destination.instance_id, self._config.not_back_s
         left_ago_s = min((ago_s for left, ago_s in candidate.moves if left == to), default=None)
         if left_ago_s is None or left_ago_s >= not_back_s:
@@ -265,7 +265,7 @@ class _Relief:
     # -- what it comes to --------------------------------------------------------------------
 
     def figures(self, candidate: Candidate) -> Mapping[str, Number]:
-        """Freeness of both before and after, and what the move is worth."""
+        """Freeness of source and destination before and after, and what the move is worth."""
         return {
             "source_freeness_steps": finite(self._source_steps),
             "source_freeness_after_steps": finite(self._source_after(candidate)),

@@ -1,7 +1,7 @@
 """Which request of a source is tried first.
 
-The order begins with the rank, so that a lower priority makes room for a higher one. What follows
-it is the policy's name:
+The order begins with the rank, so that a lower priority makes room for a higher one. The policy of
+this name decides what follows:
 
     llumnix    fewest tokens: the cheapest to copy; running ones and the head of the queue
     SR, LR     the shortest, the longest of the running ones
@@ -9,8 +9,8 @@ it is the policy's name:
     FCW        the first in the queue, and no running one
     FCWSR      the first in the queue, whatever its rank, then the shortest of the running ones
 
-Of the queue only the head is ever of use: those behind it weigh nothing (virtual_usage). When it
-has left, the next one is the head.
+Of the queue only the head is ever of use, because those behind it weigh nothing (virtual_usage).
+When it has left, the next one is the head.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +24,7 @@ Turn = tuple[float, float, float, str]
 
 @dataclass(frozen=True, slots=True)
 class VictimPolicy:
-    """`turn` sorts the candidates: the first comes first. An instance that drains asks it for all
-    of them, whichever kinds it would take."""
+    """`turn` is a candidate's sort key; an instance that drains sorts all of its requests by it."""
 
     turn: Callable[[Candidate], Turn]
     takes_running: bool = True
@@ -61,8 +60,8 @@ VICTIMS: Mapping[str, VictimPolicy] = MappingProxyType(
 
 
 def departing_in_turn(departing: Iterable[Candidate], victim: str) -> list[Candidate]:
-    """All that leave an instance that drains: the queue in its own order, which moves without a
-    copy, then the running ones in that policy's."""
+    """All requests of a draining instance: the queue in its own order, which moves without a copy,
+    then the running ones in the policy's order."""
     turn = VICTIMS[victim].turn
     everybody = list(departing)
     queued = (each for each in everybody if each.queued)

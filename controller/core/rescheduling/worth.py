@@ -8,10 +8,9 @@
                 move frees what it lacks
               - how far the destination falls below its threshold: steps below it * time of a step
 
-A move is worth it if what it wins lasts longer than the copy takes. The length of the request is
-on both sides, so this is about the link, the batch and what is shared: on an A10 with LLaMA-7B a
-block of 16 tokens takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of a step of
-80 ms, 32 ms.
+A move is worth it if its gain lasts longer than the copy takes. The length of the request is on
+both sides, so link, batch and shared blocks decide: on an A10 with LLaMA-7B a block of 16 tokens
+takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of a step of 80 ms, 32 ms.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,7 @@ from controller.core.rescheduling.candidate import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From a source to other instances. `bytes_per_s`: None as long as nothing was copied."""
+    """The link from a source to others. `bytes_per_s` is None as long as nothing was copied."""
 
     block_bytes: int
     bytes_per_s: float | None
@@ -38,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HeadWait:
-    """Of the head of the source's queue: what it lacks, and how long until that is free anyway."""
+    """What the head of the source's queue lacks, and how long until that is free anyway."""
 
     lacking_blocks: int = 0
     wait_s: float = 0.0
@@ -72,8 +71,8 @@ class Worth:
 def head_wait(
     source: InstanceSnapshot, staying: Iterable[Candidate], step_time_s: float
 ) -> HeadWait:
-    """As if the running requests ended at their limits and nobody grew: a guess, which is why only
-    the comparison with a copy is made of it. Nothing is known of requests without a limit."""
+    """Assumes that the running requests end at their limits and none grows: a guess, and so only
+    compared with the time of a copy. Nothing is known of requests without a limit."""
     head = source.queue_head
     if head is None:
         return HeadWait()
@@ -102,8 +101,8 @@ def weigh(
     step_time_s: float,
     destination_steps_below: float,
 ) -> Worth:
-    """`source` is the instance before this move. `destination_steps_below`: its threshold, after
-    it; negative is above."""
+    """`source` is the instance before this move. `destination_steps_below`: how far the destination
+    is below its threshold after it; negative is above."""
     bs = source.block_size
     if candidate.queued:
         freed, spared = candidate.demand_blocks(bs), 1.0
