@@ -1,7 +1,7 @@
-"""The dashboard as an application: hears, reduces, draws, on one timer.
+"""The dashboard as an application: it hears, reduces and draws on one timer.
 
-Nothing here waits for the controller: `Source.take` hands over what has come, and its threads
-are daemons that the way out does not wait for either.
+Nothing here waits for the controller: `Source.take` hands over what has come, and the source's
+threads are daemons, so that leaving does not wait for them either.
 """
 
 import select
@@ -41,7 +41,7 @@ REPLAY_TICK_S = 0.25
 
 
 def tick_s(source: Source) -> float:
-    """Often enough for the age on the screen; seldom on slow links, where refresh is long."""
+    """Seconds between two drawings: few enough for the age on the screen, more on slow links."""
     if isinstance(source, ReplaySource):
         return REPLAY_TICK_S
     return max(0.1, min(1.0, source.status_every_s / 2))
@@ -63,7 +63,7 @@ class Dashboard(App[None]):
     )
     BINDINGS = keys.bindings(Place.ANYWHERE)
     ENABLE_COMMAND_PALETTE = True
-    COMMAND_PALETTE_BINDING = "f20"  # ours is in the table of keys
+    COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
     TITLE = "llumctl top"
 
     def __init__(self, source: Source, options: Options) -> None:
@@ -120,7 +120,7 @@ class Dashboard(App[None]):
 
     @property
     def is_barred(self) -> bool:
-        """What is on the screen is not how things are now: the header is a bar."""
+        """The screen does not show how things are now, so the header is a bar."""
         replays = isinstance(self.source, ReplaySource)
         return replays or self.frozen is not None or self.is_stale
 
@@ -148,11 +148,11 @@ class Dashboard(App[None]):
         return "REC ENDED" if self.state.recording_ended else "REC"
 
     def key_of(self, action_id: str) -> str:
-        """As people call it, after rebinding."""
+        """The key of an action as people call it, after rebinding."""
         return keys.first_of(action_id, self.options.keymap)
 
     def bottom_line(self, *places: Place) -> Line:
-        """What there is to say, else the keys."""
+        """A message if there is one, else trouble, else the keys."""
         if self._message:
             return self._message
         state = self.state
@@ -171,7 +171,7 @@ class Dashboard(App[None]):
         return (Span(f" ! {words}  ", Tone.BAD), *leave)
 
     def say(self, text: str, tone: Tone = Tone.WARN) -> None:
-        """On the bottom line, for a while."""
+        """Shows a message on the bottom line for MESSAGE_S."""
         self._message = (Span(f" {text}", tone),)
         if self._message_timer is not None:
             self._message_timer.stop()
@@ -185,7 +185,7 @@ class Dashboard(App[None]):
     # What the operator asks
 
     def toggle_freeze(self) -> None:
-        """In a replay, time itself stands still."""
+        """Freezes or unfreezes the screen. In a replay, time itself stands still."""
         if isinstance(self.source, ReplaySource):
             self.source.toggle_pause()
         elif self.frozen is None:
@@ -206,7 +206,7 @@ class Dashboard(App[None]):
             self.push_screen(InstanceScreen(instance_id, request_id))
 
     def on_table_view_copied(self, event: TableView.Copied) -> None:
-        """By the terminal (OSC 52), which does not answer: so the id is said too."""
+        """The terminal copies (OSC 52) and does not answer, so the id is said too."""
         if event.subject:
             self.copy_to_clipboard(event.subject)
             self.say(f"copied {printable(event.subject)}", Tone.GOOD)
@@ -214,7 +214,7 @@ class Dashboard(App[None]):
             self.say("this row has no id to copy")
 
     def run_command(self, text: str) -> None:
-        """What was typed after `:`."""
+        """Does what was typed after `:`."""
         if not text.strip():
             return
         try:
@@ -255,7 +255,7 @@ class Dashboard(App[None]):
             super().action_command_palette()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: themes, columns to sort by, and the actions of the table of keys."""
+        """The palette's entries: themes, columns to sort by, and actions of the table of keys."""
         for name in THEMES:
             yield SystemCommand(f"theme {name}", "colours", self._command(f"theme {name}"))
         if isinstance(screen, DashboardScreen):
@@ -283,7 +283,7 @@ def _progress(replay: ReplaySource) -> str:
 
 
 def terminal_is_gone() -> bool:
-    """Whether the terminal hung up without ending us, as a lost session's can."""
+    """Whether the terminal hung up without ending this process, as a lost session's can."""
     stdin = sys.__stdin__
     if stdin is None:
         return False
@@ -293,6 +293,6 @@ def terminal_is_gone() -> bool:
 
 
 def end_with_the_terminal() -> None:
-    """As a hang-up does where it is not ignored: the way out would wait for what it draws."""
+    """Ends the process as an unignored hang-up does: an exit would wait for its drawing."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGHUP)

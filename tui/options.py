@@ -1,4 +1,4 @@
-"""How the dashboard is to look, as its command was told."""
+"""How the dashboard is to look, by the options of `llumctl top`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,4 +18,4 @@ class Options:
     keymap: Mapping[str, str] = field(default_factory=dict)
     recording: bool = False
     tick_s: float | None = None
-    """How often to draw; None: whoever runs it calls `pump`."""
+    """Seconds between two drawings; None: only a call of `pump` draws."""

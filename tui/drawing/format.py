@@ -12,7 +12,7 @@ from tui.feed.state import TREND_S, Sample
 
 
 class Tone(StrEnum):
-    """What a piece of text means; a theme gives it a colour. The text says it too."""
+    """What a piece of text means, in its words as well as in the colour that a theme gives it."""
 
     PLAIN = "plain"
     STRONG = "strong"

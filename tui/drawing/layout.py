@@ -27,8 +27,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is visible; panes that are not in `boxes` are hidden. Side by side, the moves are above
-    the queue heads, the events on the right of both."""
+    """What is visible; panes that are not in `boxes` are hidden. Side by side, moves are above
+    queue heads, and events are on the right of both."""
 
     header_lines: int
     boxes: dict[Pane, Box]

@@ -13,8 +13,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """`cell(item, width)` says what stands in it. Those with the highest `drop` go first where
-    the width is short (0: never); one column may grow up to `max_width`."""
+    """`cell(item, width)` says what stands in the column. Columns with the highest `drop` go first
+    where the width is short (0: never); one column may grow up to `max_width`."""
 
     name: str
     title: str
@@ -27,7 +27,7 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[Item]):
-    """A column at its place."""
+    """A column at its place on the screen."""
 
     column: Column[Item]
     x: int
@@ -35,7 +35,7 @@ class Placed(Generic[Item]):
 
 
 def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ...]:
-    """Columns that fit, one margin to the left, GAP apart. The last one may be cut."""
+    """The columns that fit, one margin to the left, GAP apart. The last one may be cut."""
     kept = list(columns)
     while len(kept) > 1 and _total(kept) > width:
         most = max(kept, key=lambda column: column.drop)

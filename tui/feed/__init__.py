@@ -1,1 +1,1 @@
-"""What the dashboard hears, live or from a recording, and what it knows by it."""
+"""What the dashboard hears, live or from a recording, and what it then knows."""

@@ -1,6 +1,6 @@
 """A recording as a source: the frames at their old distances, and the recording's own clock.
 
-What is on the screen is then a function of the frames that are due, as it was when they came.
+So the screen is a function of the frames that are due, as it was when they came.
 """
 
 import time
@@ -15,7 +15,7 @@ MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
 
 
 class ReplaySource:
-    """Positions are seconds since the first frame. A clock that was set back is a distance 0."""
+    """Positions are seconds since the first frame; a clock that was set back adds none."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ReplaySource:
         self.paused = not self.paused
 
     def change_speed(self, steps: int) -> None:
-        """Doubles or halves."""
+        """Doubles the speed `steps` times, or halves it."""
         self._count()
         self.speed = max(MIN_SPEED, min(MAX_SPEED, self.speed * 2.0**steps))
 
@@ -88,7 +88,7 @@ class ReplaySource:
         self._reader.close()
 
     def _count(self) -> None:
-        """From here on with another pace."""
+        """Must be called before the pace changes: counts the time so far by the old one."""
         self._counted_s = self.position_s()
         self._since_s = self._clock()
 

@@ -1,7 +1,7 @@
 """Where the dashboard hears from: a live controller, or (tui.feed.replay) a recording.
 
-The live source does all its talking on daemon threads that nobody ever waits for, so that a
-controller that hangs can hold up neither the screen nor the way out.
+The live source asks on daemon threads that nothing ever waits for, so that a controller that hangs
+can hold up neither the screen nor the way out.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from controller.api.wire.models import LIVE_STATES, Frame
 from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived, Stopped
 
 MAX_HEARD = 4096
-"""A dashboard that cannot keep up stops reading."""
+"""A dashboard that cannot keep up stops reading here."""
 
 
 class Source(Protocol):
-    """What the dashboard asks of either."""
+    """What the dashboard asks of a live controller or a recording."""
 
     cluster: str
     status_every_s: float
@@ -35,7 +35,7 @@ class Source(Protocol):
         """All that was heard since the last call; never blocks."""
 
     def now_s(self) -> float:
-        """The clock of the `at_s` of what was heard."""
+        """The clock by which `at_s` of what was heard is told."""
 
     def ask_requests(self, instance_id: str) -> bool:
         """Asks for an instance's requests, which `take` brings. False if that is impossible."""
@@ -97,7 +97,7 @@ class LiveSource:
             self._hear(Arrived(item, self._clock()))
 
     def _loss(self, error: LlumctlError) -> Lost | Stopped:
-        """With the cluster its recording ends: another one of that name is another story."""
+        """The recording ends with its cluster: another cluster of that name is another story."""
         if not isinstance(error, NotRunningError):
             return Lost(error.message, self._clock())
         if self._recorder is not None:

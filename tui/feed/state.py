@@ -1,8 +1,7 @@
 """What the dashboard knows, as a pure function of what it heard.
 
-All times are seconds. `at_s` is the dashboard's own clock (any origin; in a replay the
-recording's), `time_s` the controller's, since the epoch: ages are taken by the one, what is
-shown as a time of day by the other.
+All times are seconds. `at_s` is the dashboard's own clock (any origin; in a replay the recording's)
+and tells ages; `time_s` is the controller's, since the epoch, and tells times of day.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,9 +23,9 @@ TREND_S = 60.0
 MAX_EVENTS = 1000
 MAX_CHANGES = 50
 REMEMBERED_S = 3600.0
-"""How long an instance that left is known."""
+"""How long an instance that left is remembered."""
 PINGED_S = 3.0
-"""An idle stream is pinged every second: longer silence than this is no jitter."""
+"""An idle stream is pinged every second: a longer silence than this is no jitter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Its operator stopped the cluster, and what was recorded of it is all there is. What comes
-    later is of another cluster of that name."""
+    """An operator stopped the cluster, so its recording is complete. Later frames are another
+    cluster's."""
 
     reason: str
     at_s: float
@@ -66,7 +65,7 @@ class RequestsArrived:
 
 @dataclass(frozen=True, slots=True)
 class RecordingFailed:
-    """What comes from here on is not recorded."""
+    """From here on nothing is recorded."""
 
     reason: str
     at_s: float
@@ -93,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of one instance: the last minute's freeness and the last changes, oldest first."""
+    """One instance's freeness in the last minute and its last changes, oldest first."""
 
     samples: tuple[Sample, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -122,7 +121,7 @@ class DashboardState:
     histories: Mapping[str, History] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
     num_entries: int = 0
-    """All that ever came."""
+    """How many entries ever came."""
     requests: RequestsArrived | None = None
     recording_failed: str = ""
     recording_ended: bool = False
@@ -132,7 +131,7 @@ class DashboardState:
         return next((item for item in instances if item.id == instance_id), None)
 
     def age_s(self, now_s: float) -> float | None:
-        """Of the newest status; None before the first."""
+        """The age of the newest status; None before the first."""
         return None if self.status_at_s is None else max(0.0, now_s - self.status_at_s)
 
     def controller_time_s(self, now_s: float) -> float | None:
@@ -153,7 +152,7 @@ class DashboardState:
 
 
 def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
-    """The state after all of these, in order."""
+    """The state after all that was heard, in order."""
     entries: list[Entry] = []
     for item in heard:
         if isinstance(item, Lost):
@@ -178,7 +177,7 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
 
 
 def _of_another_cluster(state: DashboardState) -> DashboardState:
-    """What is known of one that has just begun. Entries keep their numbers: they are ids."""
+    """What is known of a cluster that has just begun. Entries keep their numbers: they are ids."""
     return DashboardState(
         num_entries=state.num_entries,
         recording_failed=state.recording_failed,
@@ -216,7 +215,7 @@ def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, Hi
 
 
 def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
-    """Of the minute before `time_s`. A clock that was set back begins anew."""
+    """The samples of the minute before `time_s`; none if the clock was set back."""
     if samples and samples[-1].time_s == time_s:
         samples = samples[:-1]
     if samples and samples[-1].time_s > time_s:

@@ -1,4 +1,4 @@
-"""What can be typed after `:`. Pure: text in, a command or an error that names the nearest."""
+"""What can be typed after `:`: text in, a command out, or an error that names the nearest."""
 
 import difflib
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def _choices(name: str, columns: Sequence[str], themes: Sequence[str]) -> Sequen
 
 
 def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
-    """Names the nearest, and all where there are few."""
+    """Names the nearest known word, or all where they are few."""
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
     if nearest:
         return f"no {kind} {word[:40]!r}: did you mean {nearest[0]}?"

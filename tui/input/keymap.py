@@ -8,7 +8,7 @@ from textual.keys import KEY_ALIASES, Keys
 from tui.input.keys import KEYS, Key, Place, character_of, keys_of
 
 FIXED = ("ctrl+c", "ctrl+q")
-"""They leave, whatever else does: nobody must be caught in a dashboard."""
+"""Keys that always leave: nobody must be caught in a dashboard."""
 
 _MODIFIERS = ("ctrl", "shift", "alt", "super", "meta", "hyper")
 _NAMED = {str(key.value) for key in Keys}
@@ -71,7 +71,7 @@ def _is_in(key: Key, place: Place) -> bool:
 
 
 def _check_clashes(entries: list[Key], keymap: Mapping[str, str]) -> None:
-    """Blames the action that was rebound; of two such, the later one."""
+    """Blames the rebound action of two that clash; if both were, the later one."""
     meanings: dict[str, Key] = {}
     places = {action_id: place for place, action_id in enumerate(keymap, start=1)}
     for key in sorted(entries, key=lambda key: places.get(key.action_id, 0)):
@@ -86,6 +86,6 @@ def _check_clashes(entries: list[Key], keymap: Mapping[str, str]) -> None:
 
 
 def _pressed(name: str) -> str:
-    """The same for all names of a key: terminals send one code for ctrl+i and tab."""
+    """One name for all names of a key: terminals send one code for ctrl+i and tab."""
     name = _ALIASES.get(name, name)
     return character_of(name) or name

@@ -1,7 +1,7 @@
-"""Every key, once: the bindings, the footer, the help screen and the tests read this table.
+"""Every key, once: bindings, footer, help screen and tests read this table.
 
-`action_id` is what a key can be rebound by (tui.input.keymap). Keys that terminals, tmux and
-accidents claim are not used: ctrl-a, ctrl-b, ctrl-d, ctrl-k.
+A key can be rebound by its `action_id` (tui.input.keymap). Keys that terminals, tmux and accidents
+claim are not used: ctrl-a, ctrl-b, ctrl-d, ctrl-k.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from textual.keys import REPLACED_KEYS, key_to_character
 
 class Place(StrEnum):
     TABLE = "table"
-    """Any table that has the focus."""
+    """The table that has the focus."""
     MAIN = "main"
     DETAIL = "detail"
     HELP = "help"
@@ -25,14 +25,14 @@ class Place(StrEnum):
 class Key:
     action_id: str
     keys: tuple[str, ...]
-    """Textual's names."""
+    """The keys by Textual's names."""
     action: str
     text: str
     place: Place
     footer: str = ""
-    """A short word for the footer; empty: not there."""
+    """A short word for the footer; empty for a key that is not there."""
     replay: bool = False
-    """In a replay only."""
+    """Whether the key works in a replay only."""
 
 
 KEYS: tuple[Key, ...] = (
@@ -114,13 +114,13 @@ def shown(key: str) -> str:
 
 
 def character_of(key: str) -> str | None:
-    """What a key types; None if that has no glyph."""
+    """The character that a key types; None if that has no glyph."""
     found = key_to_character(REPLACED_KEYS.get(key, key))
     return found if found is not None and found.isprintable() else None
 
 
 def keys_of(key: Key, keymap: Mapping[str, str]) -> tuple[str, ...]:
-    """Those in force, after rebinding."""
+    """The keys in force, after rebinding."""
     return tuple(keymap[key.action_id].split(",")) if key.action_id in keymap else key.keys
 
 

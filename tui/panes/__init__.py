@@ -1,1 +1,1 @@
-"""One file per pane: from what is known to rows of text."""
+"""One file per pane: it makes rows of text from what is known."""

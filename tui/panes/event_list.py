@@ -51,9 +51,9 @@ def rows(state: DashboardState, zone: tzinfo | None, names: Names) -> list[Event
 
 
 def word(event: Event) -> str:
-    """`instance_died` beside the instance's name is `died`."""
+    """The kind of an event: `instance_died` beside the instance's name is `died`."""
     if event.kind == "migration_failed":
-        return "not moved"  # its column has ten places
+        return "not moved"  # the column has ten places
     kind = printable(event.kind)
     for member in ("instance_", "frontend_", "controller_"):
         kind = kind.removeprefix(member)
@@ -65,12 +65,12 @@ def tone(event: Event) -> Tone:
 
 
 def who(event: Event) -> str:
-    """The member that it happened to."""
+    """The member to which an event happened."""
     return printable(event_words.member(event)) or "-"
 
 
 def what(event: Event, name: str | None = None) -> str:
-    """The request by its name (None: its id), the reason, who asked for it."""
+    """What an event says: the request by its name (None: its id), the reason, the actor."""
     request = event.request_id or "" if name is None else name
     return printable("  ".join((request, *event_words.reasons(event)))).strip()
 

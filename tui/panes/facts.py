@@ -17,8 +17,8 @@ Fact = tuple[str, Span]
 def facts(
     state: DashboardState, instance_id: str, width: int, glyphs: Glyphs, request_id: str = ""
 ) -> list[Line]:
-    """Pairs of label and figure in as many columns as the width has room for; then the queue head
-    and the request that somebody looks at, by their whole ids."""
+    """Pairs of label and figure in as many columns as fit; then the queue head and the request
+    whose row was opened, by their whole ids."""
     item = state.instance(instance_id)
     name = Span(f" {instance_id}", Tone.STRONG)
     if item is None:
@@ -105,7 +105,7 @@ def _request(request_id: str) -> Line:
 
 
 def _columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
-    """Filled downwards, so that related facts stand below each other."""
+    """The columns are filled downwards, so that related facts stand below each other."""
     count = max(1, width // MIN_COLUMN_WIDTH)
     room = width // count - LABEL_WIDTH - 3
     height = -(-len(found) // count)

@@ -1,4 +1,4 @@
-"""The header: which cluster, how fresh, and how it is, in one line or two."""
+"""The header: the cluster, the age of its data, and its state, in one line or two."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What is shown about the stream, whatever else is frozen."""
+    """What the header shows about the stream, whatever else is frozen."""
 
     state: DashboardState
     now_s: float
@@ -146,8 +146,8 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
 
 
 def _moves(status: ClusterStatus, *, brief: bool) -> str:
-    """`3+2 (41/min, 0 fail)`: under way, and waiting for their turn if any are; of the last minute,
-    those that migrated and did not."""
+    """`3+2 (41/min, 0 fail)`: moves under way, and waiting ones if any; of the last minute, those
+    that migrated and did not."""
     queued = f"+{len(status.queued_moves)}" if status.queued_moves else ""
     under_way = f"{len(status.moves)}{queued}"
     if brief:
@@ -157,7 +157,7 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:
-    """`7+1`: active ones and others; trouble is named, in brief `!` and how many."""
+    """`7+1`: active instances and others; trouble is named, in brief `!` and how many."""
     active = sum(item.state is InstanceState.ACTIVE for item in status.instances)
     counted = Span(f"{active}+{len(status.instances) - active}")
     states = (InstanceState.STALLED, InstanceState.FAILED, InstanceState.RESTARTING)
@@ -174,7 +174,7 @@ def _instances(status: ClusterStatus, *, brief: bool) -> Line:
 
 
 def average_freeness(status: ClusterStatus) -> float | None:
-    """Over active instances that have reported."""
+    """The mean over active instances that have reported."""
     found = [
         item.freeness_steps
         for item in status.instances
@@ -195,7 +195,7 @@ def kv_ratio(status: ClusterStatus) -> float | None:
 
 
 def worst_ttft_s(status: ClusterStatus) -> float | None:
-    """The highest P99 of the frontends: clients of that one see it."""
+    """The highest P99 among frontends: the clients of one see it."""
     found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
     return max(found, default=None)
 

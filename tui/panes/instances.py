@@ -1,4 +1,4 @@
-"""The instances table: its columns, what it is sorted by, what a filter looks at."""
+"""The instances table: its columns, the orders, and the filter."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -37,9 +37,9 @@ class InstanceRow:
     item: InstanceStatus
     samples: tuple[Sample, ...]
     time_s: float
-    """Of the status that it is from, by the controller's clock."""
+    """When the status was made, by the controller's clock."""
     levels: tuple[str, ...]
-    """Names, first the one that goes first."""
+    """Names of levels, the highest first."""
     glyphs: Glyphs
 
     @property
@@ -111,7 +111,7 @@ def virtual_ratio(item: InstanceStatus) -> float | None:
 
 
 def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
-    """`3/38`: the running requests of each level, first the one that goes first."""
+    """`3/38`: the running requests of each level, the highest first."""
     if item.num_running_reqs is None or not item.num_running_by_level:
         return "-"
     others = sorted(set(item.num_running_by_level) - set(levels))
@@ -119,7 +119,7 @@ def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
 
 
 def moving(item: InstanceStatus) -> str:
-    """`0/2`: moves under way to it, and from it."""
+    """`0/2`: moves under way to the instance, and from it."""
     if item.num_moves_in is None or item.num_moves_out is None:
         return "-"
     return f"{item.num_moves_in}/{item.num_moves_out}"
@@ -140,7 +140,7 @@ def _trend(row: InstanceRow, width: int) -> Span:
 
 
 def kv(item: InstanceStatus) -> Span:
-    """`#########= 98|121%`: used, and wanted beside it."""
+    """`#########= 98|121%`: the KV cache in use, and wanted."""
     if item.kv_cache_usage is None:
         return Span("-", Tone.DIM)
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
@@ -195,7 +195,7 @@ COLUMNS: tuple[Column[InstanceRow], ...] = (
 
 
 def note(row: InstanceRow) -> tuple[str, Span] | None:
-    """Words across the columns of figures, where there are none yet, or any more."""
+    """Words across the columns of figures, for an instance that has none yet, or no more."""
     item = row.item
     if item.num_running_reqs is not None:
         return None
@@ -209,7 +209,7 @@ _WORST = (
     InstanceState.RESTARTING,
     InstanceState.DRAINING,
 )
-"""Less free than any figure says, the worst first."""
+"""States that are less free than any figure says, the worst first."""
 
 Value = tuple[float, ...] | None
 
@@ -238,11 +238,11 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "ttft": _figure(lambda row: row.item.ttft_p99_s),
     "up": _figure(lambda row: row.item.up_s),
 }
-"""In the order in which the key goes through them."""
+"""The key that sorts goes through them in this order."""
 
 
 def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:
-    """By a column of SORTS, ties by id; what has no value stands last either way."""
+    """Sorts by a column of SORTS, ties by id; rows without a value stand last either way."""
     value_of = SORTS[column]
     by_id = sorted(found, key=lambda row: natural(row.id), reverse=descending and column == "id")
     valued = [(value, row) for row in by_id if (value := value_of(row)) is not None]
@@ -256,7 +256,7 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def matches(text: str, wanted: str) -> bool:
-    """All words of the filter occur, in either case; a word after `!` must not."""
+    """Whether all words of the filter occur, in either case; a word after `!` must not."""
     lowered = text.lower()
     return all(
         (word[1:] not in lowered) if len(word) > 1 and word[0] == "!" else (word in lowered)

@@ -1,4 +1,4 @@
-"""The moves: those under way, those that wait for their turn, then the last ones that ended."""
+"""The moves: those under way, those that wait, then the last ones that ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _STAGES: Mapping[str, str] = {
     "suspended": "last copy",
     "committing": "commit",
 }
-"""States of a source that are too long for their column."""
+"""Short forms of a source's states that are too long for their column."""
 
 _TONES: Mapping[str, Tone] = {
     "queued": Tone.DIM,
@@ -43,7 +43,7 @@ class MigrationRow:
 
     @property
     def instance_id(self) -> str:
-        """Where the request is."""
+        """The instance that has the request."""
         move = self.move
         gone = isinstance(move, EndedMoveStatus) and move.outcome == "migrated"
         return move.to_instance_id if gone else move.from_instance_id
@@ -59,7 +59,7 @@ class MigrationRow:
 
 
 def rows(state: DashboardState, names: Names) -> list[MigrationRow]:
-    """Under way, the oldest first; then those that wait for their turn; then ended, the newest
+    """Moves under way, the oldest first; then those that wait; then those that ended, the newest
     first."""
     status = state.status
     if status is None:
@@ -78,7 +78,7 @@ def way(move: MoveStatus | EndedMoveStatus) -> str:
 
 
 def stage(move: MoveStatus | EndedMoveStatus) -> str:
-    """What is being done, and in which stage of the copy; of an ended one its outcome."""
+    """What a move does, and in which stage of the copy; of an ended move its outcome."""
     if isinstance(move, EndedMoveStatus):
         return move.outcome
     if move.state == "copying" and move.stage:
@@ -87,7 +87,7 @@ def stage(move: MoveStatus | EndedMoveStatus) -> str:
 
 
 def why(move: MoveStatus | EndedMoveStatus) -> str:
-    """Why it came to nothing, else why it was wanted."""
+    """Why a move came to nothing, else why it was wanted."""
     return (move.why if isinstance(move, EndedMoveStatus) else "") or move.reason
 
 
@@ -110,7 +110,7 @@ def _down(row: MigrationRow, _: int) -> Span:
 
 
 def _age(row: MigrationRow, _: int) -> Span:
-    """Since it began; since it ended."""
+    """The time since the move began or, if it is over, ended."""
     move = row.move
     ended = isinstance(move, EndedMoveStatus)
     age_s = max(0.0, row.now_s - move.ended_s) if isinstance(move, EndedMoveStatus) else move.age_s

@@ -6,11 +6,11 @@ from controller.api.text.short_ids import shortened
 from tui.feed.state import DashboardState
 
 SHORT = 9
-"""Of an id of vLLM's: eight of its characters and the cut between them."""
+"""The width of a shortened vLLM id: eight of its characters and the cut between them."""
 
 
 class Names:
-    """Of requests; those that are shown together differ."""
+    """Names of requests; of those that are shown together no two are the same."""
 
     def __init__(self, ids: Iterable[str], ellipsis: str) -> None:
         self._short = shortened(ids, SHORT, ellipsis)
@@ -20,7 +20,7 @@ class Names:
 
 
 def names(state: DashboardState, ellipsis: str) -> Names:
-    """Of all requests that are on a screen, so that each has one name in all panes."""
+    """The names of all requests on a screen, so that each has one name in all panes."""
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]

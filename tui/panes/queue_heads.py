@@ -47,14 +47,14 @@ def why(head: QueueHeadStatus) -> str:
 
 
 def free_blocks(item: InstanceStatus) -> int | None:
-    """What a queued request may take: free ones above the watermark."""
+    """Blocks that a queued request may take: free ones above the watermark."""
     if item.num_free_blocks is None:
         return None
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
 def _why(row: HeadRow, width: int) -> Span:
-    """Where the room is short, the reason alone."""
+    """The reason, where the room is short without `(evicted)`."""
     words = why(row.head) if len(why(row.head)) <= width else row.head.why
     return Span(printable(words), _TONES.get(row.head.why, Tone.PLAIN))
 

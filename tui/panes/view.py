@@ -1,4 +1,4 @@
-"""What the operator chose to see; the data has no say in it."""
+"""What the operator chose to see; data does not change it."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class View:
     """The lower pane that shows where there is room for one."""
     zoomed: Pane | None = None
     expanded: bool = False
-    """Events with causes and figures, across the whole width."""
+    """Whether events show causes and figures, in the whole width."""
     follow: bool = True
     """The newest event stays in view."""
 

@@ -1,4 +1,4 @@
-"""What the screens need of the application, which knows the screens and not they it."""
+"""What screens need of the application, which imports them."""
 
 from typing import Any, Protocol, cast
 

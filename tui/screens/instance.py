@@ -50,7 +50,7 @@ class InstanceScreen(PaintedScreen):
     PLACES = (Place.DETAIL,)
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
-        """`request_id`: the one whose row was opened, if it was one's."""
+        """`request_id`: the request whose row was opened, if any."""
         super().__init__()
         self.instance_id = instance_id
         self.request_id = request_id
@@ -99,12 +99,12 @@ class InstanceScreen(PaintedScreen):
         self.show()
 
     def _request_shown(self) -> str:
-        """The one under the cursor, else the one whose row was opened."""
+        """The request under the cursor, else the one whose row was opened."""
         table = self._table("requests")
         return (table.cursor_id if table.held else None) or self.request_id
 
     def _ask(self) -> None:
-        """Again as often as statuses come; answers arrive with everything else."""
+        """Asks for the requests as often as statuses come; answers arrive with everything else."""
         app = self.dashboard
         now_s = app.source.now_s()
         if self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s:

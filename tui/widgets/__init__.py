@@ -1,1 +1,1 @@
-"""Widgets that paint lines of toned text, and again only what changed."""
+"""Widgets that paint lines of toned text, and repaint only what changed."""

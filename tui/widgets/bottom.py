@@ -1,4 +1,4 @@
-"""The bottom line: what is being typed, else what there is to say, else the keys."""
+"""The bottom line: what is being typed, else a message, else the keys."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,7 +15,7 @@ from tui.widgets.lines import Lines
 
 
 class Prompt(Input):
-    """One line; Esc gives up."""
+    """One line of input; Esc gives up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "give_up", show=False)]
 
@@ -30,7 +30,7 @@ class Bottom(Horizontal):
     """`purpose` is `:` or `/` while something is typed, else empty."""
 
     class Typed(Message):
-        """Each change; `done` with Enter, `given_up` with Esc."""
+        """Sent with each change; `done` with Enter, `given_up` with Esc."""
 
         def __init__(self, purpose: str, text: str, *, done: bool, given_up: bool) -> None:
             super().__init__()

@@ -20,7 +20,7 @@ class Lines(Widget):
         self._bar = False
 
     def show(self, lines: Sequence[Line], *, bar: bool = False) -> None:
-        """Paints those that differ. `bar`: the first one stands out in the whole width."""
+        """Paints the lines that differ. `bar`: the first one stands out in the whole width."""
         if bar != self._bar:
             self._bar = bar
             self.refresh()

@@ -1,8 +1,8 @@
 """A table that scrolls by itself: a title, column heads, rows, and a cursor that is an id.
 
-Until somebody moves the cursor it lies on the first row, whichever row that is by now: the table
-shows the top of its order, the worst first. From then on the cursor is held: it stays with its row
-through sorting and refreshing, until somebody goes to the first row.
+Until the operator moves the cursor it lies on the first row, whichever that is by now: the table
+shows the top of its order, the worst first. Then the cursor is held: it stays with its row through
+sorting and refreshing, until the operator goes to the first row.
 
 Only rows whose cells differ are painted again, from the first such cell to the last: Textual begins
 each region of a line at the line's start, so that one region costs fewer bytes than many.
@@ -37,7 +37,7 @@ class Identified(Protocol):
 
     @property
     def subject(self) -> str:
-        """The whole id of the instance or request that it is about; empty if it is none's."""
+        """The whole id of the instance or request that the row is about; else empty."""
 
 
 Item = TypeVar("Item", bound=Identified)
@@ -60,14 +60,14 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self.item_id = item_id
 
     class Copied(Message):
-        """Somebody wants the id of the row's subject; empty if it has none."""
+        """The operator wants the id of the row's subject; empty if it has none."""
 
         def __init__(self, subject: str) -> None:
             super().__init__()
             self.subject = subject
 
     class Moved(Message):
-        """Somebody moved the cursor; `at_end`: to the last row."""
+        """The operator moved the cursor; `at_end`: to the last row."""
 
         def __init__(self, view: "TableView[Any]", at_end: bool) -> None:
             super().__init__()
@@ -87,7 +87,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self.items: Sequence[Item] = ()
         self.cursor_id: str | None = None
         self.held = False
-        """The cursor stays with its row; else it lies at the top."""
+        """Whether the cursor stays with its row; else it lies at the top."""
         self._wanted_id: str | None = None
         self._columns = columns
         self._glyphs = glyphs
@@ -99,13 +99,12 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self._top = 0
         self._painted_title: Line = ()
         self._painted: list[tuple[Cells, bool]] = []
-        """(cells, is the cursor's) of each visible row."""
+        """(cells, has the cursor) of each visible row."""
 
     # What is shown
 
     def show(self, items: Sequence[Item], title: Line, *, follow: bool = False) -> None:
-        """`follow`: to the last row, as new ones come; a cursor that followed is held when it no
-        longer does."""
+        """`follow` keeps the cursor on the last row; when it ends, the cursor is held there."""
         self.items = items
         if any(item.id == self._wanted_id for item in items):
             self.cursor_id, self.held, self._wanted_id = self._wanted_id, True, None
@@ -126,19 +125,19 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self.refresh()
 
     def hold(self, item_id: str) -> None:
-        """The cursor goes to this row as soon as it is there, unless somebody moves it first."""
+        """The cursor goes to this row once it is there, unless the operator moves it first."""
         self._wanted_id = item_id
 
     @property
     def position(self) -> str:
-        """`3-12 of 64` where not all fit, else nothing."""
+        """`3-12 of 64` where not all rows fit, else nothing."""
         rows = self._num_visible()
         if not rows or len(self.items) <= rows:
             return ""
         return f"{self._top + 1}-{min(len(self.items), self._top + rows)} of {len(self.items)}"
 
     def _place_of_cursor(self) -> int:
-        """Of the row that it was on; where that row is gone, the same place."""
+        """The place of the cursor's row; if that row is gone, the same place."""
         for place, item in enumerate(self.items):
             if item.id == self.cursor_id:
                 return place
@@ -148,7 +147,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         return max(0, self.size.height - HEAD_LINES)
 
     def _scroll(self) -> None:
-        """As little as brings the cursor into view."""
+        """Scrolls as little as brings the cursor into view."""
         rows = max(1, self._num_visible())
         self._top = max(self._cursor - rows + 1, min(self._top, self._cursor))
         self._top = max(0, min(self._top, len(self.items) - rows))
@@ -166,7 +165,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         ]
 
     def _repaint(self) -> None:
-        """Asks for the regions of what differs from what was painted last."""
+        """Repaints the regions that differ from what was painted last."""
         before, self._painted = self._painted, self._visible()
         regions: list[Region] = []
         if (title := self._ruled_title()) != self._painted_title:
@@ -240,7 +239,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self._move_to(self._cursor + pages * max(1, self._num_visible() - 1))
 
     def action_first(self) -> None:
-        """And there the cursor stays, whichever row comes to be the first."""
+        """Moves to the top and stays there, whichever row comes to be the first."""
         self._move_to(0, held=False)
 
     def action_last(self) -> None:

@@ -31,8 +31,8 @@ def style_of(widget: Widget, tone: Tone) -> Style:
 
 
 def strip_of(widget: Widget, line: Line, over: Style | None = None) -> Strip:
-    """A line in the widget's width, neighbours of one style joined: each costs some 20 bytes on
-    the way to the terminal. `over` lies on top of every tone (a cursor)."""
+    """A line in the widget's width, neighbours of one style joined: each style costs some 20 bytes
+    on the way to the terminal. `over` lies on top of every tone (a cursor)."""
     base = widget.rich_style
     glyphs = getattr(widget.app, "glyphs", UNICODE)
     segments = [
