@@ -69,10 +69,8 @@ class Quantiles:
 
     @property
     def _knots(self) -> tuple[tuple[float, int], ...]:
-        return (
-            *((0.5, self.p50), (0.8, self.p80), (0.95, self.p95), (0.99, self.p99)),
-            (1.0, self.longest),
-        )
+        shares, lengths = (0.5, 0.8, 0.95, 0.99, 1.0), (self.p50, self.p80, self.p95, self.p99)
+        return tuple(zip(shares, (*lengths, self.longest), strict=True))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def render(figures: Figures, target: Target, verify: Verify, *, colours: bool) -
     if rows := _rows(figures.latencies):
         header = HEADER
         if len(figures.latencies) == 1:
-            header, *rows = [_without_level(row) for row in (HEADER, *rows)]
+            header, *rows = [(name, *cells) for name, _, *cells in (HEADER, *rows)]
         parts.append(output.table(header, rows, colours=colours))
         parts.append("seconds; ttft_s and e2e_latency_s count from when a request was due")
     return "\n\n".join(parts)
@@ -142,10 +142,6 @@ def _rows(by_level: dict[str, Latencies]) -> list[tuple[str, ...]]:
 def _cells(spread: Spread) -> tuple[str, ...]:
     values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
     return (str(spread.count), *(f"{value:.4f}" for value in values))
-
-
-def _without_level(row: tuple[str, ...]) -> tuple[str, ...]:
-    return (row[0], *row[2:])
 
 
 def _record(result: Result, started_s: float) -> dict[str, Any]:

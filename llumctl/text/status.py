@@ -62,12 +62,9 @@ def _drain(item: InstanceStatus) -> str:
     return "safe-to-delete" if item.drain.safe_to_delete else f"{item.drain.num_requests_left}-left"
 
 
-def _kv_use(item: InstanceStatus) -> str:
-    return "-" if item.kv_cache_usage is None else f"{100 * item.kv_cache_usage:.0f}%"
-
-
 def _virtual(item: InstanceStatus) -> str:
-    """Of the blocks that requests may use; above 100% more is wanted than there is."""
+    """Virtual usage of the blocks that requests may use; above 100% more is wanted than there
+    is."""
     if item.virtual_usage_blocks is None or not item.num_total_blocks:
         return "-"
     capacity = item.num_total_blocks - (item.watermark_blocks or 0)
@@ -83,19 +80,15 @@ def _head(item: InstanceStatus) -> str:
     return f"{head.level}/{head.demand_blocks}blk/{duration(head.waited_s)}{evicted}"
 
 
-def _step(item: InstanceStatus) -> str:
-    return "-" if item.step_time_s is None else f"{1000 * item.step_time_s:.1f}ms"
-
-
 def _blocks(item: InstanceStatus) -> str:
-    """Used of all."""
+    """Blocks in use, of all."""
     if item.num_total_blocks is None or item.num_free_blocks is None:
         return "-"
     return f"{item.num_total_blocks - item.num_free_blocks}/{item.num_total_blocks}"
 
 
 def _moves(item: InstanceStatus) -> str:
-    """Under way to it, and from it."""
+    """Moves under way to the instance, and from it."""
     if item.num_moves_in is None or item.num_moves_out is None:
         return "-"
     return f"{item.num_moves_in}/{item.num_moves_out}"
@@ -109,18 +102,18 @@ COLUMNS: tuple[Column, ...] = (
     ("ID", lambda item: item.id),
     ("STATE", lambda item: item.state),
     ("FREENESS", freeness),
-    ("KV-USE", _kv_use),
+    ("KV-USE", lambda i: "-" if i.kv_cache_usage is None else f"{100 * i.kv_cache_usage:.0f}%"),
     ("VIRTUAL", _virtual),
     ("RUN", lambda item: _number(item.num_running_reqs)),
     ("WAIT", lambda item: _number(item.num_waiting_reqs)),
     ("HEAD", _head),
     ("EVICT", lambda item: _number(item.num_evictions)),
-    ("STEP", _step),
+    ("STEP", lambda i: "-" if i.step_time_s is None else f"{1000 * i.step_time_s:.1f}ms"),
     ("AGE", lambda item: duration(item.age_s)),
 )
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
-    ("MIG-IN/OUT", lambda item: _moves(item)),
+    ("MIG-IN/OUT", _moves),
     ("INCARNATION", lambda item: str(item.incarnation)),
     ("RESTARTS", lambda item: str(item.num_restarts)),
     ("NODE", lambda item: item.node),

@@ -33,7 +33,8 @@ def parse(
     if name in ("help", "quit") and argument:
         raise UsageError(f"{name} takes no argument")
     if name in ("sort", "theme", "instance") and not argument:
-        raise UsageError(f"{name} what?  {name} {'|'.join(_choices(name, columns, themes))}")
+        choices = {"sort": columns, "theme": themes}.get(name, ("ID",))
+        raise UsageError(f"{name} what?  {name} {'|'.join(choices)}")
     if name == "sort" and argument not in columns:
         raise UsageError(_unknown("column", argument, columns))
     if name == "theme" and argument not in themes:
@@ -41,10 +42,6 @@ def parse(
     if name == "instance" and argument not in instances:
         raise NotFoundError(_unknown("instance", argument, instances))
     return Command(name, argument)
-
-
-def _choices(name: str, columns: Sequence[str], themes: Sequence[str]) -> Sequence[str]:
-    return {"sort": columns, "theme": themes}.get(name, ("ID",))
 
 
 def _unknown(kind: str, word: str, known: Sequence[str]) -> str:

@@ -41,7 +41,8 @@ def checked(wanted: Mapping[str, str]) -> dict[str, str]:
             raise KeymapError(action_id, f"no key does {action_id[:40]!r}{meant}")
         keymap[action_id] = ",".join(_keys(action_id, text))
     for place in (Place.MAIN, Place.DETAIL, Place.HELP):
-        _check_clashes([key for key in KEYS if _is_in(key, place)], keymap)
+        active = (place, Place.TABLE, Place.ANYWHERE)
+        _check_clashes([key for key in KEYS if key.place in active], keymap)
     return keymap
 
 
@@ -64,10 +65,6 @@ def _exists(name: str) -> bool:
     if any(modifier not in _MODIFIERS for modifier in modifiers):
         return False
     return name in _NAMED or key in _NAMED or character_of(key) is not None
-
-
-def _is_in(key: Key, place: Place) -> bool:
-    return key.place in (place, Place.TABLE, Place.ANYWHERE)
 
 
 def _check_clashes(entries: list[Key], keymap: Mapping[str, str]) -> None:

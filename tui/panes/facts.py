@@ -52,7 +52,7 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fa
         ("waiting", Span(figure(item.num_waiting_reqs))),
         ("unreported", Span(figure(item.num_unreported_reqs))),
         ("evictions", Span(figure(item.num_evictions))),
-        ("moves", Span(_moves(item))),
+        ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
         ("step", Span(latency(item.step_time_s))),
         ("steps", Span(figure(item.num_steps))),
         ("p99 TTFT", Span(latency(item.ttft_p99_s))),
@@ -61,10 +61,6 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fa
         ("incarnation", Span(f"{item.incarnation} ({item.num_restarts} restarts)")),
         ("process", Span(printable(f"{item.pid or '-'} on {item.node or '-'}"))),
     ]
-
-
-def _moves(item: InstanceStatus) -> str:
-    return f"{fmt.number(item.num_moves_in)} in, {fmt.number(item.num_moves_out)} out"
 
 
 def _blocks(item: InstanceStatus) -> str:

@@ -50,7 +50,7 @@ def lines(
 ) -> list[Line]:
     """`count` is 1 or 2; `shown` may be older than the stream (frozen)."""
     status = shown.status
-    clock = Fact((Span(_clock(live)),))
+    clock = Fact((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
     if count == 1:
         middle = (
             _name(live),
@@ -99,10 +99,6 @@ def _badges(live: Liveness) -> Fact:
     return Fact((Span(" ".join(f"[{badge}]" for badge in live.badges), Tone.STRONG),))
 
 
-def _clock(live: Liveness) -> str:
-    return time_of_day(live.state.controller_time_s(live.now_s), live.zone)
-
-
 def _identity(status: ClusterStatus | None) -> list[Fact]:
     if status is None:
         return []
@@ -138,7 +134,8 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
         _labelled("kv", _percent(kv_ratio(status)), drop=4),
     ]
     if not brief:
-        facts.append(_labelled("evict", str(_evictions(status)), drop=6))
+        evictions = sum(item.num_evictions or 0 for item in status.instances)
+        facts.append(_labelled("evict", str(evictions), drop=6))
     facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
     if not brief and status.detail:
         facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
@@ -198,10 +195,6 @@ def worst_ttft_s(status: ClusterStatus) -> float | None:
     """The highest P99 among frontends: the clients of one see it."""
     found = [item.ttft_p99_s for item in status.frontends if item.ttft_p99_s is not None]
     return max(found, default=None)
-
-
-def _evictions(status: ClusterStatus) -> int:
-    return sum(item.num_evictions or 0 for item in status.instances)
 
 
 def _percent(ratio: float | None) -> str:

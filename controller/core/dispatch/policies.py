@@ -44,23 +44,11 @@ def pick_next(ids: Sequence[str], _scores: Sequence[float], last: str | None) ->
     return place if place < len(ids) else 0
 
 
-def _llumnix(
-    snapshot: InstanceSnapshot, unreported: Unreported, level: Level, levels: Sequence[Level]
-) -> float:
-    return dispatch_freeness(snapshot, level, levels, unreported)
-
-
 def _vllm_dp(
     snapshot: InstanceSnapshot, unreported: Unreported, _level: Level, _levels: Sequence[Level]
 ) -> float:
     """vLLM's data-parallel balancer: a waiting request weighs as much as four running ones."""
     return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
-
-
-def _no_score(
-    _snapshot: InstanceSnapshot, _unreported: Unreported, _level: Level, _levels: Sequence[Level]
-) -> float:
-    return 0.0
 
 
 def _by_load(name: str, load: LoadFunction) -> Policy:
@@ -74,10 +62,16 @@ def _by_load(name: str, load: LoadFunction) -> Policy:
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        "llumnix": Policy("llumnix", _llumnix, pick_highest),
+        "llumnix": Policy(
+            "llumnix",
+            lambda snapshot, unreported, level, levels: dispatch_freeness(
+                snapshot, level, levels, unreported
+            ),
+            pick_highest,
+        ),
         **{name: _by_load(name, load) for name, load in LOADS.items()},
         "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
-        "round-robin": Policy("round-robin", _no_score, pick_next),
+        "round-robin": Policy("round-robin", lambda *_: 0.0, pick_next),
     }
 )
 

@@ -212,14 +212,10 @@ class SourceMove:
         back: Instructions = [*cancel, Resume(self.hop), Unpin()]
         if self._rank is not None:
             back.append(SetRank(self._rank))
-        if self._destination_refused(event):
+        if isinstance(event, MoveMessage) and event.verb is Verb.REFUSED:
             return back
         hop = self.hop if in_doubt else 0
         return [*back, *self._tell(MoveMessage(Verb.ABORT, self.stage, hop=hop, code=self.code))]
-
-    @staticmethod
-    def _destination_refused(event: Any) -> bool:
-        return isinstance(event, MoveMessage) and event.verb is Verb.REFUSED
 
     def _end(self, event: RequestEnded) -> Instructions:
         self.code = event.code

@@ -137,7 +137,8 @@ def _matched(
     source takes one of the rest. A source that a destination does not suit leaves it to the next
     one, whose requests may be smaller. Where all suit and nothing is left out, the i-th source gets
     the i-th destination."""
-    free, used = sorted(destinations, key=_highest_first), set[str]()
+    free = sorted(destinations, key=lambda load: (-load.freeness, load.instance_id))
+    used = set[str]()
     pairs = []
     for source in sorted(sources, key=_lowest_first):
         if source.instance_id in used:
@@ -178,7 +179,3 @@ def _after(load: InstanceLoad, num_more: int, freed_tokens: float) -> float:
 
 def _lowest_first(load: InstanceLoad) -> tuple[float, str]:
     return (-math.inf if load.draining else load.freeness, load.instance_id)
-
-
-def _highest_first(load: InstanceLoad) -> tuple[float, str]:
-    return (-load.freeness, load.instance_id)
