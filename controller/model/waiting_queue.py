@@ -93,7 +93,8 @@ class WaitingQueue:
         heapq.heappush(self._heap, self._aside.pop(request.request_id))
 
     def set_rank(self, request: RequestState, rank: int) -> None:
-        """Gives the request the place that this rank from the start would have given it. Linear."""
+        """The request takes the place that it would have had with this rank from the start.
+        Linear."""
         aside = self.is_aside(request)
         if not aside:
             self.set_aside(request)

@@ -63,8 +63,7 @@ def _drain(item: InstanceStatus) -> str:
 
 
 def _virtual(item: InstanceStatus) -> str:
-    """Virtual usage of the blocks that requests may use; above 100% more is wanted than there
-    is."""
+    """Virtual usage as a share of what requests may use; above 100% it does not fit."""
     if item.virtual_usage_blocks is None or not item.num_total_blocks:
         return "-"
     capacity = item.num_total_blocks - (item.watermark_blocks or 0)
