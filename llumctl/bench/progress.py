@@ -22,7 +22,7 @@ class ProgressBar:
         self._last = (time.perf_counter(), 0)
 
     def __enter__(self) -> Self:
-        if output.is_terminal(sys.stderr) and output.can_redraw():
+        if output.can_redraw(sys.stderr):
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,12 +1,10 @@
 """`llumctl explain`: why a request is where it is."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from llumctl import choices, connect
-from llumctl.commands.options import Cluster, OutputFormat
+from llumctl.commands.options import Cluster, OutputFormat, Reference
 from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -16,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    reference: Annotated[
-        str,
-        typer.Argument(
-            metavar="REQUEST",
-            help="Its id, a beginning of it, as tables shorten it, or the client's.",
-        ),
-    ],
+    reference: Reference,
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:

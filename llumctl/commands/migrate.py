@@ -13,7 +13,7 @@ from controller.api.errors import (
     UsageError,
 )
 from llumctl import choices, connect
-from llumctl.commands.options import Cluster, OutputFormat, Reason, one_line, positive
+from llumctl.commands.options import Cluster, OutputFormat, Reason, Reference, one_line, positive
 from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -27,13 +27,7 @@ MAX_TIMEOUT_S = 600.0
 
 
 def migrate(
-    reference: Annotated[
-        str,
-        typer.Argument(
-            metavar="REQUEST",
-            help="Its id, a beginning of it, as tables shorten it, or the client's.",
-        ),
-    ],
+    reference: Reference,
     to: Annotated[
         str | None,
         typer.Option(metavar="ID", help="The instance; else the freest one that can take it."),

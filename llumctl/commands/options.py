@@ -29,6 +29,13 @@ Config = Annotated[
 # Some commands have formats of their own.
 format_option = typer.Option("-o", "--output", help="Format of what goes to stdout.")
 OutputFormat = Annotated[Format, format_option]
+Reference = Annotated[
+    str,
+    typer.Argument(
+        metavar="REQUEST",
+        help="Its id (a beginning, or as tables shorten it, is enough) or the client's id.",
+    ),
+]
 Reason = Annotated[str, typer.Option("-m", "--reason", metavar="MSG", help="Why, for the record.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

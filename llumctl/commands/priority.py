@@ -7,7 +7,7 @@ import typer
 from controller.api.errors import EXIT_WOULD_CHANGE
 from controller.api.text.quantities import printable
 from llumctl import choices, connect
-from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
+from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Reference, one_line
 from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -19,13 +19,7 @@ MAX_LEVEL_CHARS = 64
 
 
 def priority(
-    reference: Annotated[
-        str,
-        typer.Argument(
-            metavar="REQUEST",
-            help="Its id, a beginning of it, as tables shorten it, or the client's.",
-        ),
-    ],
+    reference: Reference,
     level: Annotated[
         str, typer.Argument(metavar="LEVEL", help="A level of the cluster: high, normal.")
     ],

@@ -25,8 +25,8 @@ def requests(
         str | None,
         typer.Argument(
             metavar="[REQUEST]",
-            help="Show this one with its history: its id, a beginning of it, as tables shorten it,"
-            " or the client's.",
+            help="Show this one with its history: its id (a beginning, or as tables shorten it, is"
+            " enough) or the client's id.",
             show_default=False,
         ),
     ] = None,

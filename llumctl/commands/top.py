@@ -96,14 +96,10 @@ def _check_terminal() -> None:
     """The screen is read from stdin and drawn on stderr; stdout is what a pipe takes."""
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if not output.is_terminal(stream):
-            raise RefusedError(
-                f"top needs a terminal, and {name} is none",
-                ELSEWHERE,
-            )
-    if not output.can_redraw():
+            raise RefusedError(f"top needs a terminal, and {name} is none", ELSEWHERE)
+    if not output.can_redraw(sys.stderr):
         raise RefusedError(
-            "top needs a terminal that can move its cursor, and TERM says it cannot",
-            ELSEWHERE,
+            "top needs a terminal that can move its cursor, and TERM says it cannot", ELSEWHERE
         )
 
 

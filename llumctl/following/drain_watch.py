@@ -34,7 +34,7 @@ class Watch:
         self._trouble = ""
         self._said: dict[str, str] = {}
         self._drawn = False
-        self._redraws = output.is_terminal(sys.stderr) and output.can_redraw()
+        self._redraws = output.can_redraw(sys.stderr)
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,7 @@ def watch(
     A controller that does not answer is waited for: a terminal keeps its last status, with
     its age; elsewhere it is said once on stderr.
     """
-    paint = _Screen() if not lines_only and _redraws() else None
+    paint = _Screen() if not lines_only and output.can_redraw(sys.stdout) else None
     status, asked_s, trouble = first, time.monotonic(), ""
     seen_s = asked_s
     while not output.reader_left():
@@ -55,10 +55,6 @@ def watch(
 def _head(trouble: str = "", age_s: float = 0.0) -> str:
     clock = time_of_day(time.time())
     return f"{clock}  stale for {duration(age_s)}: {trouble}" if trouble else clock
-
-
-def _redraws() -> bool:
-    return output.is_terminal(sys.stdout) and output.can_redraw()
 
 
 class _Screen:

@@ -153,9 +153,9 @@ def use_colours(stream: TextIO | None) -> bool:
     return is_terminal(stream)
 
 
-def can_redraw() -> bool:
-    """Whether the terminal understands cursor movements."""
-    return os.environ.get("TERM", "dumb") != "dumb"
+def can_redraw(stream: TextIO | None) -> bool:
+    """Whether the stream is a terminal that understands cursor movements."""
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -40,7 +40,7 @@ class Progress:
         self._seen: dict[str, str] = {}
         self._announced = False
         self._live: Live | None = None
-        self._redraws = output.is_terminal(sys.stderr) and output.can_redraw()
+        self._redraws = output.can_redraw(sys.stderr)
 
     def __enter__(self) -> Self:
         return self
