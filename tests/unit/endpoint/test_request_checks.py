@@ -200,6 +200,16 @@ def test_many_values_pass_only_as_token_ids(many: list[Any]) -> None:
     assert fault_of({"x": [many, {"y": many}]}) == says
 
 
+def test_an_embedding_s_token_ids_are_bounded_as_a_prompt_s_are() -> None:
+    assert fault_of({"input": [1] * 100_000}) is None
+    assert fault_of({"input": [[1] * 1000] * 100}) is None
+    too_many = fault_of({"input": [1] * 100_001})
+    assert too_many == "the request has more than 100000 token ids; send text"
+    assert fault_of({"input": [[1]] * 1025}) == "prompts times n must be at most 1024, got 1025"
+    assert fault_of({"input": ["a"] * 2049}) == "input has more than 2048 items"
+    assert fault_of({"input": [[1], *[["a"] * 100] * 100]}) is not None
+
+
 def test_a_text_to_be_cut_is_not_far_too_long() -> None:
     long = "x" * 600_000
     assert fault_of({"prompt": "x" * 500_000, "truncate_prompt_tokens": 10}) is None

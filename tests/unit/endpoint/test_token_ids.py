@@ -31,6 +31,8 @@ def test_prompts_that_are_vllm_s_to_judge(prompt: Any) -> None:
 def test_how_many_there_are() -> None:
     assert num_token_ids({"prompt": [1, 2], "stop_token_ids": [3], "x": [4]}) == 3
     assert num_token_ids({"prompt": [[1, 2], [3]]}) == 3
+    assert num_token_ids({"input": [[1, 2], [3]]}) == 3
+    assert num_token_ids({"input": [{"role": "user"}, 1]}) == 0
     assert num_token_ids({"prompt": [[1, -2], ["a"], [True]], "tokens": "x"}) == 0
 
 

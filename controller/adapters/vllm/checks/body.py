@@ -16,10 +16,12 @@ from controller.adapters.vllm.checks.json_outline import MAX_DEPTH, MAX_VALUES, 
 from controller.adapters.vllm.checks.lists import find_in_lists
 from controller.adapters.vllm.checks.messages import find_in_messages
 from controller.adapters.vllm.checks.token_ids import (
+    INPUT,
     LEAST_MAX_TOKEN_IDS,
     LISTS,
     PROMPTS,
     find_no_ids,
+    has_ids_as_input,
     num_token_ids,
 )
 from controller.adapters.vllm.checks.unserved_fields import find_unserved
@@ -102,9 +104,10 @@ def _find_in_fields(
         return Fault("messages must be a list", "messages")
     if fault := _find_wrong_kind(request):
         return fault
+    has_ids = has_ids_as_input(request)
     fault = (
         find_no_ids(request)
-        or find_in_lists(request, TOKEN_ID_FIELDS)
+        or find_in_lists(request, (*TOKEN_ID_FIELDS, INPUT) if has_ids else TOKEN_ID_FIELDS)
         or find_in_messages(request)
         or _find_in_tools(request)
         or find_unserved(request)
@@ -166,6 +169,8 @@ def _truncating_field(request: dict[str, Any]) -> str | None:
 def _num_prompts(request: dict[str, Any]) -> int:
     """Prompts of a completion, or conversations of a batch."""
     lists = [request.get(field) for field in ("prompt", "prompt_embeds")]
+    if has_ids_as_input(request):
+        lists.append(request[INPUT])
     messages = request.get("messages")
     if messages and isinstance(messages[0], list):
         lists.append(messages)

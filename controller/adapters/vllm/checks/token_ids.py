@@ -15,6 +15,8 @@ LEAST_MAX_TOKEN_IDS = 100_000
 MOST_MAX_TOKEN_IDS = 200_000
 
 PROMPTS = "prompt"
+# What /v1/embeddings takes for `prompt`; items of another kind elsewhere.
+INPUT = "input"
 # Lists of ids, and of nothing else.
 LISTS = (
     "tokens",
@@ -51,13 +53,23 @@ def find_no_ids(request: dict[str, Any]) -> Fault | None:
 def num_token_ids(request: dict[str, Any]) -> int:
     """Counts the ids in lists that vLLM's models accept without trying other types for each."""
     lists = [request.get(field) for field in LISTS]
-    if isinstance(prompt := request.get(PROMPTS), list):
-        lists += [prompt, *prompt]
+    for field in (PROMPTS, INPUT):
+        if isinstance(prompt := request.get(field), list):
+            lists += [prompt, *prompt]
     return sum(
         len(found)
         for found in lists
         if isinstance(found, list) and found and _are_integers(found) and min(found) >= 0
     )
+
+
+def has_ids_as_input(request: dict[str, Any]) -> bool:
+    """Those of one prompt, or a list for each prompt."""
+    found = request.get(INPUT)
+    if not isinstance(found, list) or not found:
+        return False
+    prompts = [found] if _are_integers(found) else found
+    return all(isinstance(ids, list) and _are_integers(ids) for ids in prompts)
 
 
 def _are_integers(found: list[Any]) -> bool:
