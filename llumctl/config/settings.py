@@ -1,13 +1,15 @@
 """Flags over environment over config file over defaults: one frozen `Settings`.
 
 Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
-counts as unset, and one that names no setting is refused like an unknown key of the file.
+counts as unset, and one that names no setting is refused like an unknown key of the file, unless
+Kubernetes made it.
 `[engine]` and `[keys]` take any key: vLLM's own parser and the dashboard check those later.
 """
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +23,13 @@ from llumctl.config.settings_origin import Origins
 PREFIX = "LLUMCTL_"
 NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE")
 """Where the file is, and the mark of a cluster's processes, which their children inherit."""
+
+# A pod gets these for each service of its namespace: of one named `llumctl`, or `llumctl-endpoint`,
+# they begin as ours do.
+_KUBERNETES = re.compile(
+    r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
+)
 
 Key = tuple[str, str]
 Flags = Mapping[Key, tuple[str, Any]]
@@ -142,24 +151,29 @@ def _from_environment(
 ) -> dict[Key, Any]:
     """Values by (table, key), converted to the types that the settings want."""
     values: dict[Key, Any] = {}
-    for variable in sorted(environ):
-        table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
-        known = variable.startswith(PREFIX) and table in tables
-        if not known or not key or not environ[variable]:
-            continue
-        origins.name((table, key), variable)
-        values[table, key] = _converted(variable, table, key, environ[variable])
+    for variable, (table, key) in _ours(environ):
+        if table in tables and key:
+            origins.name((table, key), variable)
+            values[table, key] = _converted(variable, table, key, environ[variable])
     return values
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not environ[variable]:
-            continue
-        table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+    for variable, (table, key) in _ours(environ):
         if table not in Settings.model_fields or not key:
             path = (table, key) if key else (table,)
             raise settings_errors.unknown_variable(variable, path)
+
+
+def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, Key]]:
+    """Variables that are to set something, with the table and the key that they name."""
+    for variable in sorted(environ):
+        value = environ[variable]
+        if not variable.startswith(PREFIX) or variable in NO_SETTINGS or not value:
+            continue
+        if not _KUBERNETES.fullmatch(f"{variable}={value}"):
+            table, _, key = variable.removeprefix(PREFIX).lower().partition("_")
+            yield variable, (table, key)
 
 
 def _converted(variable: str, table: str, key: str, raw: str) -> Any:
