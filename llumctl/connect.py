@@ -1,4 +1,4 @@
-"""From a cluster's name to a client of its controller."""
+"""Finds the controller of a cluster by the cluster's name."""
 
 from typing import TYPE_CHECKING
 

@@ -37,7 +37,7 @@ def find(logs: Path) -> dict[str, Path]:
 
 
 def choose(logs: dict[str, Path], member: str | None, cluster: str) -> dict[str, Path]:
-    """That of one member, or all. Raises NotFoundError with the names that there are."""
+    """The log of one member, or all. Raises NotFoundError with the names that there are."""
     if not logs:
         raise NotFoundError(f"cluster {cluster} has left no logs", "llumctl up")
     if member is None:
@@ -63,7 +63,7 @@ class LogTail:
         self._unfinished = b""
 
     def last(self, num_lines: int) -> list[str]:
-        """To be called first, if at all."""
+        """The last lines; must be called first, if at all."""
         if self._file is None:
             return []
         self._file.seek(_before_last(self._file, num_lines))
@@ -141,7 +141,7 @@ class LogTail:
 
 
 def harmless(line: str) -> str:
-    """For a terminal: no colours, nothing that moves the cursor; tabs stay.
+    """The line for a terminal: no colours, nothing that moves the cursor; tabs stay.
 
     Of what a progress bar wrote over itself, the last is left.
     """

@@ -181,7 +181,7 @@ class GlobalScheduler:
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
         if (held := self._held.get(key)) is not None:
-            self._held[key] = _Held(event, held.since_s)  # its rank may be another by now
+            self._held[key] = _Held(event, held.since_s)  # the rank may have changed
         elif self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         elif len(self._held) >= self._config.max_held_reqs:

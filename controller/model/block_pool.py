@@ -68,7 +68,7 @@ class BlockPool:
         return twins[0] if twins else None
 
     def hold(self, blocks: Iterable[CachedBlock]) -> None:
-        """One more reference for each, by the same request."""
+        """Adds one reference to each, by the same request."""
         for block in blocks:
             if block.num_refs == 0:
                 del self._unused[block]

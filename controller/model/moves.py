@@ -32,7 +32,7 @@ class ModelMoves:
         self._state = engine_state
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Of a request in any place but arriving; does nothing if it is not there."""
+        """Changes the rank of a request in any place but arriving, if it is there."""
         engine_state = self._state
         request = engine_state.requests.get(request_id)
         if request is None:

@@ -66,7 +66,7 @@ class RequestState:
         self.start_over()
 
     def start_over(self) -> None:
-        """Nothing computed, no blocks: the state before an admission."""
+        """Sets the state before an admission: nothing computed, no blocks."""
         self.in_prefill = True
         self.num_computed = 0
         self.num_new = 0

@@ -9,4 +9,4 @@ class Listener(Protocol):
         """The listening socket that all frontends share. Raises OSError."""
 
     def set_write_timeout(self, write_timeout_s: float) -> None:
-        """For connections that come from then on, to every frontend."""
+        """Sets the time-out of connections that come from then on, to every frontend."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Verify(StrEnum):
-    """`tokens`: each id is what an emulated engine must answer. `counts`: as many ids came as
-    were asked for, and as the server says. `usage`: it says as many as were asked for, and ids
-    are not asked for. `auto`: tokens where the cluster's engine is emulated, else counts."""
+    """`tokens`: each id is what an emulated engine must answer. `counts`: as many ids came as were
+    asked for, and as the server says. `usage`: the server says as many as were asked for; ids are
+    not asked for. `auto`: tokens where the cluster's engine is emulated, else counts."""
 
     AUTO = "auto"
     TOKENS = "tokens"

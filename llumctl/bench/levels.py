@@ -23,7 +23,7 @@ DEFAULT = Level("normal", 0)
 
 
 def parse(wanted: Sequence[str], known: Sequence[Level]) -> Shares:
-    """From `high=0.1`, or `-1=0.1` with the request's `priority` itself; the level of priority 0
+    """Parses `high=0.1`, or `-1=0.1` with the request's `priority` itself; the level of priority 0
     gets what is left.
 
     Raises:

@@ -59,7 +59,7 @@ class ProgressBar:
         )
 
     def _num_tokens(self, results: Results) -> int:
-        """Of ended requests each counted once, so that a long run costs no more than a short."""
+        """Counts each ended request once, so that a long run costs no more than a short one."""
         num_seen, num_tokens = self._counted
         num_tokens += sum(len(result.answer.token_times_s) for result in results.ended[num_seen:])
         self._counted = (len(results.ended), num_tokens)

@@ -97,7 +97,7 @@ def drain(
 
 
 def ids_once(instance_ids: list[str]) -> list[str]:
-    """In the order given. Raises UsageError for what is no id."""
+    """The ids in the order given, each once. Raises UsageError for what is no id."""
     return list(dict.fromkeys(choices.an_id(each, "ID") for each in instance_ids))
 
 

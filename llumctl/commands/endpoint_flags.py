@@ -87,7 +87,7 @@ def _parameters(table: "type[Table]") -> Iterator[inspect.Parameter]:
 
 
 def _kind(annotation: Any) -> tuple[Any, str | None]:
-    """As typed on the command line, and as shown in the help."""
+    """The type on the command line, and how the help shows it."""
     text = str(annotation)
     if "bool" in text:
         return bool, None

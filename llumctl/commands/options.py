@@ -54,7 +54,7 @@ def positive(value: float | None, flag: str) -> None:
 
 
 def deadline_of(text: str | None) -> float | None:
-    """How long a drain may take."""
+    """How many seconds a drain may take."""
     if text is None:
         return None
     found = durations.positive(text, "--deadline")

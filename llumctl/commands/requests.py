@@ -74,7 +74,7 @@ def _states(text: str | None) -> "tuple[RequestState, ...]":
 
 
 def _listed(found: "RequestList", output_format: Format) -> str:
-    """In the controller's order."""
+    """The requests stay in the controller's order."""
     rows = found.requests
     if output_format is Format.NAME:
         return "\n".join(item.id for item in rows)

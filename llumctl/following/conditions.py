@@ -101,7 +101,7 @@ class Idle:
             (item.num_running_reqs or 0) + (item.num_waiting_reqs or 0) + item.num_unreported_reqs
             for item in status.instances
         )
-        # Each counts the same requests, and hears of them at its own time.
+        # Frontends and instances count the same requests, and hear of them at their own times.
         num_live = max(at_frontends, at_instances, status.num_held_reqs)
         if num_live:
             requests = "1 request is" if num_live == 1 else f"{num_live} requests are"
@@ -123,7 +123,7 @@ class RequestIs:
 
 @dataclass(frozen=True)
 class Drained:
-    """Nothing is left on it and nothing comes: it is safe to delete."""
+    """Nothing is left on the instance and nothing comes: it is safe to delete."""
 
     instance_id: str
 

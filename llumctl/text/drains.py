@@ -68,7 +68,7 @@ def question(reports: Sequence[DrainReport], status: ClusterStatus, *, colours: 
 
 
 def progress(report: DrainReport) -> str:
-    """One line: how far it is, and when it may be over."""
+    """One line: how far the drain is, and when it may be over."""
     name = report.instance_id
     if report.state == "removed":
         return f"{name}: removed"

@@ -22,7 +22,7 @@ _INDENT = "    "
 
 
 def render(found: Explanation, *, wide: bool, colours: bool) -> str:
-    """Where it is now, then its steps, each with the time since it arrived."""
+    """Where the request is now, then its steps, each with the time since it arrived."""
     facts = _facts(found)
     width = max(len(name) for name, _ in facts)
     parts = ["\n".join(f"{name:<{width}}  {printable(value)}" for name, value in facts)]
@@ -69,7 +69,7 @@ def _step(step: Step, since: str, *, wide: bool, colours: bool) -> str:
 
 
 def _told(step: Step) -> tuple[str, list[str]]:
-    """What happened, and what it went by."""
+    """What happened, and the figures of the decision."""
     if isinstance(step, DispatchStep):
         return _dispatched(step), []
     if isinstance(step, MoveStep):

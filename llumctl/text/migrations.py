@@ -8,7 +8,7 @@ Fact = tuple[str, str]
 
 
 def render(report: MigrationReport, *, colours: bool) -> str:
-    """Its figures; then every stage of its last attempt, and the attempts if there were several."""
+    """The move's figures, its last attempt's stages, and the attempts if there were several."""
     facts = [
         ("request", report.request_id),
         ("client-id", report.client_id),

@@ -69,7 +69,7 @@ def reader_left() -> bool:
 
 
 def flush() -> None:
-    """To be called last, so that the interpreter finds nothing left to write."""
+    """Must be called last, so that the interpreter finds nothing left to write."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(LlumctlError):
             _write(stream, "")

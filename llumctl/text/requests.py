@@ -40,7 +40,7 @@ def _movable(item: RequestStatus) -> str:
 
 
 def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> str:
-    """In the controller's order."""
+    """The rows stay in the controller's order."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
     names = [name for name, _ in columns]
@@ -48,7 +48,7 @@ def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> s
 
 
 def render_detail(item: RequestDetail, *, colours: bool) -> str:
-    """Its fields, then its history: since its arrival, what, where, why."""
+    """The request's fields, then its history: since its arrival, what, where, why."""
     facts = [(name.lower(), cell(item) or "-") for name, cell in WIDE_COLUMNS]
     width = max(len(name) for name, _ in facts)
     lines = [f"{name:<{width}}  {printable(value)}" for name, value in facts]

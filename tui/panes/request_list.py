@@ -31,7 +31,7 @@ class RequestRow:
 
 
 def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
-    """In the controller's order."""
+    """The rows stay in the controller's order."""
     return [RequestRow(item, names) for item in (found.requests if found else ())]
 
 

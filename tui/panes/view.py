@@ -33,7 +33,7 @@ class View:
             self.zoomed = pane
 
     def back(self) -> None:
-        """One step: out of the zoom, then to the instances."""
+        """Goes one step: out of the zoom, then to the instances."""
         if self.zoomed is not None:
             self.zoomed = None
         else:

@@ -15,7 +15,7 @@ from controller.core.dispatch.policies import Policy
 from controller.core.load.snapshot import Level
 
 MAX_CANDIDATES = 8
-"""Of the instances considered for a request, this many are named with the decision."""
+"""The decision names this many of the instances that were considered for a request."""
 MAX_RANKS = 8
 """Scores are kept for this many ranks at most: a request may name any rank, and each kept rank adds
 work to every status."""

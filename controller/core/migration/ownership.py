@@ -128,7 +128,7 @@ class Ownership(Generic[T]):
         return True
 
     def lost(self, instance_id: str, incarnation: int) -> Loss:
-        """That incarnation died. Mutates."""
+        """This incarnation died. Mutates."""
         dead = (instance_id, incarnation)
         self._dead.add(dead)
         announced = self._announced

@@ -121,7 +121,7 @@ class SourceMove:
         """Repeats and gives up what is due. `stalled_s`: for so long the destination has taken
         none of the bytes that were there for it. Mutates."""
         if self.over and not self._unanswered:
-            return []  # it is remembered for what comes late, and nothing is due
+            return []  # the move is remembered for what comes late, and nothing is due
         clock = self._clock
         up = None if self._must_be_told else clock.gives_up(self.state, now_s, stalled_s)
         if up is not None:
@@ -152,7 +152,7 @@ class SourceMove:
         return MoveMessage(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
 
     def _tell(self, message: MoveMessage) -> Instructions:
-        """To be repeated until the destination confirms it. A dead one is told nothing."""
+        """Sends what `tick` repeats until the destination confirms it; nothing to a dead one."""
         if self._destination_dead:
             return []
         self._unanswered[message.verb] = message

@@ -175,7 +175,7 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Back into the batch or the queue, emitting in `hop`; calls off a `Suspend` under way."""
+    """Put the request back, emitting in `hop`; calls off a `Suspend` under way."""
 
     hop: int
 

@@ -74,6 +74,6 @@ class DeparturePlan:
         lacking = {lacks(snapshot, num_blocks) for snapshot in self._room.values()}
         if None in lacking:
             return TOO_BUSY
-        if MoveRefusal.NO_SLOT in lacking:  # that one has the blocks
+        if MoveRefusal.NO_SLOT in lacking:  # some instance has the blocks
             return MoveRefusal.NO_SLOT
         return MoveRefusal.NO_BLOCKS if lacking else NO_DESTINATION

@@ -148,7 +148,7 @@ class EventLog:
             end = self._last_seq if epoch == self._epoch else self._ends.get(epoch)
             if end is None or (epoch == self._epoch and seq > end):
                 missed = None
-            elif seq > end:  # what its controller told of last was not kept
+            elif seq > end:  # the last events of that epoch were not kept
                 first = max(oldest, end + 1)
                 missed = None
             else:
@@ -162,7 +162,7 @@ class EventLog:
 
     def _restore(self, position: str, event: LoggedEvent) -> None:
         epoch, seq = parse_position(position)
-        if seq != self._last_seq + 1:  # some between were not kept: what is before them goes, too
+        if seq != self._last_seq + 1:  # some events before were not kept: forget those before them
             self._events.clear()
             self._ends.clear()
         self._events.append(event)

@@ -16,9 +16,9 @@ class Cooling:
         self.cooling_s = cooling_s
         """May be changed at any time; counts also for destinations that cool already."""
         self._pair_failed_s: dict[tuple[str, str], float] = {}
-        """By source and destination."""
+        """When a pair failed last, by source and destination."""
         self._failed_s: dict[str, float] = {}
-        """By destination, for all."""
+        """Since when a destination cools for all sources, by its id."""
 
     def failed(self, source_id: str, destination_id: str, now_s: float) -> None:
         self._forget(now_s)
