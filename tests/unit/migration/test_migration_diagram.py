@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from controller.core.migration import destination, source
-from controller.core.migration.diagram import DIAGRAMS, mermaid
 from controller.core.migration.source import SourceState, StagePlanned
+from tests.unit.migration.diagram import DIAGRAMS, mermaid
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "migration.md"
-COMMAND = "python -m controller.core.migration.diagram"
+COMMAND = "python -m tests.unit.migration.diagram"
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
@@ -39,7 +39,8 @@ def test_each_state_is_in_it() -> None:
 
 def test_the_module_prints_both() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "controller.core.migration.diagram"],
+        [sys.executable, "-m", "tests.unit.migration.diagram"],
+        cwd=DOCUMENT.parents[1],
         capture_output=True,
         text=True,
         check=True,

@@ -1,6 +1,6 @@
 """The state diagrams of docs/migration.md, drawn from the tables that the machines follow.
 
-    python -m controller.core.migration.diagram
+    python -m tests.unit.migration.diagram
 
 Events that leave the state as it is (a repetition, something late, a priority) are left out.
 """
