@@ -1,4 +1,4 @@
-"""What the cluster goes by and may go by another of at any time."""
+"""The configuration that may change while the cluster runs."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,7 @@
-"""Records of a log, bounded: whatever a client sent, a record stays short, and one record.
+"""Bounds the records of a log, so that no client can make a record long, or forge another.
 
 A message role of 1 MB became a line of 1 MB, and a path with an encoded line break began a line
-of its own. What every logger of this process says passes here, libraries' too.
+of its own. The records of every logger of this process pass here, libraries' too.
 """
 
 import logging
@@ -10,8 +10,8 @@ from typing import Any
 
 MAX_MESSAGE_CHARS = 4096
 MAX_TRACEBACK_CHARS = 8192
-# Control characters would steer the terminal of whoever reads. A line of a message that is not
-# its first is marked, so that none can pass for a record.
+# Control characters would steer the reader's terminal. All lines of a message but the first are
+# marked, so that none can pass for a record.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0x80, 0xA0))} | {
     ord("\t"): "\t",
     ord("\n"): "\n  | ",
@@ -34,7 +34,7 @@ class BoundedRecord(logging.LogRecord):
 
 
 def bounded(text: str, max_chars: int) -> str:
-    """Without its middle if it is longer."""
+    """The text, without its middle if it is longer than `max_chars`."""
     if len(text) > max_chars:
         kept = max_chars // 2
         text = f"{text[:kept]} ... {len(text) - 2 * kept} characters ... {text[-kept:]}"

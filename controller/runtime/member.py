@@ -1,7 +1,7 @@
-"""How a process belongs to the cluster: it says Hello until it is welcomed, then keeps on.
+"""A process's membership of the cluster: it says Hello once a second, before and after its Welcome.
 
-Shared by llumlets and frontends. The repeated Hello is what a restarted controller rebuilds
-its table from, and what shows that the process is alive while its engine still loads.
+Llumlets and frontends share this. From the repeated Hellos a restarted controller rebuilds its
+roster, and they show that a process is alive while its engine still loads.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Membership:
         self._num_told = 0
 
     def tell(self, event: LoggedEvent) -> None:
-        """The controller shall log it; what happens in one turn of the loop goes together."""
+        """Reports an event for the controller's log; events of one turn of the loop go together."""
         if not self._untold:
             asyncio.get_running_loop().call_soon(self._tell_controller)
         self._untold.append(event)
@@ -67,7 +67,7 @@ class Membership:
         self._mailbox.send(self.controller_address, encode(told), droppable=True)
 
     def report(self, phase: Phase, detail: str = "", info: EngineInfo | None = None) -> None:
-        """Tell the controller at once that this process has got so far."""
+        """Tells the controller at once how far this process has come."""
         self._phase, self._detail = phase, detail
         self._info = info or self._info
         self.say_hello()
@@ -100,7 +100,7 @@ class Membership:
         return welcome.fenced
 
     async def stay_failed(self, why: str) -> None:
-        """Report that this process will not serve, until it is ended."""
+        """Reports, until the process is ended, that it will not serve."""
         self._mailbox.start(lambda _head, _payload: None, lambda _address: None)
         self.report("failed", why)
         await self.keep_saying_hello()

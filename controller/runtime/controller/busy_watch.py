@@ -1,4 +1,4 @@
-"""Instances whose process computes though no request is there: on record when it lasts."""
+"""Puts on record the instances whose process computes for a while without a request."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,10 @@ from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.members import StatusPushed
 
-# A compiler that nobody can end (grammar_guard.py), a thread that spins. An idle one takes 0.02.
+# A compiler that nobody can end (grammar_guard.py) or a thread that spins takes more. An idle
+# instance takes 0.02.
 BUSY_CORES = 0.5
-# The CPU time of a request that has just ended counts for a second.
+# Longer than a second, for which the CPU time of a request that has just ended still counts.
 LASTS_S = 5.0
 
 
@@ -23,7 +24,7 @@ class BusyWatch:
         self._roster = roster
         self._journal = journal
         self._since_s: dict[tuple[str, int], float] = {}
-        """Of incarnations that compute for nobody."""
+        """Since when an incarnation computes for nobody."""
         self._on_record: set[tuple[str, int]] = set()
 
     def tick(self, now_s: float, statuses: Mapping[str, StatusPushed]) -> None:
@@ -45,6 +46,6 @@ class BusyWatch:
         return (instance_id, incarnation) in self._on_record
 
     def forget(self, instance_id: str, incarnation: int) -> None:
-        """It is gone."""
+        """The incarnation is gone."""
         self._since_s.pop((instance_id, incarnation), None)
         self._on_record.discard((instance_id, incarnation))

@@ -1,11 +1,10 @@
-"""The controller: the cluster's table, the global scheduler, and the messages between.
+"""The controller: the roster of members, the global scheduler, and the messages between them.
 
-What survives its death: the instances and frontends run on; requests in flight do not
-notice, new ones are dispatched by the frontends alone. A new controller learns what runs
-from the Hellos that members repeat every second and their loads from the next statuses.
-What operators want (instances, changed settings, drains) is on disk before it counts.
-What is lost: the counts of restarts, requests it held (their frontends ask again), and the record
-of moves that ended.
+When the controller dies, the instances and frontends run on: live requests do not notice, and the
+frontends dispatch new ones alone. A new controller learns of the members from their Hellos, which
+they repeat every second, and of their loads from the next statuses. The spec (instances, changed
+settings, drains) is on disk before it counts. Lost are the counts of restarts, the requests that
+the controller held (their frontends ask again), and the record of moves that ended.
 """
 
 import asyncio
@@ -71,7 +70,7 @@ from controller.runtime.messages.requests import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-# Beyond the grace time: what the frontends need to send their last bytes.
+# Beyond the grace time the frontends need so long to send their last bytes.
 STOP_MARGIN_S = 6.0
 
 
@@ -91,7 +90,7 @@ class Controller:
         self.scheduler = GlobalScheduler(config.scheduler)
         self.roster = Roster()
         self.statuses: dict[str, StatusPushed] = {}
-        """The last one of each instance, be it of a dead incarnation."""
+        """Each instance's last status, perhaps of a dead incarnation."""
         epoch = secrets.token_hex(4)
         self.journal = Journal(epoch, config.max_events, store=events)
         self.queries = MemberQueries(self._send_to, epoch)
@@ -137,7 +136,7 @@ class Controller:
     # -- life ----------------------------------------------------------------------------
 
     def start(self, num_frontends: int) -> None:
-        """With the instances of the spec."""
+        """Launches the frontends and the spec's instances."""
         self._mailbox.start(Inbox(self._handlers()).take, self._on_lost)
         self.journal.controller_started()
         self.drains.resume()
@@ -147,14 +146,14 @@ class Controller:
         self.launch(self.keeper.spec.instance_ids)
 
     def launch(self, instance_ids: Sequence[str]) -> None:
-        """They are expected from now on."""
+        """Launches instances, and expects them from now on."""
         for instance_id in instance_ids:
             self._launcher.launch_instance(instance_id)
             self.roster.expect("instance", instance_id)
 
     def terminate(self, instance_id: str) -> None:
-        """For good: its process ends, and everything about it is forgotten. Not a death: nothing
-        of it is restarted or counted as a failure."""
+        """Ends the instance's process for good, and forgets the instance. That is no death: nothing
+        is restarted or counted as a failure."""
         self._launcher.terminate(instance_id)
         member = self.roster.forget(instance_id)
         if member is None:
@@ -185,14 +184,14 @@ class Controller:
             self.operator_moves.turns.look()
 
     def would_stop(self, drain: bool) -> bool:
-        """Whether `stop` would change anything: the first call does, and one that cuts short
-        what drains."""
+        """Whether `stop` would change anything: the first call does, and one that cuts a drain
+        short."""
         return self._stopping is None or not (drain or self._cut or self.stopped)
 
     def stop(self, drain: bool, grace_s: float) -> None:
-        """Begin to stop: no new requests, live ones may end within `grace_s` if `drain`.
+        """Begins to stop: no new requests, live ones may end within `grace_s` if `drain`.
 
-        Called again, only the first call counts, but a later `drain=False` cuts it short."""
+        Only the first call counts, but a later `drain=False` cuts it short."""
         if not self.would_stop(drain):
             return
         self._cut = not drain
@@ -202,8 +201,8 @@ class Controller:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def configure(self, config: LiveConfig) -> None:
-        """From now on; what goes on beyond smaller limits goes on. Raises ValueError for a dispatch
-        policy that there is not; nothing changed then."""
+        """Applies `config` from now on; requests and moves beyond smaller limits go on. Raises
+        ValueError for an unknown dispatch policy, and changes nothing then."""
         instructions = self.scheduler.reconfigure(config.scheduler, self.now_s())
         before, self.live = self.live, config
         self.operator_moves.levels = config.scheduler.levels
@@ -240,7 +239,7 @@ class Controller:
         return sum(frontend.num_live_reqs for frontend in self.roster.frontends())
 
     def num_moves(self, instance_id: str) -> int:
-        """Under way to and from an instance, as it last said."""
+        """Moves to and from an instance that are under way by its last status."""
         member, status = self.roster.members.get(instance_id), self.statuses.get(instance_id)
         if member is None or status is None or member.incarnation != status.snapshot.incarnation:
             return 0
@@ -291,7 +290,8 @@ class Controller:
         self.handle(StatusReported(snapshot, status.last_dispatch_seq))
 
     def _note_readiness(self) -> None:
-        """Once every member served and every instance had reported, absence is a fault."""
+        """Notes the moment when every member serves and every instance has reported: from then on
+        absence is a fault."""
         if not self.was_ready:
             self.was_ready = all(
                 m.serving and (m.kind == "frontend" or m.member_id in self.statuses)
@@ -345,20 +345,20 @@ class Controller:
             self.queries.member_died(member.member_id)
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:
-        """It died, or was removed."""
+        """The instance died, or was removed."""
         self.stalls.forget(instance_id, incarnation)
         self.busy.forget(instance_id, incarnation)
         self.queries.member_died(instance_id)
         self.rescheduler.instance_died(instance_id)
         lost = InstanceLost(instance_id, incarnation)
-        # Those too that it moves something to or from.
+        # Other instances may have moves to or from this one.
         others = (other for other in self.roster.instances() if other.member_id != instance_id)
         self._send_to_all([*self.roster.frontends(), *others], lost)
 
     # -- what goes out -------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Gives it to the scheduler, and does what that asks for."""
+        """Gives the event to the scheduler, and carries out its instructions."""
         for instruction in self.scheduler.handle(event, self.now_s()):
             self._carry_out(instruction)
 
@@ -374,7 +374,7 @@ class Controller:
         self.send(frontend, answer)
 
     def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
-        """What it does not know: all of it, if it knew nothing `before`."""
+        """Sends the member what differs from `before`, or all if that is None."""
         known = {} if before is None else {type(m): m for m in _config_for(member, before)}
         for message in _config_for(member, self.live):
             if known.get(type(message)) != message:
@@ -390,7 +390,7 @@ class Controller:
                 self._mailbox.send(member.address, encoded)
 
     def _send_to(self, member_id: str, message: Message, *, droppable: bool = False) -> None:
-        """Nothing if it is gone."""
+        """Does nothing if the member is gone."""
         member = self.roster.members.get(member_id)
         if member is not None:
             self.send(member, message, droppable=droppable)
@@ -401,7 +401,7 @@ class Controller:
 
 
 def _config_for(member: Member, config: LiveConfig) -> tuple[Message, ...]:
-    """What of it is that member's business; one message of a kind."""
+    """The parts of the configuration that the member needs; one message of each type."""
     if member.kind == "instance":
         limits = config.limits
         return (

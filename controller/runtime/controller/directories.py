@@ -1,5 +1,5 @@
-"""What frontends are told about the instances: at once who serves where, their loads now and
-then."""
+"""Tells frontends which instances serve, at once when that changes, and now and then their
+loads."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,9 @@ from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.roster import Member, Roster
 from controller.runtime.messages.members import Directory, InstanceEntry
 
-# Frontends take a controller that is silent for 1 s for dead.
+# Frontends take a controller for dead that is silent for 1 s.
 DIRECTORY_EVERY_S = 0.4
-# A member that said nothing for this long gets no directories: they would pile up for it.
+# A frontend that was silent for so long gets no directories, which would pile up for it.
 SILENCE_S = 5.0
 
 
@@ -45,11 +45,11 @@ class Directories:
         )
 
     def tell(self) -> None:
-        """All frontends, at once."""
+        """Tells all frontends at once."""
         self._tell(self.present())
 
     def tick(self) -> None:
-        """Tells them if it is due."""
+        """Tells all frontends if something changed, or if it is time again."""
         present = self.present()
         is_due = self._now_s() - self._told_s >= DIRECTORY_EVERY_S
         if is_due or _without_loads(present) != self._told:

@@ -1,4 +1,4 @@
-"""The controller's event log, with who waits for news of it."""
+"""The controller's event log, and a signal for readers that wait for the next event."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ _CAUSES = {"started": "start", "died": "lost", "failed": "start"}
 
 
 class Journal:
-    """`store`: None keeps events as long as this process lives."""
+    """`store`: with None, events are kept as long as this process lives."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class Journal:
         self.log = EventLog(epoch, max_events, store.load(max_events) if store else ())
         self._store = store
         self.counts: Counter[EventKind] = Counter()
-        """All events of a kind since this controller started."""
+        """Events of each kind since this controller started."""
         self._num_told: dict[str, tuple[int, int]] = {}
-        """By member: its incarnation, and how many events it told of so far."""
+        """By member: its incarnation, and how many events it has reported so far."""
         self.on_event: Callable[[LoggedEvent], None] = lambda event: None
-        """Gets each event as it is logged."""
+        """Called with each event as it is logged."""
         self._wall_clock = wall_clock
         self._appended = asyncio.Event()
 
     async def wait(self) -> None:
-        """Until the next event."""
+        """Returns at the next event."""
         await self._appended.wait()
 
     def append(self, event: LoggedEvent) -> None:
@@ -59,8 +59,8 @@ class Journal:
         self._appended = asyncio.Event()
 
     def told(self, report: EventsReported) -> None:
-        """Takes what a member tells of, and says if something before it is missing. What was
-        told before this controller began is not."""
+        """Logs the events that a member reports, and before them how many reports were lost.
+        Events reported before this controller began do not count as lost."""
         member_id, incarnation = report.member_id, report.incarnation
         num_before, events = report.num_before, report.events
         known_incarnation, num_told = self._num_told.get(member_id, (incarnation, num_before))
@@ -81,7 +81,7 @@ class Journal:
             self.append(event)
 
     def forget(self, member_id: str) -> None:
-        """It was ended for good."""
+        """The member was ended for good."""
         self._num_told.pop(member_id, None)
 
     def controller_started(self) -> None:

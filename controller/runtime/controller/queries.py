@@ -1,7 +1,7 @@
-"""Questions to members, and what they answer.
+"""The controller's questions to members, and their answers.
 
 The controller keeps no request table: it asks the frontends, which know their requests, and the
-instances, which know what keeps one from moving."""
+instances, which know why a request cannot move."""
 
 import asyncio
 import itertools
@@ -21,12 +21,12 @@ Answer = RequestsAnswered | RankChangeAnswered | MoveAnswered | MoveRefusalsAnsw
 # A frontend answers within milliseconds, an instance between two steps; the event loop of either
 # may be held up by a large body.
 PATIENCE_S = 2.0
-# Between two steps, which take up to some hundred milliseconds with a long prefill.
+# An instance answers between two steps, which take some hundred milliseconds with a long prefill.
 REFUSALS_PATIENCE_S = 0.5
 
 
 class MemberDiedError(Exception):
-    """It will not answer any more."""
+    """The member died and will not answer any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Found:
 
 
 class MemberQueries:
-    """`send` takes a member's id; `epoch` keeps apart what a controller before this one asked."""
+    """`send` takes a member's id; `epoch` tells this controller's questions from those of the one
+    before."""
 
     def __init__(self, send: Callable[[str, Message], None], epoch: str) -> None:
         self._send = send
@@ -59,8 +60,8 @@ class MemberQueries:
         asked: Callable[[str], Message],
         patience_s: float | None = None,
     ) -> Any:
-        """What comes to `answered` for the query whose id `asked` gets. `patience_s`: None for the
-        usual. Raises TimeoutError, and MemberDiedError."""
+        """Sends the question that `asked` makes of a query id, and returns its answer.
+        `patience_s`: None takes PATIENCE_S. Raises TimeoutError and MemberDiedError."""
         query_id = f"{self._epoch}-{next(self._query_ids)}"
         answer = asyncio.get_running_loop().create_future()
         self._pending[query_id] = _Pending(member_id, answer)
@@ -80,7 +81,7 @@ class MemberQueries:
         history: bool = False,
         max_requests: int = 1000,
     ) -> Found:
-        """Those that match there: the best matches first, else in listing order."""
+        """Requests of these frontends that match: the best matches first, else in listing order."""
         asked = partial(
             RequestsAsked,
             instance_id=instance_id,
@@ -103,7 +104,7 @@ class MemberQueries:
     async def refusals(
         self, request_ids: Mapping[str, Sequence[str]]
     ) -> dict[str, Mapping[str, str]]:
-        """By instance that answered: the code of each request that cannot move now."""
+        """For each instance that answered, the codes of requests that cannot move now."""
         asked = {
             instance_id: partial(MoveRefusalAsked, request_ids=tuple(ids))
             for instance_id, ids in request_ids.items()
@@ -114,7 +115,7 @@ class MemberQueries:
     async def _ask_each(
         self, asked: Mapping[str, Callable[[str], Message]], patience_s: float | None = None
     ) -> dict[str, Any]:
-        """Without those that did not answer in time, or died."""
+        """Answers by member, without members that did not answer in time, or died."""
 
         async def answer_of(member_id: str) -> Any:
             try:
@@ -126,7 +127,7 @@ class MemberQueries:
         return {m: answer for m, answer in zip(asked, answers, strict=True) if answer is not None}
 
     def answered(self, answer: Answer) -> None:
-        """An answer that nobody waits for is no matter."""
+        """Takes an answer; one that nobody waits for is dropped."""
         pending = self._pending.get(answer.query_id)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(answer)

@@ -1,4 +1,4 @@
-"""Instances that serve but no longer report: asked, and put on record."""
+"""Asks instances that serve but no longer report for their status, and puts stalls on record."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,8 @@ from controller.runtime.controller.roster import Member, Roster
 
 
 class StallWatch:
-    """Health by pull when the pushes stop (the paper's successor, status tracking).
-    `pull`: asks an instance for its status."""
+    """Pulls statuses when the pushes stop (the paper's successor, status tracking). `pull` asks an
+    instance for its status."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class StallWatch:
         self._journal = journal
         self._pull = pull
         self._silent_since_s: dict[tuple[str, int], float] = {}
-        """Of stalled incarnations: when they last reported."""
+        """When stalled incarnations last reported."""
 
     def tick(self, now_s: float) -> None:
         for member in self._roster.instances():
@@ -42,5 +42,5 @@ class StallWatch:
                 self._journal.stalled(member, False, silence_s)
 
     def forget(self, instance_id: str, incarnation: int) -> None:
-        """It is gone."""
+        """The incarnation is gone."""
         self._silent_since_s.pop((instance_id, incarnation), None)

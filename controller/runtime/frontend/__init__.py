@@ -1,1 +1,1 @@
-"""A frontend process, without its HTTP app: where its requests run, and their tokens in order."""
+"""A frontend process without its HTTP app: where its requests run, and their tokens in order."""

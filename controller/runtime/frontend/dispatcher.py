@@ -1,6 +1,6 @@
-"""Where a new request is to run: a frontend asks the controller, again and again.
+"""Finds an instance for a new request: the frontend asks the controller until it answers.
 
-When that one does not answer in time the frontend decides by itself on the last known status
+When the controller is silent the frontend decides alone by the last known statuses
 (scheduler-bypass, paper section 5), so that a dead controller fails no request.
 """
 
@@ -27,8 +27,8 @@ from controller.runtime.messages.requests import (
     DispatchWithdrawn,
 )
 
-# A live controller answers in well under 10 ms, or holds the request on purpose and keeps
-# sending directories; so both must be silent for this long before it is bypassed.
+# A live controller answers in well under 10 ms, or holds the request on purpose and keeps sending
+# directories; it is bypassed when neither answers nor directories come for this long.
 CONTROLLER_SILENCE_S = 1.0
 
 
@@ -62,26 +62,28 @@ class Dispatcher:
         self._load = load
         self._asked: dict[str, _Asked] = {}
         self._unused: list[Dispatch] = []
-        """Of instances that are not listed: the next directory tells whether they live."""
+        """Dispatches to instances that are not listed: the next directory tells whether they
+        live."""
         self._heard_controller_s = float("-inf")
 
     @property
     def request_ids(self) -> list[str]:
-        """Of those that nothing is decided for yet."""
+        """Requests without a decision yet."""
         return list(self._asked)
 
     def __len__(self) -> int:
         return len(self._asked)
 
     def heard_controller(self) -> None:
-        """After what its directory says is known."""
+        """Call it once the controller's directory is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
         unused, self._unused = self._unused, []
         for dispatch in unused:
             self._tell_unused(dispatch)
 
     async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
-        """None: aborted meanwhile. Raises NotDispatchedError."""
+        """The decision and its instance; None if the request was aborted meanwhile. Raises
+        NotDispatchedError."""
         request_id = request.request_id
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._asked[request_id] = asked
@@ -105,7 +107,7 @@ class Dispatcher:
         return answer, entry
 
     def abort(self, request_id: str) -> None:
-        """Nothing if it is not one of these."""
+        """Does nothing for a request that does not wait for a decision."""
         if asked := self._asked.pop(request_id, None):
             self._withdraw(asked)
             asked.answer.cancel()
@@ -114,8 +116,8 @@ class Dispatcher:
         return request_id in self._asked
 
     def change_rank(self, request_id: str, rank: int) -> None:
-        """A controller that holds it puts it in its new place. Nothing if it is not one of
-        these."""
+        """Asks anew with the new rank, which gives a held request its new place. Does nothing for a
+        request that does not wait for a decision."""
         if asked := self._asked.get(request_id):
             asked.request = replace(asked.request, rank=rank)
             self._send(DispatchAsked(asked.request))
@@ -128,7 +130,7 @@ class Dispatcher:
             self._decline(answer)
 
     async def _ask(self, asked: _Asked) -> Dispatch | Reject:
-        """Asks again and again: a question, or a controller that held it, may get lost."""
+        """Asks until the answer comes: a question may get lost, or the controller that held it."""
         while True:
             self._send(DispatchAsked(asked.request))
             done, _ = await asyncio.wait({asked.answer}, timeout=CONTROLLER_SILENCE_S)
@@ -160,16 +162,16 @@ class Dispatcher:
         self._send(DispatchWithdrawn(cancelled))
 
     def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
-        """To the controller."""
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
 
     def _decline(self, answer: Dispatch | Reject) -> None:
-        """Or the controller would count the request as on its way for ever."""
+        """Gives a dispatch back, or the controller would count its request as on its way for
+        ever."""
         if isinstance(answer, Dispatch) and not self._tell_unused(answer):
             self._unused.append(answer)
 
     def _tell_unused(self, dispatch: Dispatch) -> bool:
-        """False: that incarnation is not listed."""
+        """Tells the instance that no request will come; False if that incarnation is not listed."""
         entry = self._known.find(dispatch.instance_id, dispatch.incarnation)
         if entry is not None:
             unused = DispatchUnused(dispatch.incarnation, dispatch.seq)

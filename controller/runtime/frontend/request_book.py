@@ -1,6 +1,6 @@
 """What a frontend knows of its requests: the live ones, and the last that ended.
 
-A request's history is kept here, at the one process that stays with it wherever it runs.
+The frontend keeps a request's history, as it stays with the request wherever that runs.
 """
 
 import time
@@ -25,14 +25,14 @@ from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
 
 MAX_HISTORY = 64
-"""Events kept per request: the first ones say where it came from, the last where it is, so
-what falls out is in the middle."""
+"""Events kept per request: the first ones say where it came from, the last where it is, so events
+in the middle are dropped."""
 
 ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
 FINISHED = RequestState.FINISHED
 _OUTCOMES = {"error": RequestState.FAILED, "abort": RequestState.ABORTED}
-"""By vLLM's finish reason; all others are ends as the client wanted them."""
+"""By vLLM's finish reason; with all others the request finished as its client wanted."""
 _ENDS = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.ABORTED: EventKind.ABORTED,
@@ -80,7 +80,7 @@ class RequestObserver(Protocol):
 
 
 class RequestBook:
-    """`on_event` gets what the cluster should hear of; `observer` is told of every request."""
+    """`on_event` gets the events for the cluster's log; `observer` is told of every request."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RequestBook:
         self._ttft = LatencyWindow()
 
     def ttft_p99_s(self) -> float | None:
-        """Over the last minute."""
+        """Of the last minute."""
         return self._ttft.percentile(0.99, self._clock())
 
     def arrived(
@@ -119,7 +119,8 @@ class RequestBook:
         )
 
     def dispatched(self, dispatch: Dispatch) -> None:
-        """The cluster does not know of one that this frontend decided alone."""
+        """A request has its instance. A decision that this frontend made alone is an event for the
+        cluster's log too."""
         entry = self._live.get(dispatch.request_id)
         if entry is None:
             return
@@ -140,8 +141,7 @@ class RequestBook:
             self._on_event(event)
 
     def happened(self, event: LoggedEvent) -> None:
-        """An instance says what it did to one of these requests: it admitted or evicted it, or
-        did not move it."""
+        """Notes an instance's event: it admitted or evicted a request, or did not move it."""
         entry = self._live.get(event.request_id or "")
         if entry is None or (event.instance_id, event.incarnation) != (
             entry.instance_id,
@@ -156,7 +156,7 @@ class RequestBook:
         entry.remember(event)
 
     def find(self, request_id: str) -> RequestRecord | None:
-        """Without its history; None if it is not known, or no more."""
+        """The request's record without history; None if it is unknown or forgotten."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
         return None if entry is None else self._record(entry, history=False)
 
@@ -166,7 +166,7 @@ class RequestBook:
     def level_changed(
         self, request_id: str, rank: int, cause_id: str, actor: str, reason: str
     ) -> None:
-        """By an operator, of a live request."""
+        """An operator changed a live request's level."""
         entry = self._live[request_id]
         previous, entry.level = entry.level, self.level_name(rank)
         why = f"from {previous} to {entry.level}" + (f": {reason}" if reason else "")
@@ -180,13 +180,13 @@ class RequestBook:
         self._on_event(event)
 
     def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
-        """It runs there now."""
+        """The request runs on that instance now."""
         if entry := self._live.get(request_id):
             entry.instance_id, entry.incarnation = instance_id, incarnation
 
     def move_timed(self, timed: MoveTimed, downtime_s: float | None) -> None:
-        """The first token came from there; the client waited so long for it since the one before,
-        if there was one."""
+        """The destination's first token came, `downtime_s` after the token before it; None: there
+        was no token before."""
         record = timed.record
         entry = self._live.get(record.request_id)
         if entry is None:
@@ -211,7 +211,7 @@ class RequestBook:
         self._on_event(event)
 
     def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
-        """The client's stream got so many tokens more."""
+        """The client's stream got `num_tokens` more tokens."""
         entry = self._live.get(request_id)
         if entry is None:
             return
@@ -228,7 +228,7 @@ class RequestBook:
     def ended(
         self, request_id: str, state: RequestState, reason: str, cause_id: str | None = None
     ) -> None:
-        """The one terminal outcome of a request; a second one is not taken."""
+        """Notes a request's outcome; a second outcome is ignored."""
         entry = self._live.pop(request_id, None)
         if entry is None:
             return
@@ -244,7 +244,7 @@ class RequestBook:
             self._observer.ended(self._record(entry, history=False))
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
-        """Those that match, in listing order, and how many in all."""
+        """Matching requests in the order of the listing, and how many match in all."""
         found = [
             self._record(entry, asked.history)
             for entry in (*self._live.values(), *self._ended.values())
@@ -319,6 +319,6 @@ def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
         (asked.instance_id is None or entry.instance_id == asked.instance_id)
         and (not asked.states or entry.state in asked.states)
         and (asked.matching is None or match_names(asked.matching, *names) is not Match.NONE)
-        # An instance's requests are those it has now.
+        # Of an instance, requests that have ended are listed only if `states` names them.
         and (asked.instance_id is None or bool(asked.states) or entry.state not in ENDED)
     )

@@ -1,1 +1,1 @@
-"""An instance process, without its engine: the llumlet and what it serves."""
+"""An instance process without its engine: the llumlet, its requests and its moves."""

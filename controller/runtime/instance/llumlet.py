@@ -1,7 +1,7 @@
 """The llumlet: an instance's process around its engine, from its first hello to its death.
 
-What it does with requests while the engine serves is `serving`'s. A dead engine thread ends the
-process: see `run`.
+`serving` handles requests while the engine serves. A dead engine thread ends the process: see
+`run`.
 """
 
 import asyncio
@@ -39,13 +39,14 @@ from controller.runtime.messages.requests import (
 
 log = logging.getLogger(__name__)
 
-# The engine thread holds the GIL in Python code; what else this process does for a move waits so
-# long for it at most. The default of 5 ms is a whole step of a small model.
+# Other threads, which work for moves, wait at most so long while the engine thread holds the GIL.
+# The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
 
 
 class Llumlet:
-    """An engine that cannot start is reported as failed and held, not restarted for ever."""
+    """If the engine cannot start, the llumlet reports that and stays, so that Ray does not restart
+    it for ever."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Llumlet:
             },
             {AddRequest: self._refuse_early},
         )
-        """Without an engine an incarnation before this one may have had one. Once it serves, its
-        own handlers take the place of those for early messages."""
+        """Messages that come before the engine is built are for an earlier incarnation. The
+        handlers of `serving` replace those for early messages."""
         self._stopped: asyncio.Future[None]
 
     @property
@@ -90,7 +91,7 @@ class Llumlet:
         return 0 if self.serving is None else len(self.serving.requests)
 
     async def run(self) -> None:
-        """Serve until the engine thread dies; raises what it died of."""
+        """Serves until the engine thread dies; raises the error that it died of."""
         self._stopped = asyncio.get_running_loop().create_future()
         self._mailbox.start(self._inbox.take, self._on_lost)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -139,7 +140,7 @@ class Llumlet:
             return None
         self._inbox.handlers |= serving.handlers
         self._inbox.with_payload |= serving.payload_handlers
-        gc.freeze()  # the engine's objects, which no collection needs to walk again
+        gc.freeze()  # so that no collection walks the engine's objects again
         info = EngineInfo(
             engine.max_model_len, engine.num_gpu_blocks, engine.block_size, engine.supported_tasks
         )

@@ -1,4 +1,4 @@
-"""How many cores this process keeps busy: all of its threads, whatever they are at."""
+"""How many cores this process keeps busy, with all of its threads."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,8 @@ class ProcessCpu:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """Over the last window that is over, of WINDOW_S or, asked for less often, longer."""
+        """The mean over the last full window, of WINDOW_S, or longer if it is asked less often;
+        None before the first window is over."""
         passed_s = self._now_s() - self._from_s
         if passed_s >= WINDOW_S:
             cpu_s = self._cpu_s()

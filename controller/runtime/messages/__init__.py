@@ -1,1 +1,1 @@
-"""What the processes of a cluster say to each other."""
+"""The messages between the processes of a cluster."""

@@ -1,7 +1,7 @@
-"""How the messages of a cluster travel: msgpack, one tagged union, no pickle.
+"""Encodes and decodes messages: msgpack, one tagged union, no pickle.
 
-A message is one frame that holds one of the structs of this package, followed by opaque payload
-frames where the struct says so. Unknown tags and malformed bodies are refused by the decoder.
+A message is one frame with a struct of this package, followed by opaque payload frames if the
+struct says so. The decoder refuses unknown tags and malformed bodies.
 """
 
 import msgspec
@@ -122,5 +122,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> AnyMessage:
-    """Raises msgspec.DecodeError for anything that is not one of ours."""
+    """Raises msgspec.DecodeError for a frame that is no message."""
     return _decoder.decode(frame)

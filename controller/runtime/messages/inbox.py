@@ -1,4 +1,4 @@
-"""Which handler of a process gets a message: one table, by the message's type."""
+"""Gives each message to the process's handler for its type."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,14 +14,15 @@ PayloadHandlers = dict[type[Message], Callable[[Any, Sequence[memoryview]], obje
 
 
 class Inbox:
-    """A type has a handler in one of both tables; `with_payload` get the payload frames too."""
+    """A type has its handler in one of two tables; those of `with_payload` get the payload frames
+    too."""
 
     def __init__(self, handlers: Handlers, with_payload: PayloadHandlers | None = None) -> None:
         self.handlers = handlers
         self.with_payload = with_payload or {}
 
     def take(self, head: bytes | memoryview, payload: Sequence[memoryview]) -> None:
-        """Raises msgspec.DecodeError for what is no message of ours."""
+        """Raises msgspec.DecodeError for a frame that is no message."""
         message = decode(head)
         kind = type(message)
         if kind in self.handlers:

@@ -1,4 +1,4 @@
-"""What every message between the cluster's own processes is."""
+"""The base of all messages between the cluster's processes."""
 
 import msgspec
 

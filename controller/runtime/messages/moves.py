@@ -1,5 +1,5 @@
-"""What is said about moves: between the two instances, to the frontend that owns the request, and
-between the controller and a source. See `codec` for how they travel.
+"""Messages about moves: between source and destination, with the request's frontend, and between
+the controller and a source.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from controller.runtime.messages.message import Message
 
 
 class MoveAsked(Message, frozen=True):
-    """Controller to the source: move this request, or say what it would take."""
+    """Controller to the source: move this request, or say what a move would take."""
 
     query_id: str
     order: MoveOrder
@@ -21,8 +21,8 @@ class MoveAsked(Message, frozen=True):
 
 
 class MoveAnswered(Message, frozen=True):
-    """Source to controller: a plan, the record of a move that is over, or neither: `code` says
-    why it was not begun."""
+    """Source to controller: a plan, the record of a move that is over, or, with neither, `code`
+    says why the move was not begun."""
 
     query_id: str
     code: str
@@ -40,18 +40,19 @@ class MoveRefusalAsked(Message, frozen=True):
 class MoveRefusalsAnswered(Message, frozen=True):
     query_id: str
     refusals: tuple[tuple[str, str], ...]
-    """(request id, code), of those that cannot."""
+    """(request id, code) of the requests that cannot move."""
 
 
 class MoveLimitsSet(Message, frozen=True):
-    """Controller to instances: what each may do at once. None: no limit."""
+    """Controller to instances: how many moves each may have, and how fast each may copy. None: no
+    limit."""
 
     max_moves: int
     max_bytes_per_s: float | None
 
 
 class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
-    """With the first PRE_ALLOC. Payload frames: the frontend's own encoding of the request, then
+    """Goes with the first PRE_ALLOC. Payload frames: the request as its frontend encoded it, then
     its output tokens so far as 32-bit integers. `verify_kv`: COMMIT will bring a digest."""
 
     frontend: str
@@ -61,11 +62,12 @@ class ArrivingRequest(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
     verify_kv: bool = False
     past_instances: PastMoves = ()
-    """Where it came from before."""
+    """The instances that it has left by moves."""
 
 
 class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that were sent and that the frontend has not confirmed; `num_frames` of payload."""
+    """Tokens that were sent and that the frontend has not confirmed, in `num_frames` of the
+    payload."""
 
     first_index: int
     num_tokens: int
@@ -73,8 +75,8 @@ class KeptOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """With COMMIT. Payload frames: `num_state_frames` for the destination's engine, then those
-    of `kept`. `digest`: of the copied KV blocks, if it is to be compared."""
+    """Goes with COMMIT. Payload frames: `num_state_frames` for the destination's engine, then
+    those of `kept`. `digest`: of the copied KV blocks, if it must be compared."""
 
     num_output_tokens: int
     num_state_frames: int
@@ -82,7 +84,7 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes | None
     record: MoveRecord
     rank_change: int = 0
-    """The last change of its rank that the source knows, by its frontend's numbers."""
+    """The number, by its frontend's count, of the last change of its rank that the source knows."""
 
 
 class MoveEnvelope(Message, frozen=True):
@@ -122,8 +124,8 @@ class RequestNotMoved(Message, frozen=True):
 
 
 class RequestLost(Message, frozen=True):
-    """Source to frontend: I gave it to this instance in `hop`, and that one died. Or that one
-    itself, which the frontend takes for dead: I had it in `hop`, and it ended."""
+    """Source to frontend: I gave the request to `owner` in `hop`, and `owner` died. Or `owner` to
+    frontend, which takes it for dead: I had the request in `hop`, and it ended."""
 
     request_id: str
     owner: InstanceRef
@@ -153,8 +155,8 @@ class FenceAnswered(Message, frozen=True):
 
 
 class MoveTimed(Message, frozen=True):
-    """Destination to frontend, ahead of the first token that it sends, which may be the last: the
-    step of that token took `step_time_s`. The frontend knows the downtime by its own clock."""
+    """Destination to frontend, before the first token that it sends, which may be the last: the
+    step of that token took `step_time_s`. The frontend measures the downtime by its own clock."""
 
     record: MoveRecord
     step_time_s: float

@@ -1,6 +1,4 @@
-"""What is said when operators, or the policy for them, steer a running cluster. See `codec`
-for how they travel.
-"""
+"""Messages by which operators, or the controller's policies, steer a running cluster."""
 
 import msgspec
 
@@ -11,8 +9,8 @@ from controller.runtime.messages.message import Message
 
 
 class Relief(msgspec.Struct, frozen=True, array_like=True):
-    """Where a source may send requests, and by what rules it chooses them. `snapshot_age_s`: how
-    long ago the destination's came in."""
+    """Where a source may send requests, and by which rules it chooses them. `snapshot_age_s`: how
+    long ago the controller got the destination's snapshot."""
 
     destination: InstanceRef
     snapshot: InstanceSnapshot
@@ -20,22 +18,22 @@ class Relief(msgspec.Struct, frozen=True, array_like=True):
     source_freeness: float
     destination_freeness: float
     candidates: tuple[tuple[str, float], ...]
-    """(instance id, freeness) of the freest that may receive, best first: for an explanation."""
+    """(instance id, freeness) of the freest destinations, best first, for an explanation."""
     levels: tuple[Level, ...]
     config: ReschedulingConfig
 
 
 class ReliefOrdered(Message, frozen=True):
-    """Controller to a source, each round anew: relieve yourself. Without `relief`: no more; what is
-    under way ends. An order ends by itself when no other follows."""
+    """Controller to a source, in each round: relieve yourself. Without `relief`: begin no more
+    moves. An order ends by itself if no other follows."""
 
     round_id: str
     relief: Relief | None = None
 
 
 class ReliefFruitless(Message, frozen=True):
-    """Source to controller, once per order at most: nothing that I have may or can go there now,
-    and nothing is under way. Incarnations as the order had them."""
+    """Source to controller, at most once per order: no request of mine may or can go to that
+    destination now, and none is on its way there. The destination's incarnation is the order's."""
 
     round_id: str
     source_id: str
@@ -45,8 +43,8 @@ class ReliefFruitless(Message, frozen=True):
 
 
 class RankChangeAsked(Message, frozen=True):
-    """Controller to the request's frontend: it has this rank from now on, wherever it is. With
-    `dry_run`: what would change?"""
+    """Controller to the request's frontend: the request has this rank from now on, wherever it is.
+    With `dry_run`: what would change?"""
 
     query_id: str
     request_id: str
@@ -58,8 +56,8 @@ class RankChangeAsked(Message, frozen=True):
 
 
 class RankChangeAnswered(Message, frozen=True):
-    """Frontend to controller. `code`: empty, `ended`, or `unknown` for a request that is not its
-    own. `instance_id`: where it runs by now."""
+    """Frontend to controller. `code`: empty, `ended`, or `unknown` for a request that is not this
+    frontend's. `instance_id`: where the request runs."""
 
     query_id: str
     code: str = ""
@@ -68,8 +66,8 @@ class RankChangeAnswered(Message, frozen=True):
 
 
 class RankSet(Message, frozen=True):
-    """Frontend to the request's owner, again and again: the request has this rank. `change` counts
-    its changes from 1: an older one says nothing any more."""
+    """Frontend to the request's owner, until it confirms: the request has this rank. `change`
+    counts the changes from 1; an older one is ignored."""
 
     request_id: str
     rank: int
@@ -77,7 +75,7 @@ class RankSet(Message, frozen=True):
 
 
 class RankConfirmed(Message, frozen=True):
-    """Owner to frontend: I have the request, in this hop, and that change of its rank."""
+    """Owner to frontend: I have the request, in `hop`, with this change of its rank."""
 
     request_id: str
     change: int
@@ -87,21 +85,21 @@ class RankConfirmed(Message, frozen=True):
 
 
 class DrainSet(Message, frozen=True):
-    """Controller to instance, whenever that begins to serve and whenever it changes: take no more
-    moves in, and say in each status that you are draining; or the end of it."""
+    """Controller to instance, when it begins to serve and at each change: whether it drains, takes
+    no moves in, and says so in each status."""
 
     draining: bool
 
 
 class StatusIntervalSet(Message, frozen=True):
-    """Controller to instance: push your status so often at most."""
+    """Controller to instance: the least time between two of your statuses."""
 
     status_interval_s: float
 
 
 class FrontendLimits(Message, frozen=True):
-    """Controller to each frontend: what it may do at once, and how long a request may take. None:
-    no limit."""
+    """Controller to each frontend: how many requests it may have, and how long each may take.
+    None: no limit."""
 
     max_live_requests: int = 4096
     request_timeout_s: float | None = None

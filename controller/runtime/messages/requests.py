@@ -1,5 +1,5 @@
-"""Requests and their tokens: dispatch, hand-over to an instance, outputs, and questions about
-requests."""
+"""Messages about requests and their tokens: dispatch, hand-over to an instance, outputs, and
+questions."""
 
 import msgspec
 
@@ -10,8 +10,8 @@ from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.messages.message import Message
 
 RECEIVED_EVERY = 32
-"""A frontend confirms what it received about every so many tokens; so a source keeps about that
-many outputs of each request. At 113 bytes a token with two logprobs that is next to nothing."""
+"""A frontend confirms a request's tokens about every so many, so an instance keeps about that many
+outputs of each request: 113 bytes a token with two logprobs."""
 
 
 class RequestEvents(Message, frozen=True):
@@ -21,9 +21,9 @@ class RequestEvents(Message, frozen=True):
 
 
 class RequestsAsked(Message, frozen=True):
-    """Controller to frontends: which requests have you? `matching` is an id, the client's own id,
-    the beginning of an id, or an id as tables shorten it; with `history`, what happened to each
-    comes along."""
+    """Controller to frontends: which requests do you have? `matching` is an id, the client's own
+    id, the beginning of an id, or an id as tables shorten it. With `history`, each request's events
+    come along."""
 
     query_id: str
     instance_id: str | None
@@ -105,16 +105,16 @@ class OutputsReceived(Message, frozen=True):
 
 
 class OutputsUnread(Message, frozen=True):
-    """Frontend to whoever sends outputs that it does not read, and never will: (request id, hop).
-    The request is over for its client, or another instance owns it, or its frontend took the
-    sender for dead."""
+    """Frontend to an instance whose outputs it does not read, and never will: (request id, hop).
+    The request is over for its client, or another instance owns it, or the frontend took the
+    instance for dead."""
 
     items: tuple[tuple[str, int], ...]
 
 
 class OutputsMissing(Message, frozen=True):
-    """Frontend to the request's instance: these tokens were sent by whoever had it before, and
-    did not come."""
+    """Frontend to the request's owner: these tokens, which an owner before you sent, did not
+    come."""
 
     request_id: str
     first_index: int
@@ -122,7 +122,7 @@ class OutputsMissing(Message, frozen=True):
 
 
 class RequestRefused(Message, frozen=True):
-    """Instance to frontend: this request could not be taken in; `retryable` elsewhere."""
+    """Instance to frontend: I cannot run this request. `retryable`: another instance may."""
 
     request_id: str
     message: str

@@ -1,5 +1,5 @@
-"""Which requests an instance has, and where they would go: asked of the frontends, which know them,
-and of the instance, which knows what keeps one from moving."""
+"""Which requests an instance has, and where they would go. The frontends know the requests, and the
+instance knows why one cannot move."""
 
 import asyncio
 import math
@@ -17,16 +17,16 @@ from controller.runtime.controller.operations.operated_cluster import OperatedCl
 
 MAX_REQUESTS = 10_000
 _THERE = (RequestState.RUNNING, RequestState.EVICTED, RequestState.WAITING)
-# Placed in one turn of the controller's loop: 4 ms among 64 instances.
+# Requests placed in one turn of the controller's loop: 4 ms among 64 instances.
 _PLACED_AT_ONCE = 100
-# For so long one look at a running drain does for all who watch it.
+# Callers share one look at a running drain for so long.
 LATELY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """In the order in which they are tried. `silent`: frontends that did not answer, so that some
-    may be missing."""
+    """Departures in the order in which they are tried. `silent`: frontends that did not answer,
+    whose requests are missing."""
 
     departures: tuple[Departure, ...] = ()
     silent: tuple[str, ...] = ()
@@ -36,20 +36,21 @@ class Departures:
     def __init__(self, cluster: OperatedCluster) -> None:
         self._cluster = cluster
         self._looks: dict[str, tuple[float, asyncio.Task[Leaving]]] = {}
-        """Of `lately`: when each was begun."""
+        """The looks of `lately`, and when each began."""
 
     async def lately(self, instance_id: str) -> Leaving:
-        """As `of`, at most a second ago."""
+        """What `of` would have found at most a second ago."""
         now_s = self._cluster.now_s()
         self._looks = {key: look for key, look in self._looks.items() if now_s < look[0] + LATELY_S}
         if instance_id not in self._looks:
             looking = asyncio.get_running_loop().create_task(self.of(instance_id))
             self._looks[instance_id] = now_s, looking
-        # Who leaves does not end it for the others.
+        # A caller that is cancelled must not cancel the look for the others.
         return await asyncio.shield(self._looks[instance_id][1])
 
     async def of(self, instance_id: str, going: Collection[str] = ()) -> Leaving:
-        """By the last statuses. `going`: other instances that are no destination either."""
+        """Places the instance's requests by the last statuses. `going`: other instances that are no
+        destination either."""
         cluster = self._cluster
         frontends = [f.member_id for f in cluster.roster.frontends() if f.serving]
         found = await cluster.queries.requests(
@@ -69,7 +70,7 @@ class Departures:
                 refusals.get(record.request_id),
             )
             for record in found.requests
-            # One that is over by now, or arrives just now, is not one to be moved.
+            # A request that the instance does not know is over, or still on its way there.
             if refusals.get(record.request_id) != MoveRefusal.UNKNOWN
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
@@ -85,7 +86,7 @@ class Departures:
         return Leaving(tuple(planned), found.silent)
 
     def _is_open(self, snapshot: InstanceSnapshot) -> bool:
-        """Asked of the pairing itself, whichever it is."""
+        """Whether the pairing in use would choose the instance as a destination of a drain."""
         draining = InstanceLoad("", -math.inf, draining=True)
         other = InstanceLoad.of(
             snapshot, self._cluster.config.levels, may_send=False, may_receive=True
@@ -117,8 +118,8 @@ class Departures:
 
 
 def _candidate(record: RequestRecord, rank: int, block_size: int, refusal: str | None) -> Candidate:
-    """As far as its frontend knows it. `evicted` is left out: where it goes it is admitted within
-    steps, and until then nothing would be placed beside it."""
+    """The request as its frontend knows it. `evicted` is left out, as nothing would be placed
+    beside an evicted request, which its destination admits within steps."""
     num_tokens = record.num_prompt_tokens + record.num_output_tokens
     queued = record.state is not RequestState.RUNNING
     num_blocks = 0 if queued else blocks_for(num_tokens, block_size)

@@ -1,12 +1,12 @@
 """Drains as the controller runs them: begun, undone, watched until nothing is left.
 
-Which instance is to be empty, until when, and what then, stands in the spec, so a controller that
-starts again goes on with it; it forgets how many requests moved so far. The moves themselves are
-the rescheduler's: an instance that drains is the least free of all.
+The spec has the instance, the deadline and what comes after it, so a controller that starts again
+goes on with a drain; it only forgets how many requests have moved. The rescheduler orders the
+moves: an instance that drains is the least free of all.
 
-What was dispatched before a drain may arrive after it began: it is served, and moved like the
-rest. An instance is drained when it says itself that it takes nothing, has nothing, and every
-frontend says that none of its requests is there.
+A request that was dispatched before the drain may arrive after it began: it is served, and moved
+like the others. An instance is drained when it reports that it takes no moves and has no requests,
+and every frontend answers that none of its requests is there.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from controller.runtime.messages.operations import DrainSet
 
 log = logging.getLogger(__name__)
 
-# Members say Hello every second: one that was never heard of for so long is not there.
+# Members say Hello every second: after so long a member that was not heard is not there.
 HEARD_WITHIN_S = 10.0
 # Between two questions to the frontends whether anything is left, and two tries to remove.
 CHECK_EVERY_S = 0.3
-# After something failed: a disk that is full, a process that cannot be ended.
+# After a failure: a disk is full, or a process cannot be ended.
 RETRY_S = 1.0
 _NAMED_IN_EVENT = 5
 
 
 class OperationRefusedError(Exception):
-    """Not done, and nothing changed."""
+    """The operation was not done, and nothing changed."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class DrainProgress:
 
 @dataclass(slots=True)
 class _Watched:
-    """What this process knows of one drain."""
+    """What only this process knows of a drain."""
 
     num_moved: int = 0
     drained: bool = False
@@ -107,13 +107,13 @@ class Drains:
         )
 
     def begin(self, orders: Sequence[DrainOrder]) -> None:
-        """A drain that goes on keeps its id and what was counted of it; all else is as the new
-        order says, except that one which removes its instance goes on to remove it."""
+        """Begins drains. A drain that goes on keeps its id and its counts, and still removes its
+        instance if it was to; for the rest the new order counts."""
         self.carry_out(self._cluster.keeper.spec.with_drains(*self.following(orders)))
 
     def end(self, instance_id: str, why: str, actor: str = "") -> None:
-        """Requests stay where they are, and the instance takes new ones. Nothing if it is not
-        being drained."""
+        """Ends a drain: requests stay where they are, and the instance takes new ones. Does nothing
+        if the instance is not being drained."""
         spec = self._cluster.keeper.spec
         if instance_id in spec.drains:
             self.carry_out(spec.without_drain(instance_id), why, actor)
@@ -123,8 +123,8 @@ class Drains:
         return [order.following(known.get(order.instance_id)) for order in orders]
 
     def carry_out(self, spec: ClusterSpec, why: str = "", actor: str = "") -> None:
-        """Makes it the present one; what drains there begins, changes or ends by that. `why` and
-        `actor` are about those that end. Raises what the keeper raises: nothing changed then."""
+        """Makes `spec` the present one, and begins, changes and ends drains accordingly. `why` and
+        `actor` are for drains that end. Raises what the keeper raises, and changes nothing then."""
         before = self._cluster.keeper.spec.drains
         self._cluster.keeper.change(spec)
         for instance_id, order in spec.drains.items():
@@ -136,7 +136,7 @@ class Drains:
         self._cluster.directories.tell()
 
     def _began(self, order: DrainOrder, before: DrainOrder | None) -> None:
-        """`before`: the order that it follows."""
+        """`before`: the order that `order` follows."""
         self._watch(order).told_overdue = False
         if before is None:
             self._cluster.handle(DrainBegan(order.instance_id))
@@ -172,7 +172,7 @@ class Drains:
     # -- what the controller says --------------------------------------------------------
 
     def resume(self) -> None:
-        """Those of the spec, before any instance is heard."""
+        """Goes on with the spec's drains, before any instance is heard."""
         self._began_s = self._cluster.now_s()
         for instance_id in self._cluster.keeper.spec.drains:
             self._cluster.handle(DrainBegan(instance_id))
@@ -186,7 +186,7 @@ class Drains:
             self._watch(order).num_moved += 1
 
     def tick(self) -> None:
-        """Of one that fails the others hear nothing; it is tried again."""
+        """Looks at each drain. A failure of one does not touch the others, and is tried again."""
         now_s = self._cluster.now_s()
         for order in list(self._cluster.keeper.spec.drains.values()):
             watched = self._watch(order)
@@ -218,7 +218,8 @@ class Drains:
             self._overdue(order, watched)
 
     async def _ask_frontends(self, order: DrainOrder, watched: _Watched) -> None:
-        """Whether one still waits for a token of that instance, which may be on its way."""
+        """Asks the frontends whether they have requests there, whose last tokens may be on their
+        way; if not, the instance is drained."""
         frontends = self._cluster.roster.frontends()
         now_s = self._cluster.now_s()
         if any(f.heard_s is None and now_s < self._began_s + HEARD_WITHIN_S for f in frontends):
@@ -263,8 +264,9 @@ class Drains:
         )
 
     def _remove(self, order: DrainOrder) -> None:
-        """The process first: if this one dies in between, its successor starts an empty instance
-        and removes that. The other way round one would run on that nobody knows."""
+        """Ends the process before it changes the spec: if this controller dies in between, the next
+        one starts an empty instance and removes it. The other way round a process would run on that
+        nobody knows."""
         instance_id, keeper = order.instance_id, self._cluster.keeper
         self._cluster.terminate(instance_id)
         keeper.change(keeper.spec.without_instance(instance_id))
@@ -278,7 +280,7 @@ class Drains:
         return known is not None and known.drain_id == order.drain_id
 
     def _remainder(self, instance_id: str) -> Remainder | None:
-        """None: it has not said."""
+        """What is left on the instance; None if it has not reported."""
         cluster = self._cluster
         member = cluster.roster.members.get(instance_id)
         if member is None or not member.serving:
@@ -301,7 +303,7 @@ class Drains:
         )
 
     def _takes_nothing(self, instance_id: str) -> bool:
-        """It said so itself, or it is no process that could take anything."""
+        """The instance reported that it drains, or has no process that could take requests."""
         member = self._cluster.roster.members.get(instance_id)
         if member is None or not member.serving:
             return True

@@ -1,4 +1,4 @@
-"""What draining and scaling need of the controller."""
+"""The part of the controller that draining and scaling use."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -37,12 +37,12 @@ class OperatedCluster(Protocol):
     def now_s(self) -> float: ...
 
     def handle(self, event: Event) -> None:
-        """Gives it to the scheduler, and does what that asks for."""
+        """Gives the event to the scheduler, and carries out its instructions."""
 
     def send(self, member: Member, message: Message, *, droppable: bool = False) -> None: ...
 
     def launch(self, instance_ids: Sequence[str]) -> None:
-        """They are expected from now on."""
+        """Launches instances, and expects them from now on."""
 
     def terminate(self, instance_id: str) -> None:
-        """For good: its process ends, and everything about it is forgotten."""
+        """Ends the instance's process for good, and forgets the instance."""

@@ -1,9 +1,8 @@
-"""More instances, or fewer. Growing first takes back instances that were to go, then starts new
-ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
+"""More instances, or fewer. Growing first keeps instances that were to be removed, then launches
+new ones; shrinking drains instances and removes each when it is empty. Neither ends a request.
 
-A second order while one goes on starts from what is planned then: instances that start count,
-those that are to be removed do not. What is wanted is saved in one piece, and then made so: what
-could not be started is tried again.
+A second order while one goes on starts from the planned instances: those that start count, those to
+be removed do not. The spec is saved first and then carried out; launches that fail are repeated.
 """
 
 import logging
@@ -24,7 +23,7 @@ from controller.runtime.controller.operations.operated_cluster import OperatedCl
 
 log = logging.getLogger(__name__)
 
-# After an instance could not be started.
+# Until a launch that failed is repeated.
 RETRY_S = 1.0
 
 
@@ -34,15 +33,16 @@ class Scaling:
         self._drains = drains
         self._launcher = launcher
         self._retry_at_s: dict[str, float] = {}
-        """Of instances that could not be started."""
+        """When launches that failed are repeated."""
 
     @property
     def num_planned(self) -> int:
         return len(planned_instances(self._cluster.keeper.spec))
 
     def plan(self, target: int, *, force: bool, agreed: Collection[str] | None = None) -> ScalePlan:
-        """Raises OperationRefusedError. `force`: though no instance may serve for a while, or there
-        seems to be no room for new ones. `agreed`: just these go."""
+        """Plans a scaling. `force` allows one after which no instance serves for a while, or for
+        which there seems to be no room. `agreed`: the only instances that may be removed. Raises
+        OperationRefusedError."""
         if target < 1:
             raise OperationRefusedError(
                 "min_instances",
@@ -76,8 +76,7 @@ class Scaling:
             )
 
     def check_still(self, plan: ScalePlan, *, force: bool) -> None:
-        """Whether a plan from before something was awaited can be carried out as it is. Raises
-        OperationRefusedError."""
+        """Raises OperationRefusedError if an older plan cannot be carried out as it is any more."""
         spec = self._cluster.keeper.spec
         staying = set(planned_instances(spec))
         if set(plan.undrained) - (set(spec.instance_ids) - staying) or set(plan.drained) - staying:
@@ -86,7 +85,8 @@ class Scaling:
             self._drains.check(plan.drained)
 
     def carry_out(self, plan: ScalePlan, order: DrainOrder) -> tuple[str, ...]:
-        """`order`: that of the drains, for no instance yet. The ids of the new instances."""
+        """Carries out a plan; returns the ids of the new instances. `order` is the drains', still
+        without an instance."""
         added = self.added(plan)
         orders = self._drains.following([_of(order, each) for each in plan.drained])
         spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, orders)
@@ -95,7 +95,7 @@ class Scaling:
         return added
 
     def launch_missing(self) -> None:
-        """Of those that are wanted. One that goes and has ended already is on its way out."""
+        """Launches planned instances without a process; those to be removed are not planned."""
         cluster, now_s = self._cluster, self._cluster.now_s()
         wanted = planned_instances(cluster.keeper.spec)
         self._retry_at_s = {key: at for key, at in self._retry_at_s.items() if key in wanted}
@@ -110,16 +110,16 @@ class Scaling:
                 log.exception("%s could not be started", instance_id)
 
     def _missing(self) -> set[str]:
-        """Their processes were ended, or not started yet."""
+        """Instances of the spec without a process: it was ended, or not launched yet."""
         return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
-        """The ids that new instances get."""
+        """The ids that the plan's new instances get."""
         after = self._cluster.keeper.spec.with_instances_added(plan.num_added)
         return after.instance_ids[len(after.instance_ids) - plan.num_added :]
 
     def _num_running(self) -> dict[str, int]:
-        """Of those that serve."""
+        """Running requests of each instance that serves."""
         now_s = self._cluster.now_s()
         return {
             record.instance_id: record.snapshot.num_running
@@ -131,7 +131,7 @@ class Scaling:
 def _other_plan() -> OperationRefusedError:
     return OperationRefusedError(
         "plan_changed",
-        "what was looked at cannot be done any more: other instances come or go by now",
+        "this plan cannot be carried out any more: other instances come or go by now",
         "llumctl status      then      the same command again",
     )
 

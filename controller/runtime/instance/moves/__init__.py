@@ -1,5 +1,5 @@
-"""Live migration in an llumlet: the machines of `controller.core.migration` at work.
+"""Live moves in an llumlet, which carries out what the machines of `controller.core.migration` say.
 
-`instance_moves` has all moves of this instance, in which it is source (`outgoing`) or destination
-(`incoming`); what both need of the llumlet is in `host`.
+`instance_moves` has all moves of this instance, in which it is the source (`outgoing`) or the
+destination (`incoming`); `host` is the part of the llumlet that both use.
 """

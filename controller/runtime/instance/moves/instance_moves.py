@@ -1,4 +1,5 @@
-"""All moves of one instance: who asks for one, who is told what, and how many there may be."""
+"""All moves of one instance: it begins and receives them, passes on what happens, and limits their
+number."""
 
 import asyncio
 import logging
@@ -34,7 +35,7 @@ NO_NUMBERS: Mapping[str, Number] = {}
 
 class InstanceMoves:
     """`max_moves` counts both directions and may be set at any time; moves under way go on.
-    `draining`: nothing may move in."""
+    `draining`: no request may move in."""
 
     def __init__(self, host: MoveHost, block_size: int, max_moves: int = DEFAULT_MAX_MOVES) -> None:
         self._host = host
@@ -43,22 +44,22 @@ class InstanceMoves:
         self.draining = False
         self._outgoing: dict[str, OutgoingMove] = {}
         self._incoming: dict[str, IncomingMove] = {}
-        """Those that are over too, for as long as somebody may still ask about them."""
+        """By migration id, moves that are over too, as long as anybody may still ask about them."""
         self._leaving: dict[str, OutgoingMove] = {}
-        """By request: its last move."""
+        """The last move of each request, by request id."""
         self._arriving: dict[str, IncomingMove] = {}
-        """Statuses are pushed often and moves remembered for long: from these two one that is over
-        goes with the next tick."""
+        """Statuses are pushed often and moves remembered for long, so a move that is over leaves
+        `_leaving` and `_arriving` at the next tick."""
         self._peers: set[InstanceRef] = set()
-        """Those that the transfer may have links to."""
+        """Instances to which the transfer may have links."""
         self._dead: set[InstanceRef] = set()
-        """Of which it has not forgotten yet."""
+        """Dead instances that the transfer has not been told to forget yet."""
         self.busy = asyncio.Event()
         """Set while anything is remembered, and so ticks are needed."""
 
     @property
     def quiet(self) -> bool:
-        """Nothing is remembered any more: no tick is needed."""
+        """No move is remembered any more, so no tick is needed."""
         return not self._outgoing and not self._incoming
 
     @property
@@ -107,9 +108,9 @@ class InstanceMoves:
             move.handle(source.RequestEnded("finished"))
 
     def client_left(self, request_id: str, hop: int = 0) -> None:
-        """Its frontend says so, or is gone; the engine has been told. A request that is not here
-        any more is followed to where it went last. `hop`: in which it was here; what went away
-        in an earlier one has come back since."""
+        """The request's frontend says that its client left, or is gone itself; the engine has been
+        told. A request that is not here any more is followed to where it went last. `hop`: the hop
+        in which it was here; moves of earlier hops do not count, as it has come back since."""
         if move := self._live_of(request_id) or self._last_of(request_id, hop):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self._incoming.values()):
@@ -117,7 +118,7 @@ class InstanceMoves:
                 arriving.handle(destination.ClientLeft())
 
     def handed_on(self, request_id: str, hop: int) -> bool:
-        """Another instance has it in the hop after this one, or may have."""
+        """Whether another instance has the request in a later hop, or may have it."""
         handed = (source.SourceState.MIGRATED, *source.IN_DOUBT)
         moves = self._outgoing.values()
         return any(
@@ -132,7 +133,7 @@ class InstanceMoves:
             move.handle(source.RequestEvicted())
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Of a request that is here. One that is leaving takes it along."""
+        """Sets the rank of a request that is here; a request that is leaving takes it along."""
         if move := self._live_of(request_id):
             move.handle(source.PriorityChanged(rank))
         else:
@@ -155,7 +156,8 @@ class InstanceMoves:
         self._forget_dead()
 
     def _forget_dead(self) -> None:
-        """Whose COMMIT came may have sent the last bytes too: they are still taken in."""
+        """Lets the transfer forget dead peers, but not one whose last stage is still coming in: its
+        bytes may have been sent before it died."""
         for peer in list(self._dead):
             if not any(
                 arriving.source == peer and arriving.machine.receiving
@@ -165,16 +167,18 @@ class InstanceMoves:
                 self._host.transfer.forget(peer)
 
     def frontend_lost(self, address: str) -> None:
-        """Nobody reads on what is arriving for it."""
+        """Ends the moves that bring requests of this frontend, as nobody would read their
+        tokens."""
         for arriving in list(self._incoming.values()):
             if arriving.frontend == address:
                 with _logged(arriving.migration_id):
                     arriving.handle(destination.ClientLeft())
 
     def fenced(self) -> None:
-        """The cluster counts this incarnation as dead: nothing arrives for it any more, and what is
-        being applied is given back. A move in doubt is the destination's and the frontend's to
-        decide: it is forgotten, or its end would end the request there."""
+        """The cluster counts this incarnation as dead: arriving requests are refused, and those
+        that are being applied are given back. Moves away that are in doubt are forgotten, or their
+        end would end the request at the destination; the destination and the frontend decide
+        them."""
         for migration_id, move in list(self._outgoing.items()):
             if move.machine.state in source.IN_DOUBT:
                 del self._outgoing[migration_id]
@@ -194,7 +198,7 @@ class InstanceMoves:
                 move.handle(fenced)
 
     def owner_asked(self, asked: OwnerAsked) -> None:
-        for arriving in reversed(self._incoming.values()):  # an earlier one came to nothing
+        for arriving in reversed(self._incoming.values()):  # the last move of that hop counts
             if (arriving.request_id, arriving.hop) == (asked.request_id, asked.hop):
                 arriving.handle(destination.OwnerAsked())
                 return
@@ -206,9 +210,9 @@ class InstanceMoves:
             self._host.send(asked.frontend, RequestNotMoved(asked.request_id, asked.hop))
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
-        """By the other side of a move, or of one that is long forgotten. Nothing arrives for an
-        incarnation before this one; what is said of moves that it had counts, as they are still
-        remembered here."""
+        """Takes a message of the other side of a move, which may be forgotten here. A new request
+        for an earlier incarnation is ignored; messages about moves of that incarnation count, as
+        they are still remembered here."""
         if envelope.arriving is not None and envelope.destination.key != self._host.me.key:
             return
         try:
@@ -262,7 +266,7 @@ class InstanceMoves:
         move.begin(refusal)
 
     def _answer_for_forgotten(self, envelope: MoveEnvelope) -> None:
-        """As a move that came to nothing would: of one that came to something the source knows."""
+        """Answers as a move would that brought nothing here; the source knows of others."""
         answers = {
             Verb.PRE_ALLOC: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
             Verb.COMMIT: MoveMessage(Verb.REFUSED, envelope.message.stage, code="forgotten"),
@@ -304,7 +308,7 @@ class InstanceMoves:
         return None if move is None or move.machine.over else move
 
     def _last_of(self, request_id: str, hop: int) -> OutgoingMove | None:
-        """The last move away of those that began in that hop or later."""
+        """The last move away that began in that hop or later."""
         gone = (
             move
             for move in self._outgoing.values()

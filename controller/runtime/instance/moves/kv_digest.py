@@ -1,7 +1,7 @@
 """A digest of KV blocks, to compare both sides of a move with (`--verify-kv`).
 
-Full blocks do not change any more, so each stage's are taken when they were copied, while the
-request decodes on. What is left when it is stopped is the last stage's: a block or two.
+Full blocks do not change any more, so each stage's blocks are read after their copy, while the
+request decodes on. Only the last stage's, one block or two, are read while it is suspended.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ SLICE_BYTES = 4 << 20
 
 
 class KvDigest:
-    """Of the copied blocks of one move. Used from the event loop's thread; reads on another one, in
-    slices, about 1 s per GiB."""
+    """A digest of the copied blocks of one move. Used from the event loop's thread; another thread
+    reads the blocks in slices, about 1 s per GiB."""
 
     def __init__(self, blocks: KvBlocks) -> None:
         self._blocks = blocks
@@ -23,8 +23,9 @@ class KvDigest:
         self._last: asyncio.Task[bytes] | None = None
 
     def add(self, block_ids: Sequence[int]) -> "asyncio.Future[bytes]":
-        """Blocks that must stay as they are until this is done: 32 bytes over all that were added
-        so far, in order. Fails if they could not be read, and all that come after them too."""
+        """Adds blocks, which must not change until the future is done; its result is 32 bytes over
+        all blocks so far, in order. If blocks cannot be read, this future fails and all later
+        ones."""
         taking = self._take(self._last, tuple(block_ids))
         self._last = asyncio.get_running_loop().create_task(taking)
         self._last.add_done_callback(_heeded)
@@ -45,6 +46,6 @@ class KvDigest:
 
 
 def _heeded(taking: "asyncio.Task[bytes]") -> None:
-    """A failure is seen by who waits for the next, or by nobody: the move is over."""
+    """Marks a failure as seen: the next `add` fails too, or the move is over."""
     if not taking.cancelled():
         taking.exception()

@@ -1,4 +1,4 @@
-"""How fast blocks get from here to other instances, as the last copies showed."""
+"""How fast the last copies from this instance to others were."""
 
 from collections import OrderedDict, deque
 
@@ -9,7 +9,7 @@ MAX_LINKS = 256
 
 
 class Links:
-    """Waits for the bandwidth limit are part of a copy's time, and so of what it shows."""
+    """The rates include waits for the bandwidth limit, which are part of a copy's time."""
 
     def __init__(self) -> None:
         self._all: deque[float] = deque(maxlen=NUM_MOVES_MEASURED)
@@ -30,7 +30,7 @@ class Links:
             found.append(bytes_per_s)
 
     def bytes_per_s(self, destination_id: str) -> float | None:
-        """To that instance; of all links if nothing went there yet. None if nothing was copied at
-        all."""
+        """The mean rate to that instance, or over all links if nothing went there yet; None if
+        nothing was copied yet."""
         found = self._by_destination.get(destination_id) or self._all
         return sum(found) / len(found) if found else None

@@ -1,4 +1,4 @@
-"""A request that lives on this instance: where its tokens go, and what a move takes along."""
+"""A request that lives on this instance: its frontend, and what a move takes along."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from controller.runtime.instance.moves.past_instances import PastInstances
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one step produced for the request: the engine's own object, or what it was encoded
-    to by a source before."""
+    """A step's tokens for the request: the engine's own object, or frames that an earlier source
+    encoded."""
 
     first_index: int
     num_tokens: int
@@ -32,19 +32,20 @@ class LiveRequest:
     next_index: int = 0
     kept: deque[Kept] = field(default_factory=deque)
     rank_change: int = 0
-    """The last change of its rank that counts here, by its frontend's numbers; 0: none."""
+    """The number, by its frontend's count, of the last change of its rank that counts here; 0:
+    none."""
     arrived_by: MoveRecord | None = None
-    """The move, until the first token that follows."""
+    """The move that brought it, until its first token here."""
     past_instances: PastInstances = field(default_factory=PastInstances)
     told: set[str] = field(default_factory=set)
-    """Codes for which it was told that this request was not moved."""
+    """Codes for which the frontend knows that this request was not moved."""
 
     def keep(self, num_tokens: int, body: Any) -> None:
-        """Call before `next_index` counts them."""
+        """Call it before `next_index` counts the tokens."""
         if num_tokens:
             self.kept.append(Kept(self.next_index, num_tokens, body))
 
     def received(self, next_index: int) -> None:
-        """The frontend has all tokens below."""
+        """The frontend has all tokens below `next_index`."""
         while self.kept and self.kept[0].first_index + self.kept[0].num_tokens <= next_index:
             self.kept.popleft()

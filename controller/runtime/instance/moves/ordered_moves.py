@@ -1,4 +1,5 @@
-"""What the controller asks of a source: to move a request, what that would take, who cannot."""
+"""Answers the controller's questions to a source: to move a request, to plan that, and which
+requests cannot move."""
 
 from functools import partial
 
@@ -18,7 +19,7 @@ from controller.runtime.messages.moves import (
 
 
 class OrderedMoves:
-    """Estimates come from the last moves of this source."""
+    """Copy times are estimated by the last moves of this source."""
 
     def __init__(
         self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
@@ -31,7 +32,8 @@ class OrderedMoves:
     def asked(self, asked: MoveAsked) -> None:
         order = asked.order
         refusal = self._moves.refusal(order.request_id)
-        waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES  # for its turn
+        # A move by hand would wait for its turn.
+        waits = asked.dry_run and refusal is MoveRefusal.TOO_MANY_MOVES
         if refusal is not None and not waits:
             self._answer(MoveAnswered(asked.query_id, refusal))
         elif asked.dry_run:
@@ -53,7 +55,7 @@ class OrderedMoves:
         self._host.between_steps(refusals, answer)
 
     def _plan(self, request_id: str, engine: Engine) -> MoveRefusal | tuple[int, int]:
-        """On the engine's thread: (tokens, blocks)."""
+        """Runs on the engine's thread; returns (tokens, blocks)."""
         moves = engine.moves
         if (refusal := moves.refusal(request_id)) is not None:
             return refusal

@@ -1,7 +1,7 @@
-"""Where a request has come from, move by move; it travels with the request.
+"""The instances that a request has left by moves; the list travels with the request.
 
-As ages, because clocks differ between machines. What a move itself takes, some tens of
-milliseconds, is lost on the way.
+Times travel as ages, because clocks differ between machines; so the duration of each move, some
+tens of milliseconds, is not counted.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from controller.core.rescheduling.candidate import PastMoves
 
 MAX_HOPS = 32
-"""Kept of one request, and so the most moves in a minute that can be told apart."""
+"""Moves kept of one request, and so the largest limit of moves in a minute."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class PastInstances:
 
     @classmethod
     def after(cls, ages: PastMoves, source_id: str, now_s: float) -> "PastInstances":
-        """Of a request that has just come from there, with what its source knew."""
+        """The list of a request that has just come from `source_id`, which knew `ages`."""
         hops = [(instance_id, now_s - ago_s) for instance_id, ago_s in ages]
         return cls([*hops, (source_id, now_s)][-MAX_HOPS:])
 

@@ -1,9 +1,9 @@
-"""How an instance relieves itself: on the controller's order, by requests of its own choice.
+"""Relief: on the controller's order an instance moves away requests of its own choice.
 
-While it has an order it looks at its requests between two steps and begins moves for as long as
-`next_move` says so and the limits allow; again with each new order and whenever a move has ended
-well. Nothing is asked of the engine without an order. When there is nobody to send, it says so: the
-controller, which knows of no request, pairs it with another destination then.
+With each new order, and whenever a move has ended well, the instance looks at its requests between
+two steps and begins moves while `next_move` chooses some and the limits allow. Without an order the
+engine is asked nothing. If no request can go, the instance reports the order as fruitless, and the
+controller, which sees no requests, pairs it with another destination.
 """
 
 import itertools
@@ -40,17 +40,19 @@ from controller.runtime.instance.moves.outgoing import OutgoingMove
 from controller.runtime.messages.moves import MoveAnswered
 from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
 
-# An order ends after so many intervals without another one: the controller is gone.
+# An order ends after so many intervals without another order: the controller is gone.
 ORDER_INTERVALS = 2
-# A request whose move failed is not tried again for so long, unless it failed because of what the
-# request itself did. Destinations that fail are the controller's to avoid.
+# A request whose move failed is not tried again for so long, unless the request itself was the
+# reason. The controller avoids destinations that fail.
 FAILED_AGAIN_S = 1.0
 DRAIN_CANCELLED = "drain_cancelled"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED})
-# From a destination's count to the controller's note of when it came in: one way on the network and
-# the two loops' turns. Counted too early, what was just sent there would count for nothing.
+# A destination's snapshot is so much older than the controller's note of its arrival: one way on
+# the network and a turn of both loops. Without this, requests that were just sent there would be
+# taken for counted in it.
 STATUS_LAG_S = 0.02
-# So many tell in a second why they were not moved: 64 instances then write 128 events.
+# An instance writes at most so many events a second about requests that were not moved; 64
+# instances then write 128.
 MAX_TOLD_PER_S = 2
 NUM_STEPS_MEASURED = 15
 
@@ -60,13 +62,13 @@ class _Sent:
     candidate: Candidate
     destination: InstanceRef
     move: OutgoingMove | None
-    """None once it is over: it holds the request's prompt."""
+    """None once it is over, as a move holds the request's prompt."""
     reserved_s: float | None = None
     closed_s: float | None = None
 
     def counted_s(self) -> float | None:
-        """When its destination began to count it: with its blocks, or with its place in the
-        queue."""
+        """When the destination's snapshots began to count the request: once its blocks were
+        reserved, or, if it was queued, once it had moved."""
         if self.candidate.queued:
             return self.closed_s
         return self.reserved_s if self.move is None else self.move.reserved_s
@@ -77,7 +79,7 @@ class _Sent:
 
 
 class ReliefMoves:
-    """Of the event loop's thread."""
+    """Used on the event loop's thread."""
 
     def __init__(
         self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
@@ -89,15 +91,16 @@ class ReliefMoves:
         self._order: Relief | None = None
         self._round_id = ""
         self._nothing_came_of_it = False
-        """Of this order, so far, and it was not told."""
+        """The present order has begun no move so far, and was not reported as fruitless."""
         self._expires_s = 0.0
         self._looking = False
         self._epoch = secrets.token_hex(3)
-        """Destinations remember moves for longer than a process needs to be started again, and a
-        new controller may give it the incarnation of the one before."""
+        """Makes migration ids unique: destinations remember moves for longer than a process takes
+        to start again, and a new controller may give it the incarnation of the process before."""
         self._numbers = itertools.count(1)
         self._sent: dict[str, _Sent] = {}
-        """By migration id: on their way, or there and perhaps not in the destination's count."""
+        """By migration id: requests on their way, or moved and perhaps not yet in the destination's
+        snapshot."""
         self._failed: dict[str, tuple[str, float]] = {}
         """By request id: why its last move failed, and when."""
         self._step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
@@ -109,7 +112,7 @@ class ReliefMoves:
         self._order, self._round_id = ordered.relief, ordered.round_id
         self._nothing_came_of_it = self._order is not None
         if self._order is None:
-            # Whatever comes next, an interval from now, counts those that are over.
+            # The next order is an interval away, and its snapshot counts the moves that are over.
             self._sent = {id_: sent for id_, sent in self._sent.items() if sent.move is not None}
             return
         now_s = self._host.now_s()
@@ -125,13 +128,14 @@ class ReliefMoves:
             self._order = None
 
     def drain_ended(self) -> None:
-        """Whoever was about to leave because of it stays; who is handed over already leaves."""
+        """Cancels moves that the drain began; a request whose COMMIT is sent leaves all the
+        same."""
         for sent in list(self._sent.values()):
             if sent.move is not None and sent.move.order.reason == MoveReason.DRAIN:
                 sent.move.handle(MoveCancelled(DRAIN_CANCELLED))
 
     def fenced(self) -> None:
-        """Moves in doubt are forgotten without an end."""
+        """Forgets all moves: those in doubt will have no end here."""
         self._order = None
         self._sent.clear()
 
@@ -155,7 +159,7 @@ class ReliefMoves:
         self._host.between_steps(look, self._decide)
 
     def _decide(self, found: tuple[InstanceSnapshot, Sequence[Candidate]]) -> None:
-        """Several moves may begin out of one look: what has begun counts as leaving."""
+        """Begins moves; several may come of one look, as each counts as leaving at once."""
         self._looking = False
         snapshot, seen = found
         snapshot = replace(snapshot, draining=self._moves.draining)
@@ -192,8 +196,8 @@ class ReliefMoves:
         )
 
     def _known(self, seen: Sequence[Candidate]) -> list[Candidate]:
-        """With what only the llumlet knows of them. Most came from a frontend, and are as they
-        were seen."""
+        """Adds what only the llumlet knows of the candidates: earlier moves and failures. Most have
+        neither and are returned as they are."""
         now_s, requests = self._host.now_s(), self._host.requests
         self._failed = {
             request_id: (code, at_s)
@@ -205,7 +209,7 @@ class ReliefMoves:
         for candidate in seen:
             live = requests.get(candidate.request_id)
             if live is None or candidate.request_id in leaving:
-                # One that has ended since is still in the snapshot's counts, like one that leaves.
+                # A request that has ended since is still counted in the snapshot, as if it left.
                 known.append(replace(candidate, outgoing=True))
                 continue
             moves, failed = live.past_instances.ages(now_s), self._failed.get(candidate.request_id)
@@ -250,7 +254,7 @@ class ReliefMoves:
             self._failed[record.request_id] = (record.code, now_s)
 
     def _forget_counted(self, order: Relief, now_s: float) -> None:
-        """What an order's count of its destination holds; and what went elsewhere long ago."""
+        """Forgets requests that the destination's snapshot counts, and old moves elsewhere."""
         taken_s = now_s - order.snapshot_age_s - STATUS_LAG_S
         to = order.destination.key
         for migration_id, sent in list(self._sent.items()):
@@ -266,8 +270,10 @@ class ReliefMoves:
     def _tell_fruitless(
         self, decision: Decision, order: Relief, snapshot: InstanceSnapshot
     ) -> None:
-        """Once of an order. Who is a source still but for what leaves it for other places, refusing
-        nobody, waits for that. An evicted request that waits makes a source at any freeness."""
+        """Reports, once per order, that no request can go to its destination and none is on its way
+        there. If no request was refused, moves to other destinations may be relief enough, so their
+        end is awaited first. An instance with an evicted request that waits is a source at any
+        freeness."""
         leaving_for = {move.destination_id for move in self._moves.in_flight()}
         is_source = decision.reason or snapshot.num_evicted_queued
         fruitless = decision.refused or (is_source and not leaving_for)
@@ -281,7 +287,8 @@ class ReliefMoves:
         self._host.send(self._controller_address, said)
 
     def _tell(self, refused: NotMoved, order: Relief) -> None:
-        """Once of a request and code. A prefill is over soon, and nothing to tell of."""
+        """Logs, once per request and code, why a request was not moved; not for a prefill, which is
+        over soon."""
         live, now_s = self._host.requests.get(refused.request_id), self._host.now_s()
         if live is None or refused.code in live.told or refused.code == MoveRefusal.IN_PREFILL:
             return
@@ -315,7 +322,7 @@ class ReliefMoves:
 
 
 def _considered(order: Relief) -> dict[str, Number]:
-    """At the beginning of the round."""
+    """Freeness of the instances at the beginning of the round, for an explanation."""
     return {f"freeness_of_{instance_id}": steps for instance_id, steps in order.candidates}
 
 
