@@ -12,8 +12,8 @@ PATIENCE_S = 10.0
 class Inbox:
     """A started mailbox and what it got."""
 
-    def __init__(self, key: ClusterKey | None, start: bool = True) -> None:
-        self.mailbox = ZmqMailbox("127.0.0.1", key=key)
+    def __init__(self, key: ClusterKey | None, start: bool = True, host: str = "127.0.0.1") -> None:
+        self.mailbox = ZmqMailbox(host, key=key)
         self.address = self.mailbox.address
         self.messages: list[tuple[bytes, list[bytes]]] = []
         self.lost: list[str] = []

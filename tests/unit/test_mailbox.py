@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from controller.runtime.messages.members import StatusPull
 from controller.runtime.messages.requests import AbortRequests
 from tests.unit.mailbox_support import PATIENCE_S, Inbox
 
-Open = Callable[[], "Inbox"]
+Open = Callable[..., "Inbox"]
 
 
 @pytest.fixture(params=["open", "guarded"])
@@ -36,7 +37,7 @@ def key(secret: str) -> ClusterKey | None:
 async def inboxes(key: ClusterKey | None) -> AsyncIterator[Callable[..., Inbox]]:
     made: list[Inbox] = []
 
-    def make(**options: bool) -> Inbox:
+    def make(**options: Any) -> Inbox:
         made.append(Inbox(key, **options))
         return made[-1]
 
@@ -55,6 +56,13 @@ async def test_messages_arrive_whole_and_in_order(inboxes: Open) -> None:
     assert b.heads == [b"%d" % n for n in range(2000)]
     assert b.messages[1900] == (b"1900", [big, b"", b"x1900"])
     assert b.messages[1901] == (b"1901", [])
+
+
+async def test_addresses_may_be_of_ipv6(inboxes: Open) -> None:
+    a, b = inboxes(host="::1"), inboxes(host="::1")
+    assert a.address.startswith("tcp://[::1]:")
+    a.mailbox.send(b.address, b"hello")
+    await b.until(lambda inbox: inbox.heads == [b"hello"])
 
 
 async def test_both_directions_and_several_senders(inboxes: Open) -> None:

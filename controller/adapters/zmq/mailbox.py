@@ -23,6 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.doorkeeper import Doorkeeper
 from controller.adapters.zmq.parts import MAX_WIRE_BYTES, cut, joined
+from controller.api.hosts import url_host
 from controller.ports.mailbox import OnLost, OnMessage
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class ZmqMailbox:
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()
+        self._context.setsockopt(zmq.IPV6, int(":" in host))  # of the members' addresses, too
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._inbox.setsockopt(zmq.LINGER, 0)
@@ -66,7 +68,7 @@ class ZmqMailbox:
         if listening is not None:
             port = listening.getsockname()[1]
             self._inbox.setsockopt(zmq.USE_FD, listening.detach())
-        self._inbox.bind(f"tcp://{host}:{port or '*'}")
+        self._inbox.bind(f"tcp://{url_host(host)}:{port or '*'}")
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: dict[tuple[str, bool], _Peer] = {}
         self._on_lost: OnLost = lambda address: None

@@ -52,7 +52,7 @@ POLL_S = 0.25
 STAY_POLL_S = 1.0
 HEAD_COMMAND = (sys.executable, "-P", "-m", "controller.main.head")
 MAX_KEY_FILE_BYTES = 1 << 20
-LOOPBACK = "127.0.0.1"
+LOOPBACKS = ("127.0.0.1", "::1")
 
 
 def run(
@@ -216,7 +216,7 @@ def _start_head_with(
 
 def _on_loopback(plan: ClusterPlan) -> bool:
     table = plan.settings.cluster
-    return not table.ray_address and table.host == LOOPBACK
+    return not table.ray_address and table.host in LOOPBACKS
 
 
 def _watch_start(

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from tests.unit.tcp.instances import Instance, Make, connect
 async def make() -> AsyncIterator[Make]:
     made: list[Instance] = []
 
-    def one(name: str, incarnation: int = 1) -> Instance:
-        made.append(Instance(name, incarnation))
+    def one(name: str, incarnation: int = 1, **options: Any) -> Instance:
+        made.append(Instance(name, incarnation, **options))
         connect(*made)
         return made[-1]
 

@@ -65,10 +65,12 @@ class ByteBlocks:
 class Instance:
     """One side. What it tells goes to the others on the next turn of the loop, or is held."""
 
-    def __init__(self, name: str, incarnation: int = 1, num_blocks: int = 100) -> None:
+    def __init__(
+        self, name: str, incarnation: int = 1, num_blocks: int = 100, host: str = "127.0.0.1"
+    ) -> None:
         self.peer = Peer(name, incarnation, f"at {name}")
         self.blocks = ByteBlocks(num_blocks)
-        self.transfer = TcpKvTransfer(lambda: self.peer, "127.0.0.1", SLICE_BYTES)
+        self.transfer = TcpKvTransfer(lambda: self.peer, host, SLICE_BYTES)
         self.others: dict[str, Instance] = {}
         self.told: list[tuple[str, bytes]] = []
         self.held: list[tuple[Peer, Frames]] | None = None

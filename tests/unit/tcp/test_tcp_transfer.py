@@ -38,6 +38,13 @@ async def test_every_byte_arrives_in_its_place(
     assert max(map(len, source.blocks.touched)) <= SLICE
 
 
+async def test_instances_may_have_addresses_of_ipv6(make: Make) -> None:
+    source, destination = make("i-0", host="::1"), make("i-1", host="::1")
+    source.blocks.number()
+    await copy(source, destination, "m/0", 3)
+    assert destination.blocks.content(range(3)) == source.blocks.content(range(3))
+
+
 async def test_a_block_larger_than_a_slice_goes_alone(
     source: Instance, destination: Instance
 ) -> None:
