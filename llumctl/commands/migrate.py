@@ -7,6 +7,7 @@ import typer
 
 from controller.api.errors import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_REFUSED,
     EXIT_WOULD_CHANGE,
     LlumctlError,
@@ -60,7 +61,14 @@ def migrate(
         wanted = MigrateRequest(
             to=to, dry_run=dry_run, verify_kv=verify_kv, reason=reason, timeout_s=timeout
         )
-        report = client.migrate(reference, wanted)
+        try:
+            report = client.migrate(reference, wanted)
+        except KeyboardInterrupt:
+            if dry_run:
+                raise
+            output.say("no longer watching: the move goes on, even if it still waits for its turn")
+            output.say(f"try:   llumctl requests {reference}      llumctl status")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     output.emit(_text(report, output_format))
     if report.outcome == "would_move":
         raise typer.Exit(EXIT_WOULD_CHANGE)

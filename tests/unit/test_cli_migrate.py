@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.api.client import ControlClient
+from controller.api.errors import EXIT_INTERRUPTED
 from controller.core.record.request_record import RequestState
 from llumctl.app import run
 from tests.unit.cli_support import remember
@@ -217,3 +219,19 @@ async def test_the_status_tells_of_moves(capsys: Captured) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["ended_moves"][0]["outcome"] == "migrated"
     assert found["num_migrated_last_minute"] == 1
+
+
+@pytest.mark.usefixtures("bed")
+async def test_an_interrupted_wait_says_that_the_move_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ControlClient, "migrate", interrupted)
+    assert await llumctl("migrate", "r-1", "--to", "i-2") == EXIT_INTERRUPTED
+    told = capsys.readouterr().err
+    assert "the move goes on, even if it still waits for its turn" in told
+    assert "llumctl requests r-1" in told
+    assert await llumctl("migrate", "r-1", "--dry-run") == EXIT_INTERRUPTED
+    assert "the move" not in capsys.readouterr().err
