@@ -2,7 +2,7 @@
 
 A request is in one place: queued, running, suspended (out of the batch for a move, with its blocks
 and its place in the batch), or arriving (blocks and a place are kept for it, or nothing if it is to
-be queued; it belongs to another engine until its move is committed). All blocks count as used.
+be queued; it belongs to another engine until its move is committed). Its blocks count as used.
 """
 
 from dataclasses import dataclass, field

@@ -10,8 +10,7 @@ from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.check import Verify
 from llumctl.commands import bench_options as options
-from llumctl.commands.bench_options import BenchFormat
-from llumctl.commands.options import Cluster, positive
+from llumctl.commands.options import Cluster, TableOrJson, positive
 from llumctl.config import config_file
 from llumctl.text import output
 
@@ -38,7 +37,7 @@ def bench(
     model: options.Model = None,
     api_key_file: options.ApiKeyFile = None,
     cluster: Cluster = None,
-    output_format: options.OutputFormat = BenchFormat.TABLE,
+    output_format: options.OutputFormat = TableOrJson.TABLE,
     json_file: options.JsonFile = None,
     records: options.Records = None,
     plot: options.Plot = None,
@@ -100,7 +99,7 @@ def bench(
 
 def _deliver(
     measured: "Measured",
-    output_format: BenchFormat,
+    output_format: TableOrJson,
     json_file: Path | None,
     records: Path | None,
     plot: Path | None,
@@ -110,7 +109,7 @@ def _deliver(
 
     figures, target = measured.figures, measured.target
     text = output.json_text(measured.as_json(), indent=2)
-    if output_format is BenchFormat.JSON:
+    if output_format is TableOrJson.JSON:
         output.emit(text)
     else:
         colours = output.use_colours(sys.stdout)

@@ -1,6 +1,5 @@
 """The options of `llumctl bench`."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,16 +7,11 @@ import typer
 
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.check import Verify
-from llumctl.commands.options import format_option
+from llumctl.commands.options import TableOrJson, format_option
 
 DEFAULT_RATE = 1.0
 DEFAULT_DURATION_S = 30.0
 DEFAULT_LENGTHS = "S-S"
-
-
-class BenchFormat(StrEnum):
-    TABLE = "table"
-    JSON = "json"
 
 
 # -- the load -----------------------------------------------------------------------------
@@ -98,7 +92,7 @@ ApiKeyFile = Annotated[
 
 # -- where the figures go -----------------------------------------------------------------
 
-OutputFormat = Annotated[BenchFormat, format_option]
+OutputFormat = Annotated[TableOrJson, format_option]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON report there too.")
 ]

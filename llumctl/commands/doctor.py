@@ -1,26 +1,20 @@
 """`llumctl doctor`: what would keep a cluster from starting here, and the cure."""
 
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controller.api.errors import EXIT_FAILED
-from llumctl.commands.options import Cluster, Config, format_option
+from llumctl.commands.options import Cluster, Config, TableOrJson, format_option
 from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.wire.doctor import Check
 
 
-class DoctorFormat(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
-
 def doctor(
-    output_format: Annotated[DoctorFormat, format_option] = DoctorFormat.TABLE,
+    output_format: Annotated[TableOrJson, format_option] = TableOrJson.TABLE,
     cluster: Cluster = None,
     config: Config = None,
 ) -> None:
@@ -34,7 +28,7 @@ def doctor(
     from controller.main.doctor import doctor as doctor_main
 
     report = DoctorReport(checks=tuple(doctor_main.run(settings)))
-    if output_format is DoctorFormat.JSON:
+    if output_format is TableOrJson.JSON:
         output.emit(output.encode(output.Format.JSON, report, report.checks))
     else:
         output.emit(_text(report.checks))

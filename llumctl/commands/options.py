@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,13 @@ Config = Annotated[
         help="Config file; else $LLUMCTL_CONFIG, else ~/.config/llumctl/config.toml if present.",
     ),
 ]
-# Some commands have formats of their own.
+
+
+class TableOrJson(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
 format_option = typer.Option("-o", "--output", help="Format of what goes to stdout.")
 OutputFormat = Annotated[Format, format_option]
 Reference = Annotated[

@@ -15,7 +15,6 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from controller.api.wire.models import ClusterStatus
 
-DEFAULT_TIMEOUT_S = connect.DEFAULT_TIMEOUT_S
 DEFAULT_EVERY_S = 2.0
 
 
@@ -27,7 +26,7 @@ def status(
     cluster: Cluster = None,
     timeout: Annotated[
         float, typer.Option(metavar="S", help="How many seconds the controller may take.")
-    ] = DEFAULT_TIMEOUT_S,
+    ] = connect.DEFAULT_TIMEOUT_S,
     watch: Annotated[
         bool, typer.Option("-w", "--watch", help="Show it again and again until Ctrl-C.")
     ] = False,

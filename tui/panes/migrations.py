@@ -112,9 +112,9 @@ def _down(row: MigrationRow, _: int) -> Span:
 def _age(row: MigrationRow, _: int) -> Span:
     """The time since the move began or, if it is over, ended."""
     move = row.move
-    ended = isinstance(move, EndedMoveStatus)
-    age_s = max(0.0, row.now_s - move.ended_s) if isinstance(move, EndedMoveStatus) else move.age_s
-    return Span(duration(age_s), Tone.DIM if ended else Tone.PLAIN)
+    if isinstance(move, EndedMoveStatus):
+        return Span(duration(max(0.0, row.now_s - move.ended_s)), Tone.DIM)
+    return Span(duration(move.age_s))
 
 
 COLUMNS: tuple[Column[MigrationRow], ...] = (
