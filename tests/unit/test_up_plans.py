@@ -65,6 +65,8 @@ def test_what_the_project_installs_is_a_supported_version() -> None:
     )
     assert len(pinned) == 4
     assert set(pinned) == {vllm_version.SUPPORTED[-1]}
+    outcomes = (root / "docs/installing.md").read_text()
+    assert all(f"| {each} | all pass |" in outcomes for each in vllm_version.SUPPORTED)
 
 
 @pytest.mark.parametrize(
