@@ -41,7 +41,7 @@ class ClusterPlan(BaseModel):
     log_dir: str
     temp_dir: str
     profile: LatencyProfile | None = None
-    """What emulated engines emulate; None: the engines are vLLM's."""
+    """The profile that emulated engines keep; None: the engines are vLLM's."""
 
     def for_instances(self) -> "ClusterPlan":
         """The plan without the secrets that an instance does not need."""

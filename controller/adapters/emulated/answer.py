@@ -1,4 +1,4 @@
-"""What an emulated engine answers: known in full before the first step, but for its timing."""
+"""The answer of an emulated engine: known in full before the first step, but for its timing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from controller.adapters.emulated.block_hashes import DIGEST_BYTES
 
 NOTHING = bytes(DIGEST_BYTES)
-"""What a block holds that was reserved and not yet filled."""
+"""The content of a block that was reserved and is not yet filled."""
 
 
 class EmulatedBlocks:

@@ -24,7 +24,7 @@ QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """What bounds an answer, and what asks for more than tokens."""
+    """The parameters that bound an answer, or ask for more than tokens."""
 
     max_tokens: int | None = 16
     min_tokens: int = 0

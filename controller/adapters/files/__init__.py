@@ -1,1 +1,1 @@
-"""What the controller keeps on disk."""
+"""The controller's files on disk: the spec, and the last events."""

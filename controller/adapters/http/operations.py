@@ -172,8 +172,8 @@ class SteerApi:
             )
 
     def _scale_plan(self, wanted: ScaleRequest) -> ScalePlan:
-        """Where nothing is left to change, the revision may be another one: perhaps this very
-        call made it, and its answer got lost."""
+        """Plans without a look at the revision if nothing is left to change: an earlier call, whose
+        answer got lost, may have changed it."""
         self._check_running()
         scaling = self._controller.scaling
         target = wanted.target

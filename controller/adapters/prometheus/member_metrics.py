@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 class Figure(NamedTuple):
     name: str
-    """Without `llumctl_instance_` or `llumctl_frontend_`; of a counter without `_total`."""
+    """The metric's name, without `llumctl_instance_` or `llumctl_frontend_`, and `_total`."""
     field: str
-    """Of InstanceStatus or FrontendStatus."""
+    """A field of InstanceStatus or FrontendStatus."""
     help: str
 
 

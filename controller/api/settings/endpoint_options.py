@@ -88,7 +88,7 @@ class ToolOptions(Table):
     exclude_tools_when_tool_choice_none: bool = False
     """Leave tools out of the prompt of a request that chose none."""
     tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
-    """What of a tool call is held to a grammar: auto (as requested), function, parameter."""
+    """Which part of a tool call a grammar enforces: auto (as requested), function, parameter."""
     tool_parser_plugin: Annotated[str | None, Code] = None
     """A Python file with tool-call parsers of your own."""
     reasoning_parser: str | None = None
@@ -107,7 +107,7 @@ class TemplateOptions(Table):
     default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
         default_factory=dict
     )
-    """What templates get beside the messages, as JSON; a request's own go before."""
+    """Arguments that templates get beside the messages, as JSON; a request's own win."""
     response_role: Annotated[str, Field(min_length=1)] = "assistant"
     """The role in answers."""
 

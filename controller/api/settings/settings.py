@@ -100,7 +100,7 @@ class MigrationTable(Table):
     enabled: bool = True
     """Whether the cluster moves requests by itself. By hand, and when it drains, it always may."""
     interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.1
-    """From one round of pairing instances to the next."""
+    """Time from one round of pairing instances to the next."""
     source_below_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0
     """An instance whose freeness is lower is relieved of requests."""
     destination_above_steps: Annotated[float, Field(allow_inf_nan=False)] = 48.0

@@ -64,7 +64,7 @@ def num_token_ids(request: dict[str, Any]) -> int:
 
 
 def has_ids_as_input(request: dict[str, Any]) -> bool:
-    """Those of one prompt, or a list for each prompt."""
+    """Whether `input` has the token ids of one prompt, or a list of them for each prompt."""
     found = request.get(INPUT)
     if not isinstance(found, list) or not found:
         return False

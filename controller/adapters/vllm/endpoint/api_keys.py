@@ -1,4 +1,4 @@
-"""Who may use the endpoint."""
+"""The endpoint's API keys."""
 
 import hashlib
 import hmac

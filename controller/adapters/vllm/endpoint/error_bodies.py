@@ -82,7 +82,7 @@ def reshape_event(event: bytes) -> bytes:
 
 
 def last_events(status: int, message: str, path: str) -> bytes:
-    """Of a stream that failed: Anthropic's clients tell an error by its event."""
+    """The end of a stream that failed. Anthropic's clients recognize an error by its event."""
     body = error_body(status, message)
     if path == ANTHROPIC_PATH:
         return anthropic_event(body)
@@ -90,7 +90,7 @@ def last_events(status: int, message: str, path: str) -> bytes:
 
 
 def anthropic_event(body: bytes) -> bytes:
-    """`body`: of `error_body`, whose four fields are kept."""
+    """An error event of Anthropic's; `body` is that of `error_body`, whose four fields are kept."""
     return b'event: error\ndata: {"type": "error", ' + body[1:] + b"\n\n"
 
 

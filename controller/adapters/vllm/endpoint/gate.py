@@ -43,7 +43,7 @@ class GateLimits:
     max_body_bytes: int = 8 * 1024 * 1024
     max_live_requests: int = 4096
     request_timeout_s: float | None = None
-    """From the request's headers to the end of its answer."""
+    """The longest time from a request's headers to the end of its answer; None: no limit."""
     max_token_ids: int = LEAST_MAX_TOKEN_IDS
 
 

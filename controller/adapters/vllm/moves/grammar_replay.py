@@ -57,7 +57,7 @@ class GrammarReplay:
             self._num_fed += 1
 
     def finish(self, output_token_ids: Sequence[int]) -> None:
-        """As `feed`, but raises ValueError for a grammar that is not compiled yet, too."""
+        """Feeds all outputs, and raises ValueError also for a grammar that is not compiled yet."""
         if not self._decoded.structured_output_request.is_grammar_ready:
             raise ValueError("its grammar is not compiled here yet")
         self.feed(output_token_ids)

@@ -81,7 +81,7 @@ class SourceMoves:
         return tuple(self._scheduler.requests[request_id].output_token_ids)
 
     def suspended(self, *, queued: bool) -> list[Any]:
-        """Those that were queued still are as far as this source is concerned."""
+        """Suspended and leaving requests; those that were queued still count as queued here."""
         return [s.request for s in self._suspended.values() if s.queued == queued]
 
     def num_pinned(self, request_id: str) -> int:
