@@ -224,7 +224,6 @@ class ControlClient:
         return self._call(ScaleReport, "POST", "/v1/scale", wanted, repeatable=True)
 
     def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
-        """Changes the priority of a live request, which is named as for `request`."""
         path = f"/v1/requests/{quote(reference, safe='')}/priority"
         return self._call(PriorityReport, "POST", path, wanted)
 

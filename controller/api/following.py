@@ -80,7 +80,6 @@ class Follower:
             self._hear(Lost(error))
 
     def _remember(self, frame: Frame) -> None:
-        """Remembers where to go on after a loss."""
         if isinstance(frame, EventFrame):
             self._after = frame.event.position or self._after
         elif isinstance(frame, StatusFrame) and self._after == "latest":

@@ -307,7 +307,6 @@ def request_model(record: RequestRecord, now_s: float, refusal: str | None = Non
 def request_detail(
     record: RequestRecord, now_s: float, refusal: str | None = None
 ) -> RequestDetail:
-    """`request_model` with the request's history."""
     history = tuple(event_model(event) for event in record.history)
     status = request_model(record, now_s, refusal)
     return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

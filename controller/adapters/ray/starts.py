@@ -69,7 +69,6 @@ class Start:
         return f"{self._starts.reason} ({self._starts.num_failed} starts in a row failed)"
 
     def succeeded(self) -> None:
-        """The member serves."""
         if self._starts.is_open:
             self._note(replace(self._starts, num_failed=0, is_open=False, has_served=True))
 

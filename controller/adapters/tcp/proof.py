@@ -39,7 +39,6 @@ class LinkKey:
         return self._mac(b"destination", PROOF_BYTES)
 
     def seal_of(self, number: int, header: bytes) -> bytes:
-        """The seal of the link's slice `number`."""
         return self._mac(number.to_bytes(8, "little") + header, SEAL_BYTES)
 
     def _mac(self, text: bytes, size: int) -> bytes:

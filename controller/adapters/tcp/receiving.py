@@ -30,7 +30,6 @@ class ReceivingLink(Link):
         return Answer(door.address, self.secret)
 
     def supersede(self) -> None:
-        """The source has opened another link."""
         self._superseded = True
         self.break_off("its source opened another link")
 

@@ -191,7 +191,6 @@ def engine_options(options: EndpointOptions) -> dict[str, Any]:
 
 
 def frontend_options(options: EndpointOptions) -> dict[str, Any]:
-    """vLLM's frontend arguments that follow from the options."""
     given = {name: value for name, value in _given(options).items() if name not in ENGINE_TOO}
     automatic = options.enable_auto_tool_choice
     if automatic is None:

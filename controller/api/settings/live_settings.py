@@ -42,7 +42,6 @@ class LiveSetting:
 
 
 def live_settings(settings: Settings) -> dict[str, LiveSetting]:
-    """The live settings by key, table by table."""
     return {each.key: each for each in _all(settings) if _is_live(each.key)}
 
 

@@ -141,7 +141,6 @@ def save(state: RunState) -> Path:
 
 
 def load(cluster: str) -> RunState | None:
-    """The cluster's run state, None if there is none."""
     path = run_file(cluster)
     try:
         state = RunState.from_json(plain_file.read(path, MAX_BYTES).decode())

@@ -142,7 +142,6 @@ def gpu_check(gpus: list[str], settings: Settings) -> Check:
 
 
 def options_check(settings: Settings) -> Check:
-    """vLLM's options, as `up` checks them."""
     name = "vLLM's options"
     try:
         check_engine_args(settings.engine)
@@ -205,7 +204,6 @@ def cache_dir_check(settings: Settings) -> Check:
 
 
 def ray_address_checks(address: str | None) -> list[Check]:
-    """No checks if the cluster starts its own Ray."""
     if address is None:
         return []
     from controller.main.checks.preflight import check_ray_address

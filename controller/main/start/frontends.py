@@ -17,5 +17,4 @@ def default_frontends(num_cores: int, spare_bytes: int) -> int:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0))

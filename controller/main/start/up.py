@@ -148,7 +148,6 @@ def _vllm_engines(settings: Settings) -> dict[str, Any]:
 
 
 def _emulated_engines(settings: Settings) -> dict[str, Any]:
-    """Fields of the plan that depend on the engine, for emulated ones."""
     profile = emulation.profile_of(settings.emulated)
     num_instances = settings.cluster.instances or emulation.DEFAULT_INSTANCES
     num_frontends = _num_frontends(settings, num_instances * emulation.INSTANCE_BYTES)

@@ -46,6 +46,5 @@ class BusyWatch:
         return (instance_id, incarnation) in self._on_record
 
     def forget(self, instance_id: str, incarnation: int) -> None:
-        """The incarnation is gone."""
         self._since_s.pop((instance_id, incarnation), None)
         self._on_record.discard((instance_id, incarnation))

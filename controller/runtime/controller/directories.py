@@ -45,7 +45,6 @@ class Directories:
         )
 
     def tell(self) -> None:
-        """Tells all frontends at once."""
         self._tell(self.present())
 
     def tick(self) -> None:

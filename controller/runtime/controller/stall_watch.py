@@ -42,5 +42,4 @@ class StallWatch:
                 self._journal.stalled(member, False, silence_s)
 
     def forget(self, instance_id: str, incarnation: int) -> None:
-        """The incarnation is gone."""
         self._silent_since_s.pop((instance_id, incarnation), None)

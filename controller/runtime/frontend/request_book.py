@@ -166,7 +166,6 @@ class RequestBook:
     def level_changed(
         self, request_id: str, rank: int, cause_id: str, actor: str, reason: str
     ) -> None:
-        """An operator changed a live request's level."""
         entry = self._live[request_id]
         previous, entry.level = entry.level, self.level_name(rank)
         why = f"from {previous} to {entry.level}" + (f": {reason}" if reason else "")
@@ -180,7 +179,6 @@ class RequestBook:
         self._on_event(event)
 
     def moved(self, request_id: str, instance_id: str, incarnation: int) -> None:
-        """The request runs on that instance now."""
         if entry := self._live.get(request_id):
             entry.instance_id, entry.incarnation = instance_id, incarnation
 
@@ -211,7 +209,6 @@ class RequestBook:
         self._on_event(event)
 
     def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
-        """The client's stream got `num_tokens` more tokens."""
         entry = self._live.get(request_id)
         if entry is None:
             return

@@ -97,5 +97,4 @@ def _find_in_arguments(messages: list[Any]) -> str | None:
 
 
 def _objects(found: Any) -> list[dict[str, Any]]:
-    """The parts of a list that are objects."""
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

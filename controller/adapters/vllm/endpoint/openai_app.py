@@ -140,7 +140,6 @@ def _keep_alive_s() -> int:
 
 
 def json_paths(app: FastAPI) -> frozenset[str]:
-    """Paths of the routes that take a JSON object by POST."""
     declared = {
         route.path
         for route in app.routes

@@ -90,7 +90,6 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         return list(range(self._limits.max_engine_index + 1))
 
     def receive(self, emitted: OutputsEmitted, payload: Sequence[memoryview]) -> None:
-        """Takes in one message of an instance."""
         body = self._decoder.decode(payload)
         body.outputs = [_skip(d) for d in self._router.accept(emitted, body.outputs)]
         for output in body.outputs:

@@ -36,13 +36,10 @@ class OperatedCluster(Protocol):
 
     def now_s(self) -> float: ...
 
-    def handle(self, event: Event) -> None:
-        """Gives the event to the scheduler, and carries out its instructions."""
+    def handle(self, event: Event) -> None: ...
 
     def send(self, member: Member, message: Message, *, droppable: bool = False) -> None: ...
 
-    def launch(self, instance_ids: Sequence[str]) -> None:
-        """Launches instances, and expects them from now on."""
+    def launch(self, instance_ids: Sequence[str]) -> None: ...
 
-    def terminate(self, instance_id: str) -> None:
-        """Ends the instance's process for good, and forgets the instance."""
+    def terminate(self, instance_id: str) -> None: ...

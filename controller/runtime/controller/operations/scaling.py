@@ -114,7 +114,6 @@ class Scaling:
         return set(self._cluster.keeper.spec.instance_ids) - set(self._cluster.roster.members)
 
     def added(self, plan: ScalePlan) -> tuple[str, ...]:
-        """The ids that the plan's new instances get."""
         after = self._cluster.keeper.spec.with_instances_added(plan.num_added)
         return after.instance_ids[len(after.instance_ids) - plan.num_added :]
 
