@@ -61,7 +61,7 @@ def _found(cluster: str, progress: Callable[[str], None]) -> RunState | None:
         state = state_from_plan(run_state.state_path(cluster))
         if state is None:
             raise LlumctlError(
-                f"what cluster {cluster} was made of cannot be read either: nothing was stopped",
+                f"the plan of cluster {cluster} cannot be read either: nothing was stopped",
                 f"pgrep -af {run_state.state_path(cluster)}",
             ) from error
         run_state.save(state)

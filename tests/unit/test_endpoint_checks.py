@@ -196,7 +196,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path: Path) 
         ),
         (
             {"ssl_certfile": "{a}", "ssl_keyfile": "{key}", "ssl_ciphers": "none-such"},
-            "'none-such' selects none",
+            "'none-such' selects no cipher",
         ),
     ],
 )

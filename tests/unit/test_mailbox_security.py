@@ -392,7 +392,9 @@ async def test_what_is_no_message_of_ours_is_refused_and_not_quoted(
     finally:
         await heard_by.close()
     assert heard == [AbortRequests(("r",)), StatusPull()]
-    assert caplog.messages == [f"message refused: {len(sent)} bytes that are none of ours"]
+    assert caplog.messages == [
+        f"message refused: {len(sent)} bytes that are no message of the cluster"
+    ]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "4242" not in caplog.text
     assert "InstanceKilled" not in caplog.text

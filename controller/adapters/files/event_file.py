@@ -69,7 +69,7 @@ class EventFile:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("events of before cannot be read: %s", error)
+            log.warning("earlier events cannot be read: %s", error)
             return
         if header + b"\n" != self._header:
             return

@@ -47,8 +47,7 @@ class SpecFile:
             ) from error
         except ValueError as error:
             raise LlumctlError(
-                f"{self.path}, which says what was wanted of the cluster, is broken:"
-                f" {_first_line(error)}",
+                f"the cluster's spec {self.path} is broken: {_first_line(error)}",
                 f"rm {self.path}      (the cluster is then as it was started)",
             ) from error
         return kept.spec if kept.nonce == self._nonce else None

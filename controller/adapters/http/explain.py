@@ -17,7 +17,7 @@ from controller.runtime.controller.operations.operator_moves import Order
 _QUEUE_WORDS = {
     QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
     QueueReason.MEMORY: "it needs more blocks than are free in all instances together",
-    QueueReason.FRAGMENTED: "it needs more blocks than are free there, though not more than in all",
+    QueueReason.FRAGMENTED: "it needs more blocks than are free there; all together have enough",
     QueueReason.NEXT_STEP: "there is room: its turn comes within the next steps",
 }
 

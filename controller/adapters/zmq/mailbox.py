@@ -123,7 +123,7 @@ class ZmqMailbox:
             head, *payload = joined([frame.buffer for frame in frames])
             on_message(head, payload)
         except msgspec.DecodeError:  # the error's text, which quotes the message, is not logged
-            log.error("message refused: %d bytes that are none of ours", len(head))
+            log.error("message refused: %d bytes that are no message of the cluster", len(head))
         except Exception:
             log.exception("message refused")
 

@@ -10,7 +10,7 @@ Touch points of vLLM: entrypoints/launchers/cli_args.py `FrontendArgs`; engine/a
 _LOGS = "prompts and answers are in no log of llumctl's"
 _DOORS = "it opens routes to every client; operators use llumctl's control API"
 _SERVED_BY_US = "llumctl's frontends serve HTTP"
-_CLIENT_CODE = "what a client sends is no code and no setting of the server"
+_CLIENT_CODE = "a client may send neither code nor settings of the server"
 _NOT_OFFERED = "llumctl does not offer it"
 _TELEMETRY = "llumctl sends nothing anywhere; /metrics tells what there is to tell"
 

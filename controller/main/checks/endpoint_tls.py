@@ -57,7 +57,7 @@ def _check_clients(context: ssl.SSLContext, options: EndpointOptions) -> None:
             context.set_ciphers(options.ssl_ciphers)
         except ssl.SSLError as error:
             raise wrong(
-                "ssl_ciphers", f"{options.ssl_ciphers[:60]!r} selects none", "openssl ciphers"
+                "ssl_ciphers", f"{options.ssl_ciphers[:60]!r} selects no cipher", "openssl ciphers"
             ) from error
 
 

@@ -134,7 +134,7 @@ class Llumlet:
             self.serving = serving = Serving(
                 self._member, self._mailbox, engine, self._thread, self._transfer
             )
-        except Exception as error:  # a socket or a buffer that cannot be had
+        except Exception as error:  # no socket or no memory for a buffer
             log.exception("the engine was built but cannot serve")
             self._member.report("failed", f"{type(error).__name__}: {error}")
             return None
