@@ -129,7 +129,7 @@ class Cluster:
         assert report.outcome == "migrated", report
 
     async def drain(self, request_id: str) -> None:
-        route = self.frontend.router.routes.get(request_id)
+        route = self.frontend.router.routes.live.get(request_id)
         assert route is not None
         instance_id = route.ownership.owner.instance_id
         self.controller.drains.begin([DrainOrder("d-1", instance_id, time.time())])

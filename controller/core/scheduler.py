@@ -69,6 +69,8 @@ class GlobalScheduler:
         self._config = config
         self._level_by_rank = {level.rank: level for level in config.levels}
         self._records: dict[str, InstanceRecord] = {}
+        self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
+        """By instance id, for others to look at."""
         self._board = ScoreBoard(
             self._records, find_policy(config.policy), config.levels, config.stall_timeout_s
         )
@@ -91,11 +93,6 @@ class GlobalScheduler:
             record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(self._records, policy, config.levels, config.stall_timeout_s)
         return self._release(now_s)
-
-    @property
-    def instances(self) -> Mapping[str, InstanceRecord]:
-        """A live view of the records by instance id; not to be mutated."""
-        return MappingProxyType(self._records)
 
     def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
         """The last snapshots of all instances that may get requests."""

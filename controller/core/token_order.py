@@ -44,14 +44,16 @@ class TokenOrder(Generic[T]):
     a repetition. A notice behind a token that was delivered is old and drops.
     """
 
-    __slots__ = ("_began", "_epoch", "_held", "_held_keys", "_next_index", "_noticed_index")
+    __slots__ = ("_began", "_held", "_held_keys", "_noticed_index", "epoch", "next_index")
 
     def __init__(self, epoch: Epoch = FIRST_EPOCH, next_index: int = 0) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
+        """The highest epoch known; `raise_epoch` alone changes it."""
         self._began: list[tuple[Epoch, int]] = [(epoch, next_index)]
         """(epoch, first index), both ascending: an epoch counts below the index where the next one
         begins. Epochs that a later one overtook at an earlier index are left out."""
-        self._next_index = next_index
+        self.next_index = next_index
+        """Tokens delivered so far: the index of the next one."""
         self._noticed_index = -1
         """Index of the last notice delivered in this epoch."""
         self._held: dict[tuple[int, int], T] = {}
@@ -60,30 +62,20 @@ class TokenOrder(Generic[T]):
         """The keys of `_held` as a heap: earliest first, at one index the notice first."""
 
     @property
-    def epoch(self) -> Epoch:
-        """The highest epoch known."""
-        return self._epoch
-
-    @property
-    def next_index(self) -> int:
-        """Tokens delivered so far: the index of the next one."""
-        return self._next_index
-
-    @property
     def num_held(self) -> int:
         return len(self._held)
 
     @property
     def gap(self) -> tuple[int, int] | None:
         """[first, end) of the missing tokens that held items wait for; None if nothing waits."""
-        return (self._next_index, self._held_keys[0][0]) if self._held_keys else None
+        return (self.next_index, self._held_keys[0][0]) if self._held_keys else None
 
     def raise_epoch(self, epoch: Epoch, began_index: int | None = None) -> None:
         """From `began_index` on (None: from the next index) accepts tokens only in `epoch` or
         higher. No effect if it is not higher. Mutates."""
-        if epoch > self._epoch:
-            self._epoch = epoch
-            begins = self._next_index if began_index is None else began_index
+        if epoch > self.epoch:
+            self.epoch = epoch
+            begins = self.next_index if began_index is None else began_index
             while self._began and self._began[-1][1] >= begins:
                 self._began.pop()
             self._began.append((epoch, begins))
@@ -106,7 +98,7 @@ class TokenOrder(Generic[T]):
         if self.shuts_out(epoch, first_index, num_tokens):
             return []
         self.raise_epoch(epoch, first_index)
-        if first_index > self._next_index:
+        if first_index > self.next_index:
             key = (first_index, num_tokens)
             if key not in self._held:
                 self._held[key] = item
@@ -114,7 +106,7 @@ class TokenOrder(Generic[T]):
             return []
         delivered: list[Delivery[T]] = []
         self._accept(first_index, num_tokens, item, delivered)
-        while self._held_keys and self._held_keys[0][0] <= self._next_index:
+        while self._held_keys and self._held_keys[0][0] <= self.next_index:
             key = heapq.heappop(self._held_keys)
             self._accept(*key, self._held.pop(key), delivered)
         return delivered
@@ -122,7 +114,7 @@ class TokenOrder(Generic[T]):
     def shuts_out(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
         """A higher epoch began before the end of these tokens. A notice (no tokens) of a lower
         epoch is about a former owner, and always shut out."""
-        if epoch >= self._epoch:
+        if epoch >= self.epoch:
             return False
         end = next(index for later, index in self._began if later > epoch)
         return num_tokens == 0 or first_index + num_tokens > end
@@ -133,19 +125,19 @@ class TokenOrder(Generic[T]):
         """Delivers an item that leaves no gap, unless it holds nothing new."""
         end = first_index + num_tokens
         if num_tokens == 0:
-            if first_index == self._next_index and first_index != self._noticed_index:
+            if first_index == self.next_index and first_index != self._noticed_index:
                 self._noticed_index = first_index
                 delivered.append(Delivery(item))
-        elif end > self._next_index:
-            delivered.append(Delivery(item, self._next_index - first_index))
-            self._next_index = end
+        elif end > self.next_index:
+            delivered.append(Delivery(item, self.next_index - first_index))
+            self.next_index = end
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        assert self._next_index >= 0
-        assert self._noticed_index <= self._next_index
+        assert self.next_index >= 0
+        assert self._noticed_index <= self.next_index
         assert self._began == sorted(self._began)
         assert [index for _, index in self._began] == sorted({index for _, index in self._began})
-        assert self._began[-1][0] == self._epoch
+        assert self._began[-1][0] == self.epoch
         assert sorted(self._held_keys) == sorted(self._held), "heap and items differ"
-        assert all(first > self._next_index for first, _ in self._held), "held but deliverable"
+        assert all(first > self.next_index for first, _ in self._held), "held but deliverable"

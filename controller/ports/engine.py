@@ -20,10 +20,6 @@ class EmittedTokens:
     num_tokens: int
     finish_reason: str | None = None
 
-    @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:

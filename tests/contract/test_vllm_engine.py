@@ -101,7 +101,7 @@ def finish(engine: VllmEngine) -> dict[str, list[int]]:
             assert [e.request_id for e in out.emitted] == [o.request_id for o in out.body.outputs]
             for emitted, output in zip(out.emitted, out.body.outputs, strict=True):
                 assert emitted.num_tokens == len(output.new_token_ids)
-                assert emitted.finished == (output.finish_reason is not None)
+                assert (emitted.finish_reason is not None) == (output.finish_reason is not None)
                 tokens.setdefault(emitted.request_id, []).extend(output.new_token_ids)
         look(engine)
     return tokens
@@ -326,7 +326,7 @@ def test_outputs_survive_the_wire_with_logprobs(engine: VllmEngine, add: Add) ->
             last = theirs
     assert len(tokens) == 4
     assert last is not None
-    assert last.finished
+    assert last.finish_reason is not None
 
 
 def test_logprobs_can_be_cut_as_the_frontend_cuts_them() -> None:

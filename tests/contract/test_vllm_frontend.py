@@ -221,7 +221,7 @@ class Bed:
                 frames = [memoryview(bytes(frame)) for frame in self.engine.encode(out.body)]
                 self.llm.engine_core.receive(header, frames)
                 for emitted in out.emitted:
-                    if emitted.finished:
+                    if emitted.finish_reason is not None:
                         self.router.live.pop(emitted.request_id, None)
             await asyncio.sleep(0.001)
 

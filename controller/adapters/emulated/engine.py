@@ -13,7 +13,6 @@ from controller.adapters.emulated.answer import answer_to
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.adapters.emulated.moves import EmulatedMoves, block_hashes, model_request
 from controller.adapters.emulated.pace import Pace
-from controller.core.load.snapshot import InstanceSnapshot
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile
@@ -26,6 +25,7 @@ class EmulatedEngine:
     steps, in seconds."""
 
     supported_tasks: tuple[str, ...] = ("generate",)
+    encode = staticmethod(wire.encode_outputs)
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class EmulatedEngine:
         self._model = EngineModel(config, profile)
         self._speed = speed
         self._pace = Pace(clock, sleep)
+        self.has_work, self.snapshot = self._model.has_work, self._model.snapshot
         self._live: dict[str, LiveRequest] = {}
         self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
         self._events: list[EngineEvent] = []
@@ -71,9 +72,6 @@ class EmulatedEngine:
             self.moves.forget_suspended(request_id)
         self._rest_if_idle()
 
-    def has_work(self) -> bool:
-        return self._model.has_work()
-
     def step(self) -> Sequence[StepOutputs]:
         """A step takes as long as the profile says, or as its bookkeeping takes if that is
         longer."""
@@ -87,9 +85,6 @@ class EmulatedEngine:
             output.body.timestamp = time.monotonic()
         return outputs
 
-    def encode(self, body: wire.Outputs) -> Frames:
-        return wire.encode_outputs(body)
-
     def encode_one(self, body: wire.Outputs, request_id: str) -> Frames:
         outputs = [output for output in body.outputs if output.request_id == request_id]
         part = wire.Outputs(body.engine_index, outputs, timestamp=body.timestamp)
@@ -98,9 +93,6 @@ class EmulatedEngine:
     def take_events(self) -> Sequence[EngineEvent]:
         events, self._events = self._events, []
         return events
-
-    def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
-        return self._model.snapshot(instance_id, incarnation)
 
     def shutdown(self) -> None:
         """The engine holds nothing that outlives its process."""

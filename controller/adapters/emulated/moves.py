@@ -69,6 +69,8 @@ class EmulatedMoves:
         self.blocks: KvBlocks = self._blocks
         self.fingerprint = f"emulated {profile.name} {block_size} {profile.kv_bytes_per_token}"
         self._model = model
+        self.set_rank = model.moves.set_rank
+        self.refusal, self.is_queued = model.moves.refusal, model.moves.is_queued
         self._live = live
         self._on_gone = on_gone
         self._block_size = block_size
@@ -76,17 +78,7 @@ class EmulatedMoves:
         self._arriving: dict[str, _Arriving] = {}
         self._decoder = msgspec.msgpack.Decoder(_Travelling)
 
-    def set_rank(self, request_id: str, rank: int) -> None:
-        self._model.moves.set_rank(request_id, rank)
-
     # -- source --------------------------------------------------------------------------
-
-    def refusal(self, request_id: str) -> MoveRefusal | None:
-        return self._model.moves.refusal(request_id)
-
-    def is_queued(self, request_id: str) -> bool:
-        """Raises KeyError: the request is not here."""
-        return self._model.moves.is_queued(request_id)
 
     def candidates(self) -> Sequence[Candidate]:
         return self._model.moves.candidates(self._num_tokens_left)

@@ -25,11 +25,7 @@ class Pace:
         """When the last step should have ended; None before the first and after a rest."""
         self._ended_s = 0.0
         self._began_s = 0.0
-        self._total = Emulation()
-
-    @property
-    def total(self) -> Emulation:
-        return self._total
+        self.total = Emulation()
 
     def begin(self) -> None:
         """A step begins at the time when the last one should have ended, if that was just now."""
@@ -44,9 +40,9 @@ class Pace:
         self._due_s = self._began_s + duration_s
         self._sleep(max(0.0, self._due_s - self._clock()))
         now_s = self._clock()
-        total = self._total
+        total = self.total
         late = 0 < LATE_SHARE * duration_s < now_s - self._due_s
-        self._total = Emulation(
+        self.total = Emulation(
             total.profile_time_s + duration_s,
             total.wall_time_s + now_s - self._ended_s,
             total.num_late_steps + late,

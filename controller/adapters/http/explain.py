@@ -12,7 +12,6 @@ from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.sentences import why
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.operator_moves import Order
 
 _QUEUE_WORDS = {
     QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
@@ -71,9 +70,7 @@ def _could_move_to(controller: Controller, record: RequestRecord) -> str | None:
     if snapshot is None:
         return None
     num_blocks = held_blocks(record, snapshot.block_size)
-    return controller.operator_moves.choose(
-        Order(record.request_id, snapshot.instance_id, num_blocks, "explained")
-    )
+    return controller.operator_moves.choose(snapshot.instance_id, num_blocks)
 
 
 def _snapshot(controller: Controller, record: RequestRecord) -> InstanceSnapshot | None:

@@ -9,13 +9,13 @@ from controller.adapters.http.requests import find_record
 from controller.api.text.quantities import duration
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MoveAttempt, MovePlanned
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.queue import BY_MAX_MOVES
+from controller.core.migration.queue import BY_MAX_MOVES, MoveByHand
 from controller.core.migration.sentences import why
 from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.rescheduling.choose_destination import NO_DESTINATION, lacks
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.operations.operator_moves import Attempt, Order
+from controller.runtime.controller.operations.operator_moves import Attempt
 from controller.runtime.controller.queries import MemberDiedError
 from controller.runtime.messages.moves import MoveAnswered
 
@@ -70,7 +70,7 @@ class Migration:
         note = self._note(wanted.to)
         began_s = self.controller.now_s()
         attempts = await operator_moves.move(
-            self._order(), wanted.to, self.migration_id, wanted.timeout_s
+            self._by_hand(), wanted.to, self.migration_id, wanted.timeout_s
         )
         if not attempts:
             return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
@@ -101,11 +101,11 @@ class Migration:
     async def plan(self) -> MigrationReport:
         """What the move would take by the source's word, and whether the destination has room."""
         self._check_still_there(self.wanted.to)
-        order = self._order()
-        target = self.wanted.to or self.controller.operator_moves.choose(order)
+        move, operator_moves = self._by_hand(), self.controller.operator_moves
+        target = self.wanted.to or operator_moves.choose(move.source_id, move.num_blocks)
         if target is None:
             return self._report(None, outcome="refused", code=NO_DESTINATION, note=self._nobody())
-        answer = await self._ask_plan(order, target)
+        answer = await self._ask_plan(move, target)
         if answer.plan is None:
             return self._report(target, outcome="refused", code=answer.code)
         plan = answer.plan
@@ -127,22 +127,22 @@ class Migration:
             plan=found,
         )
 
-    async def _ask_plan(self, order: Order, target: str) -> MoveAnswered:
+    async def _ask_plan(self, move: MoveByHand, target: str) -> MoveAnswered:
         try:
-            return await self.controller.operator_moves.plan(order, target)
+            return await self.controller.operator_moves.ask_source(move, target, dry_run=True)
         except TimeoutError as error:
             raise ApiError(
                 504,
                 "no_answer",
-                f"instance {order.source_id}, which runs the request, did not answer in time",
+                f"instance {move.source_id}, which runs the request, did not answer in time",
                 "llumctl status",
             ) from error
         except MemberDiedError as error:
             raise ApiError(
                 409,
                 "not_serving",
-                f"instance {order.source_id}, which ran the request, died",
-                f"llumctl requests {order.request_id}",
+                f"instance {move.source_id}, which ran the request, died",
+                f"llumctl requests {move.request_id}",
             ) from error
 
     def _check_still_there(self, target: str | None) -> None:
@@ -158,9 +158,10 @@ class Migration:
         if target is not None and target not in statuses:
             raise no_such_instance(target)
 
-    def _order(self) -> Order:
+    def _by_hand(self) -> MoveByHand:
+        """A request that waits holds no blocks."""
         record, snapshot = self.record, self.controller.statuses[self.source_id].snapshot
-        return Order(
+        return MoveByHand(
             record.request_id,
             self.source_id,
             held_blocks(record, snapshot.block_size),
@@ -205,7 +206,7 @@ class Migration:
 
     def _nobody(self) -> str:
         """Why no instance can be the destination, instance by instance."""
-        controller, order = self.controller, self._order()
+        controller, num_blocks = self.controller, self._by_hand().num_blocks
         told = []
         for member in controller.roster.instances():
             if member.member_id == self.source_id:
@@ -213,7 +214,7 @@ class Migration:
             refusal = unschedulable(controller, member.member_id)
             if refusal is None:
                 snapshot = controller.statuses[member.member_id].snapshot
-                lacking = lacks(snapshot, order.num_blocks)
+                lacking = lacks(snapshot, num_blocks)
                 refusal = why(lacking) if lacking else "it failed lately and cools"
             told.append(f"{member.member_id}: {refusal}")
         return "; ".join(told) or "there is no other instance"
@@ -260,7 +261,7 @@ async def find_migration(
             f"llumctl requests {request_id}",
         )
     if wanted.to == source_id:
-        other = controller.operator_moves.choose(Order(request_id, source_id, 0, ""))
+        other = controller.operator_moves.choose(source_id, num_blocks=0)
         raise ApiError(
             400,
             "same_instance",

@@ -39,17 +39,17 @@ def queued_moves(controller: Controller) -> tuple[MoveStatus, ...]:
     return tuple(
         MoveStatus(
             migration_id=move.migration_id,
-            request_id=move.request_id,
-            from_instance_id=move.source_id,
+            request_id=move.wanted.request_id,
+            from_instance_id=move.wanted.source_id,
             to_instance_id=move.destination_id,
             state="queued",
             stage=0,
             num_blocks_copied=0,
-            num_blocks=move.num_blocks,
-            reason=move.reason,
+            num_blocks=move.wanted.num_blocks,
+            reason=move.wanted.reason,
             age_s=round(now_s - move.since_s, 3),
         )
-        for move in controller.operator_moves.turns.waiting
+        for move in controller.operator_moves.turns.queue.waiting
     )
 
 

@@ -39,29 +39,17 @@ class _Announced:
 
 
 class Ownership(Generic[T]):
-    """The ownership of one request from its dispatch on. `owner` is the last one known."""
+    """The ownership of one request from its dispatch on. `owner` is the last one known, and `order`
+    that of the tokens, for others to read only."""
 
-    __slots__ = ("_announced", "_asking", "_dead", "_order", "owner")
+    __slots__ = ("_announced", "_asking", "_dead", "order", "owner")
 
     def __init__(self, owner: InstanceRef) -> None:
         self.owner = owner
-        self._order: TokenOrder[T] = TokenOrder()
+        self.order: TokenOrder[T] = TokenOrder()
         self._announced: _Announced | None = None
         self._asking = False
         self._dead: set[tuple[str, int]] = set()
-
-    @property
-    def epoch(self) -> Epoch:
-        return self._order.epoch
-
-    @property
-    def next_index(self) -> int:
-        return self._order.next_index
-
-    @property
-    def gap(self) -> tuple[int, int] | None:
-        """[first, end) of tokens that the owner or the one before sent and that did not come."""
-        return self._order.gap
 
     @property
     def to_ask(self) -> tuple[InstanceRef, int] | None:
@@ -81,15 +69,15 @@ class Ownership(Generic[T]):
 
     def announce(self, destination: InstanceRef, hop: int) -> None:
         """Mutates. An announcement of a hop that is over changes nothing, nor does a late one."""
-        if hop > self.epoch.hop and not self._asking and destination.key not in self._dead:
+        if hop > self.order.epoch.hop and not self._asking and destination.key not in self._dead:
             self._announced = _Announced(destination, hop)
 
     def moved(self, owner: InstanceRef, hop: int, began_index: int) -> bool:
         """True if this is news: the request runs there now, from that token on. Mutates."""
-        epoch = Epoch(self.epoch.attempt, hop)
-        if epoch <= self.epoch or owner.key in self._dead:
+        epoch = Epoch(self.order.epoch.attempt, hop)
+        if epoch <= self.order.epoch or owner.key in self._dead:
             return False
-        self._order.raise_epoch(epoch, began_index)
+        self.order.raise_epoch(epoch, began_index)
         self._take_over(owner)
         return True
 
@@ -97,11 +85,11 @@ class Ownership(Generic[T]):
         self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int, item: T
     ) -> list[Delivery[T]]:
         """Tokens came; returns what to deliver now, in order. Mutates."""
-        if epoch <= self.epoch:
-            return self._order.offer(epoch, first_index, num_tokens, item)
+        if epoch <= self.order.epoch:
+            return self.order.offer(epoch, first_index, num_tokens, item)
         if sender.key in self._dead:
             return []
-        delivered = self._order.offer(epoch, first_index, num_tokens, item)
+        delivered = self.order.offer(epoch, first_index, num_tokens, item)
         self._take_over(sender)
         return delivered
 
@@ -109,21 +97,21 @@ class Ownership(Generic[T]):
         self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int
     ) -> bool:
         """These tokens count for nothing, and so will all that this sender says in this epoch."""
-        if epoch > self.epoch:
+        if epoch > self.order.epoch:
             return sender.key in self._dead
-        return self._order.shuts_out(epoch, first_index, num_tokens)
+        return self.order.shuts_out(epoch, first_index, num_tokens)
 
     def fence(self, owner: InstanceRef, hop: int) -> bool | None:
         """The source wants the request back in `hop`. True: granted; False: the destination owns
         it; None: the source was taken for dead and gets nothing. Mutates."""
-        fenced = Epoch(self.epoch.attempt, hop)
-        if self.epoch >= fenced:
+        fenced = Epoch(self.order.epoch.attempt, hop)
+        if self.order.epoch >= fenced:
             return True
-        if self.epoch.hop == hop - 1:
+        if self.order.epoch.hop == hop - 1:
             return False
         if owner.key in self._dead:
             return None
-        self._order.raise_epoch(fenced)
+        self.order.raise_epoch(fenced)
         self._take_over(owner)
         return True
 
@@ -147,7 +135,7 @@ class Ownership(Generic[T]):
     def lost_in(self, hop: int) -> bool:
         """A source says that it gave the request away in `hop`, to a destination that died. True if
         the request is lost: nothing was heard of that hop or a later one."""
-        return self.epoch.hop < hop
+        return self.order.epoch.hop < hop
 
     def disowned(self, hop: int) -> bool:
         """A destination does not have the request in `hop` and never will. True if that loses the
@@ -159,11 +147,11 @@ class Ownership(Generic[T]):
         before its first token came, so only older announcements are forgotten."""
         self.owner = owner
         self._asking = False
-        if self._announced and self._announced.hop <= self.epoch.hop:
+        if self._announced and self._announced.hop <= self.order.epoch.hop:
             self._announced = None
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
-        self._order.check()
+        self.order.check()
         assert not self._asking or self._announced is not None
-        assert self._announced is None or self._announced.hop > self.epoch.hop
+        assert self._announced is None or self._announced.hop > self.order.epoch.hop

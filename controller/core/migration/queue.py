@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.stages import MAX_STAGES
 
 MAX_WAITING = 64
 """Moves that may wait in the whole cluster; more are refused at once."""
@@ -20,20 +21,29 @@ BY_MAX_MOVES = frozenset({NO_TURN, QUEUE_FULL, NO_MOVES, str(MoveRefusal.TOO_MAN
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedMove:
-    """`num_blocks`: the request's when the move was asked for."""
+class MoveByHand:
+    """What an operator asked for. `num_blocks`: the request's then, 0 if it was queued."""
 
-    migration_id: str
     request_id: str
     source_id: str
-    destination_id: str
-    reason: str
     num_blocks: int
+    reason: str
+    verify_kv: bool = False
+    max_stages: int = MAX_STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMove:
+    """One try of a move by hand, which waits for its turn `since_s`."""
+
+    migration_id: str
+    wanted: MoveByHand
+    destination_id: str
     since_s: float
 
     @property
     def instance_ids(self) -> tuple[str, str]:
-        return self.source_id, self.destination_id
+        return self.wanted.source_id, self.destination_id
 
 
 class MoveQueue:
@@ -43,6 +53,7 @@ class MoveQueue:
 
     @property
     def waiting(self) -> tuple[QueuedMove, ...]:
+        """In their order."""
         return tuple(self._waiting.values())
 
     def join(self, move: QueuedMove) -> bool:

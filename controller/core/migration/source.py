@@ -108,13 +108,13 @@ class SourceMove:
         state, instructions = follow(TABLE, self.state, self, event)
         self.state = state
         if isinstance(event, MoveMessage) and event.verb is Verb.WORKING:
-            self._clock.heard_working(now_s)
+            self._clock.working_s = now_s
         if state is not before:
-            self._clock.state_changed(now_s)
+            self._clock.since_s = now_s
             if self.over:
                 instructions = [*instructions, Close(state, self.code)]
         if any(isinstance(each, Send | AskFence) for each in instructions):
-            self._clock.sent(now_s)
+            self._clock.said_s = now_s
         return list(instructions)
 
     def tick(self, now_s: float, stalled_s: float = 0.0) -> Instructions:
@@ -127,10 +127,10 @@ class SourceMove:
         if up is not None:
             return self.handle(up, now_s)
         if clock.should_repeat(now_s) and (repeated := self._repeat()):
-            clock.sent(now_s)
+            clock.said_s = now_s
             return repeated
         if clock.should_say_something(now_s) and self._asked and not self.over:
-            clock.sent(now_s)
+            clock.said_s = now_s
             return [Send(self._asked)]
         return []
 

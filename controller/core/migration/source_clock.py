@@ -17,13 +17,17 @@ _COPYING = (_S.COPYING, _S.SUSPENDED)
 
 
 class SourceClock:
-    """The clock of one move: it is told what happened, and the time with each question."""
+    """The clock of one move: the machine sets when something happened last, and gives the time
+    with each question."""
 
     def __init__(self, now_s: float, timing: MoveTiming) -> None:
         self._timing = timing
-        self._since_s = now_s
-        self._said_s = now_s
-        self._working_s = float("-inf")
+        self.since_s = now_s
+        """When the move came to its state."""
+        self.said_s = now_s
+        """When the source last said something."""
+        self.working_s = float("-inf")
+        """When the destination last said that it works on it."""
         self.copy_time_s = 0.0
         """The least time that the copy of this stage takes under the bandwidth limit."""
 
@@ -32,31 +36,22 @@ class SourceClock:
         """If it does not fit, the request would be stopped for nothing."""
         return self.copy_time_s <= self._timing.suspended_timeout_s
 
-    def state_changed(self, now_s: float) -> None:
-        self._since_s = now_s
-
-    def sent(self, now_s: float) -> None:
-        self._said_s = now_s
-
-    def heard_working(self, now_s: float) -> None:
-        self._working_s = now_s
-
     def may_forget(self, now_s: float) -> bool:
-        return now_s >= self._since_s + self._timing.memory_s
+        return now_s >= self.since_s + self._timing.memory_s
 
     def should_repeat(self, now_s: float) -> bool:
-        return now_s - self._said_s >= self._timing.retry_s
+        return now_s - self.said_s >= self._timing.retry_s
 
     def should_say_something(self, now_s: float) -> bool:
         """Without a word in time the destination's lease would run out."""
-        return now_s - self._said_s >= self._timing.lease_s / 4
+        return now_s - self.said_s >= self._timing.lease_s / 4
 
     def gives_up(
         self, state: SourceState, now_s: float, stalled_s: float
     ) -> TimedOut | TookTooLong | None:
         """`stalled_s`: how long the destination has taken none of the bytes that were ready."""
         timing = self._timing
-        if now_s - self._since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
+        if now_s - self.since_s < self._patience_s(state) or self._is_worked_on(state, now_s):
             return None
         flowing = state in _COPYING and stalled_s < timing.answer_timeout_s / 2
         return TookTooLong() if flowing or state is _S.SUSPENDING else TimedOut()
@@ -66,8 +61,8 @@ class SourceClock:
         `stage_timeout_s`."""
         if state not in (_S.PRE_ALLOCATING, _S.COMMITTING):
             return False
-        heard_lately = now_s - self._working_s < self._timing.answer_timeout_s
-        return heard_lately and now_s - self._since_s < self._timing.stage_timeout_s
+        heard_lately = now_s - self.working_s < self._timing.answer_timeout_s
+        return heard_lately and now_s - self.since_s < self._timing.stage_timeout_s
 
     def _patience_s(self, state: SourceState) -> float:
         timing = self._timing

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from controller.core.dispatch.instance_record import InstanceRecord
-from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.cooling import Cooling
@@ -140,7 +139,7 @@ class Rescheduler:
         record = self._scheduler.instances[pair.destination_id]
         assert record.snapshot is not None
         return Relief(
-            InstanceRef(destination.member_id, destination.incarnation, destination.address),
+            destination.ref,
             record.snapshot,
             now_s - record.last_report_s,
             pair.source_freeness,

@@ -10,6 +10,7 @@ Pure: Hellos and losses in, what changed out. Rules:
 from dataclasses import dataclass, field
 
 from controller.api.text.starts import LAUNCHING
+from controller.core.instance_ref import InstanceRef
 from controller.runtime.messages.members import EngineInfo, Hello, MemberKind, Phase, Welcome
 
 
@@ -32,6 +33,10 @@ class Member:
     up_s: float = 0.0
     """How long its process had run at its last Hello."""
     heard_s: float | None = None
+
+    @property
+    def ref(self) -> InstanceRef:
+        return InstanceRef(self.member_id, self.incarnation, self.address)
 
     @property
     def serving(self) -> bool:

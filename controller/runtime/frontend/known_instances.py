@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.runtime.messages.members import InstanceEntry
 
@@ -33,7 +32,3 @@ class KnownInstances:
 
     def snapshots(self) -> Iterable[InstanceSnapshot]:
         return [entry.snapshot for entry in self if entry.snapshot is not None]
-
-
-def ref(entry: InstanceEntry) -> InstanceRef:
-    return InstanceRef(entry.instance_id, entry.incarnation, entry.address)

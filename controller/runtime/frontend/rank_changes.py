@@ -73,7 +73,7 @@ class RankChanges:
 
     def tell_owner(self, request_id: str) -> None:
         """Nothing if its rank never changed, or nobody owns it yet."""
-        change, route = self._changes.get(request_id), self._routes.get(request_id)
+        change, route = self._changes.get(request_id), self._routes.live.get(request_id)
         if change is not None and route is not None:
             told = RankSet(request_id, change.rank, change.number)
             self._send(route.ownership.owner.address, told)
@@ -94,7 +94,7 @@ class RankChanges:
                     log.exception("the priority of %s cannot be told", request_id)
 
     def _tell_again(self, request_id: str, change: _Change) -> None:
-        route = self._routes.get(request_id)
+        route = self._routes.live.get(request_id)
         if route is not None:
             if not _is_confirmed(change, route):
                 self.tell_owner(request_id)
@@ -106,5 +106,6 @@ def _is_confirmed(change: _Change, route: Route) -> bool:
     """By who owns it now. One that took it back may be in a hop ahead of its first token here."""
     ownership = route.ownership
     return (
-        change.confirmed_by == ownership.owner.key and change.confirmed_hop >= ownership.epoch.hop
+        change.confirmed_by == ownership.owner.key
+        and change.confirmed_hop >= ownership.order.epoch.hop
     )

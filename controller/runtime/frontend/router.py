@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.events import DispatchRequested
+from controller.core.migration.ownership import Ownership
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
@@ -90,11 +91,11 @@ class Router:
 
     @property
     def num_live_reqs(self) -> int:
-        return len(self.routes) + len(self.dispatcher)
+        return len(self.routes.live) + len(self.dispatcher)
 
     @property
     def live_request_ids(self) -> list[str]:
-        return [*self.routes, *self.dispatcher.request_ids]
+        return [*self.routes.live, *self.dispatcher.request_ids]
 
     def start(self) -> None:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)
@@ -128,7 +129,7 @@ class Router:
         if found is None:
             return
         dispatch, entry = found
-        self.routes.add(request_id, entry)
+        self.routes.live[request_id] = Route(Ownership(entry.ref))
         self._book.dispatched(dispatch)
         add = AddRequest(
             request_id,
@@ -147,7 +148,7 @@ class Router:
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason)
-            if route := self.routes.pop(request_id):
+            if route := self.routes.live.pop(request_id, None):
                 for holder in route.ownership.holders:
                     by_address.setdefault(holder.address, []).append(request_id)
             else:
@@ -163,7 +164,7 @@ class Router:
         received: list[tuple[str, int]] = []
         for item in emitted.items:
             request_id = item.request_id
-            route = self.routes.get(request_id)
+            route = self.routes.live.get(request_id)
             output = by_id.get(request_id)
             if output is None:
                 continue
@@ -172,7 +173,7 @@ class Router:
                 self.routes.unread(emitted.sender, item)
                 continue
             ownership = route.ownership
-            before = ownership.next_index
+            before = ownership.order.next_index
             offered = ownership.offer(*place, (item, output))
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
@@ -180,10 +181,10 @@ class Router:
                 num_new = delivered.num_tokens - num_skip
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
-                    self.routes.pop(request_id)
-            if ownership.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
-                received.append((request_id, ownership.next_index))
-            if ownership.gap is not None:
+                    del self.routes.live[request_id]
+            if ownership.order.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
+                received.append((request_id, ownership.order.next_index))
+            if ownership.order.gap is not None:
                 self.routes.find_unclear(request_id, route)
         if received:
             confirmed = OutputsReceived(tuple(received))
@@ -201,7 +202,7 @@ class Router:
         route.token_s = now_s
 
     def _refused_by_instance(self, refused: RequestRefused) -> None:
-        if self.routes.pop(refused.request_id):
+        if self.routes.live.pop(refused.request_id, None):
             self._book.ended(refused.request_id, RequestState.FAILED, refused.message)
             tell = self._events.on_failed if refused.retryable else self._events.on_refused
             tell(refused.request_id, refused.message)

@@ -7,7 +7,7 @@ that sends tokens which count for nothing is told so, or it would go on to the r
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ from controller.core.migration.ownership import Loss, Ownership
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.ports.mailbox import Mailbox
-from controller.runtime.frontend.known_instances import KnownInstances, ref
+from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers
-from controller.runtime.messages.members import InstanceEntry, InstanceLost
+from controller.runtime.messages.members import InstanceLost
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import (
     FenceAnswered,
@@ -77,32 +77,15 @@ class Routes:
         self._known = known
         self._book = book
         self._on_failed = on_failed
-        self._routes: dict[str, Route] = {}
+        self.live: dict[str, Route] = {}
         self._unclear: set[str] = set()
         """Requests that lack tokens, or an owner that is known to live."""
         self._unread: dict[str, set[tuple[str, int]]] = {}
         """(request id, hop) by the address of the instance that is to be told."""
 
-    def __len__(self) -> int:
-        return len(self._routes)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._routes))
-
-    def get(self, request_id: str) -> Route | None:
-        return self._routes.get(request_id)
-
-    def add(self, request_id: str, entry: InstanceEntry) -> Route:
-        route = self._routes[request_id] = Route(Ownership(ref(entry)))
-        return route
-
-    def pop(self, request_id: str) -> Route | None:
-        """None: there is none."""
-        return self._routes.pop(request_id, None)
-
     def num_by_owner(self) -> dict[str, int]:
         load: dict[str, int] = {}
-        for route in self._routes.values():
+        for route in self.live.values():
             owner_id = route.ownership.owner.instance_id
             load[owner_id] = load.get(owner_id, 0) + 1
         return load
@@ -123,26 +106,26 @@ class Routes:
 
     def _announced(self, announced: MoveAnnounced) -> None:
         destination = announced.destination
-        if route := self._routes.get(announced.request_id):
+        if route := self.live.get(announced.request_id):
             route.ownership.announce(destination, announced.hop)
             known = self._known.incarnation(destination.instance_id)
             if known is not None and known > destination.incarnation:
                 self._lose_holder(announced.request_id, route, destination)
 
     def _moved(self, moved: RequestMoved) -> None:
-        route = self._routes.get(moved.request_id)
+        route = self.live.get(moved.request_id)
         if route is None:  # its client left meanwhile
             self.send(moved.owner.address, AbortRequests((moved.request_id,)))
         elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
             self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
 
     def _not_moved(self, told: RequestNotMoved) -> None:
-        route = self._routes.get(told.request_id)
+        route = self.live.get(told.request_id)
         if route is not None and route.ownership.disowned(told.hop):
             self._fail(told.request_id, route)
 
     def _request_lost(self, lost: RequestLost) -> None:
-        route = self._routes.get(lost.request_id)
+        route = self.live.get(lost.request_id)
         if route is not None and route.ownership.lost_in(lost.hop):
             self._fail(lost.request_id, route, lost.owner)
 
@@ -150,7 +133,7 @@ class Routes:
         """A request that is over here is nobody's: its source may have it back, and hears that
         nobody wants it."""
         request_id, owner = asked.request_id, asked.owner
-        route = self._routes.get(request_id)
+        route = self.live.get(request_id)
         fenced = route is None or route.ownership.fence(owner, asked.hop)
         if route is not None and fenced is None:  # of one that was taken for dead
             if route.ownership.to_ask is not None:
@@ -162,7 +145,7 @@ class Routes:
             self.send(owner.address, AbortRequests((request_id,)))
 
     def _move_timed(self, timed: MoveTimed) -> None:
-        route = self._routes.get(timed.record.request_id)
+        route = self.live.get(timed.record.request_id)
         if route is not None and route.ownership.owner.instance_id == timed.record.destination_id:
             route.timed = timed
 
@@ -185,11 +168,11 @@ class Routes:
 
     def lose_replaced(self) -> None:
         """A directory with another incarnation says so too, where InstanceLost was missed."""
-        known = {entry.instance_id: ref(entry).key for entry in self._known}
+        known = {entry.instance_id: entry.ref.key for entry in self._known}
         self._lose_where(lambda holder: known.get(holder.instance_id, holder.key) != holder.key)
 
     def _lose_where(self, is_lost: Callable[[InstanceRef], bool]) -> None:
-        for request_id, route in list(self._routes.items()):
+        for request_id, route in list(self.live.items()):
             for holder in route.ownership.holders:
                 if is_lost(holder):
                     self._lose_holder(request_id, route, holder)
@@ -208,7 +191,7 @@ class Routes:
         self._end_failed(request_id, why, f"lost-{owner.instance_id}-{owner.incarnation}")
 
     def _end_failed(self, request_id: str, why: str, cause_id: str | None = None) -> None:
-        if self._routes.pop(request_id, None) is not None:
+        if self.live.pop(request_id, None) is not None:
             self._book.ended(request_id, RequestState.FAILED, why, cause_id)
             self._on_failed(request_id, why)
 
@@ -224,7 +207,7 @@ class Routes:
         that ended where nobody reads it has no other end."""
         if item.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((item.request_id, item.hop))
-        elif (route := self._routes.get(item.request_id)) and route.ownership.lost_in(item.hop):
+        elif (route := self.live.get(item.request_id)) and route.ownership.lost_in(item.hop):
             self._fail(item.request_id, route, sender)
 
     async def keep_asking(self) -> None:
@@ -242,8 +225,8 @@ class Routes:
                     log.exception("request %s cannot be given up", request_id)
 
     def _look_for_what_is_missing(self, request_id: str, now_s: float) -> None:
-        route = self._routes.get(request_id)
-        if route is None or not (route.ownership.to_ask or route.ownership.gap):
+        route = self.live.get(request_id)
+        if route is None or not (route.ownership.to_ask or route.ownership.order.gap):
             self._unclear.discard(request_id)
         elif now_s - route.unclear_s >= UNCLEAR_S:
             self._unclear.discard(request_id)
@@ -266,8 +249,8 @@ class Routes:
         if ownership.to_ask is not None:
             destination, hop = ownership.to_ask
             self.send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
-        elif ownership.gap is not None:
-            missing = OutputsMissing(request_id, *ownership.gap)
+        elif ownership.order.gap is not None:
+            missing = OutputsMissing(request_id, *ownership.order.gap)
             self.send(ownership.owner.address, missing)
 
     def send(self, address: str, message: Message) -> None:

@@ -73,7 +73,7 @@ class Emission:
                     live.arrived_by = None
                 live.keep(emitted.num_tokens, step.body)
                 live.next_index += emitted.num_tokens
-                if emitted.finished:
+                if emitted.finish_reason is not None:
                     self._forget_finished(emitted.request_id)
                     self._on_finished(emitted.request_id)
             if items:

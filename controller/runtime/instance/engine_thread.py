@@ -80,9 +80,17 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
+    def between_steps(
+        self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None
+    ) -> None:
         """`then` gets what `work` returned, on the event loop's thread."""
-        self.command(lambda engine: self._call(then, work(engine)))
+
+        def command(engine: Engine) -> None:
+            result = work(engine)
+            if then is not None:
+                self._call(then, result)
+
+        self.command(command)
 
     def command(self, command: Command) -> None:
         self._commands.put(command)

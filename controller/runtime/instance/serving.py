@@ -7,9 +7,8 @@ and bookkeeping of token positions (`emission`) stay on this one.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineThread
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
-from controller.runtime.instance.moves.live_request import Kept, LiveRequest
+from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.moves.relief_moves import ReliefMoves
 from controller.runtime.member import Membership
@@ -57,8 +56,6 @@ log = logging.getLogger(__name__)
 # Moves repeat and give up by the clock; the shortest of their times is 0.2 s.
 MOVES_TICK_S = 0.05
 
-T = TypeVar("T")
-
 
 class Serving:
     """`transfer` starts with it; whoever made that closes it."""
@@ -81,7 +78,10 @@ class Serving:
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.transfer = transfer
         transfer.start(self.blocks, self._tell_transfer)
+        # What moves need (runtime/instance/moves/host.py) and others do.
+        self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
         self.instance_moves = InstanceMoves(self, engine.block_size)
+        self.set_rank = self.instance_moves.set_rank
         links, controller = Links(), member.controller_address
         self._orders = OrderedMoves(self, self.instance_moves, links, controller)
         self.relief_moves = ReliefMoves(self, self.instance_moves, links, controller)
@@ -93,6 +93,7 @@ class Serving:
             self._frontends,
             self.instance_moves.request_finished,
         )
+        self.encode_kept = self.emission.encode_kept
         self._ticking = asyncio.create_task(self._tick_moves())
 
     def close(self) -> None:
@@ -290,9 +291,6 @@ class Serving:
     def now_s(self) -> float:
         return self._loop.time()
 
-    def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
-        self._thread.between_steps(work, then)
-
     def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None:
         self._mailbox.send(address, encode(message), payload)
 
@@ -301,27 +299,15 @@ class Serving:
         self.send(frontend, RequestEvents((event,)))
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
-        return self._engine.prepare(frames, self._frontend_index(frontend))
-
-    def compiling(self, prepared: Any) -> Future[Any] | None:
-        return self._engine.moves.compiling(prepared)
-
-    def encode_kept(self, kept: Kept, request_id: str) -> Frames:
-        return self.emission.encode_kept(kept, request_id)
-
-    def set_rank(self, request_id: str, rank: int) -> None:
-        self.instance_moves.set_rank(request_id, rank)
+        if frontend not in self._frontends:
+            self._frontends.append(frontend)
+        return self._engine.prepare(frames, self._frontends.index(frontend))
 
     def end(self, request_id: str, hop: int) -> None:
         if request_id in self.requests:
             self.abort((request_id,))
         else:
             self.instance_moves.client_left(request_id, hop)
-
-    def _frontend_index(self, address: str) -> int:
-        if address not in self._frontends:
-            self._frontends.append(address)
-        return self._frontends.index(address)
 
     def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
         self.send(peer.address, TransferMessage(self.me), frames)

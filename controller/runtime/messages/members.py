@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.record import MoveInFlight
 from controller.core.record.event_log import LoggedEvent
@@ -61,6 +62,10 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
     address: str
     info: EngineInfo
     snapshot: InstanceSnapshot | None
+
+    @property
+    def ref(self) -> InstanceRef:
+        return InstanceRef(self.instance_id, self.incarnation, self.address)
 
 
 class Directory(Message, frozen=True):

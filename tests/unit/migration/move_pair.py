@@ -223,7 +223,7 @@ class Pair:
         return RESUMED if self.source_hop else KEPT
 
     def client_reads(self, sender: InstanceRef, hop: int) -> bool:
-        begins = self.ownership.next_index
+        begins = self.ownership.order.next_index
         delivered = self.ownership.offer(sender, Epoch(0, hop), begins, 1, "next")
         return [each.item for each in delivered] == ["next"]
 

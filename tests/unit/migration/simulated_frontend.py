@@ -64,7 +64,7 @@ class Frontend:
         """Or has not heard of it yet."""
         if (route := self.routes.get(request_id)) is None:
             return False
-        read = route.ownership.epoch.hop
+        read = route.ownership.order.epoch.hop
         return read < hop or (read == hop and route.ownership.owner == sender)
 
     def instance_died(self, key: tuple[str, int]) -> None:
@@ -81,7 +81,7 @@ class Frontend:
         """Asks again for what is missing, and for who owns what."""
         for request_id, route in list(self.routes.items()):
             ownership = route.ownership
-            if ownership.to_ask is None and ownership.gap is None:
+            if ownership.to_ask is None and ownership.order.gap is None:
                 continue
             if self.network.now_s - route.asked_s < ASK_AGAIN_S:
                 continue
@@ -89,8 +89,8 @@ class Frontend:
             if ownership.to_ask is not None:
                 destination, hop = ownership.to_ask
                 self.network.send(FRONTEND, destination, OwnerAsked(request_id, hop))
-            elif ownership.gap is not None:
-                missing = Missing(request_id, *ownership.gap)
+            elif ownership.order.gap is not None:
+                missing = Missing(request_id, *ownership.order.gap)
                 self.network.send(FRONTEND, ownership.owner, missing)
 
     def receive(self, sender: InstanceRef, body: Any) -> None:

@@ -467,7 +467,7 @@ class Simulation:
     def check_owners(self) -> None:
         """At most one instance decodes in the epoch that the frontend reads."""
         for request_id, route in self.frontend.routes.items():
-            hop = route.ownership.epoch.hop
+            hop = route.ownership.order.epoch.hop
             owners = [
                 instance.ref.key
                 for instance in self._instances()

@@ -345,7 +345,7 @@ class MigrationMachine(RuleBasedStateMachine):
     @invariant()
     def one_owner_is_read(self) -> None:
         for request_id, route in self.frontend.routes.items():
-            hop = route.ownership.epoch.hop
+            hop = route.ownership.order.epoch.hop
             owners = [
                 instance.ref.key
                 for instance in self.instances.values()

@@ -5,11 +5,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.migration.queue import MAX_WAITING, MoveQueue, QueuedMove
+from controller.core.migration.queue import MAX_WAITING, MoveByHand, MoveQueue, QueuedMove
 
 
 def move(number: int, source: str, destination: str) -> QueuedMove:
-    return QueuedMove(f"m-{number}", f"r-{number}", source, destination, "by hand", 4, 0.0)
+    wanted = MoveByHand(f"r-{number}", source, 4, "by hand")
+    return QueuedMove(f"m-{number}", wanted, destination, 0.0)
 
 
 def begun(queue: MoveQueue, max_moves: int, **reported: int) -> list[str]:

@@ -59,14 +59,15 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
         asyncio.create_task(frontend.request(f"r{n}", num_prompt_tokens=8, max_tokens=30))
         for n in range(20)
     ]
-    await cluster.until(lambda: len(frontend.router.routes) == 20)
+    await cluster.until(lambda: len(frontend.router.routes.live) == 20)
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
     doomed = {
         r
-        for r in frontend.router.routes
-        if (route := frontend.router.routes.get(r)) and route.ownership.owner.instance_id == "i-0"
+        for r in list(frontend.router.routes.live)
+        if (route := frontend.router.routes.live.get(r))
+        and route.ownership.owner.instance_id == "i-0"
     }
     cluster.network.lose(dying.address)
     cluster.instances["i-1"].engine.go_on()
@@ -93,7 +94,7 @@ async def test_without_a_controller_requests_go_on_and_new_ones_run(
     for instance in cluster.instances.values():
         instance.engine.hold()
     before = [asyncio.create_task(frontend.request(f"a{n}", 8, 30)) for n in range(6)]
-    await cluster.until(lambda: len(frontend.router.routes) == 6)
+    await cluster.until(lambda: len(frontend.router.routes.live) == 6)
     cluster.running.cancel()
     cluster.network.lose(CONTROLLER)
     for instance in cluster.instances.values():
@@ -133,7 +134,7 @@ async def test_requests_that_fail_with_their_instance_share_its_cause(
     for instance in cluster.instances.values():
         instance.engine.hold()
     running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
-    await cluster.until(lambda: len(frontend.router.routes) == 4)
+    await cluster.until(lambda: len(frontend.router.routes.live) == 4)
     cluster.network.lose(cluster.instances["i-0"].address)
     cluster.instances["i-1"].engine.go_on()
     await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)

@@ -352,6 +352,7 @@ async def test_a_move_that_is_asked_before_the_engine_serves_is_refused_at_once(
     bed.controller.send(HERE, asked)
     assert await bed.controller.receive(MoveAnswered) == MoveAnswered("q", "unknown")
     bed.build.start.put(None)
+    await bed.controller.receive(Hello, lambda h: h.phase == "active")
 
 
 async def test_an_engine_that_cannot_start_is_reported_as_failed_and_held(bed: Bed) -> None:

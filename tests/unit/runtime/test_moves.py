@@ -258,7 +258,7 @@ async def test_a_grammar_that_takes_too_long_there_leaves_the_request_where_it_i
     source = moving.a.llumlet.serving.instance_moves._outgoing[move_id].machine
     for _ in range(int(DEFAULT_TIMING.reserve_timeout_s)):
         moving.clock.now_s += 1.0
-        await moving.until(lambda: source.over or source._clock._working_s == moving.clock.now_s)
+        await moving.until(lambda: source.over or source._clock.working_s == moving.clock.now_s)
     answer = await moving.answer(move_id)
     assert answer.record is not None
     assert (answer.code, answer.record.outcome) == ("not_ready", "kept")

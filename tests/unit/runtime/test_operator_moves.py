@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.migration.queue import MoveByHand
 from controller.core.migration.record import (
     DESTINATION_DIED,
     DESTINATION_FAILED,
@@ -23,7 +24,6 @@ from controller.runtime.controller.operations.operator_moves import (
     TIMED_PATIENCE_S,
     Attempt,
     OperatorMoves,
-    Order,
 )
 from controller.runtime.controller.queries import REFUSALS_PATIENCE_S, MemberDiedError
 from controller.runtime.messages.members import EventsReported
@@ -36,7 +36,7 @@ from controller.runtime.messages.moves import (
 from tests.unit.runtime.controller_bed import Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
 
-ORDER = Order("r", "i-0", 4, "by hand")
+ORDER = MoveByHand("r", "i-0", 4, "by hand")
 PATIENCE_S = 60.0
 REFUSED_THERE = ("no_blocks", "no_slot", "no_adapter", "not_taken", "fingerprint", "too_many_moves")
 
@@ -48,7 +48,7 @@ async def serving(network: FakeNetwork, num_instances: int = 3) -> Bed:
 
 
 def ordered(
-    bed: Bed, to: str | None = None, order: Order = ORDER, patience_s: float = PATIENCE_S
+    bed: Bed, to: str | None = None, order: MoveByHand = ORDER, patience_s: float = PATIENCE_S
 ) -> "asyncio.Task[Sequence[Attempt]]":
     operator_moves: OperatorMoves = bed.controller.operator_moves
     return asyncio.create_task(
@@ -148,9 +148,9 @@ async def test_the_freest_that_is_not_the_source_is_chosen(network: FakeNetwork)
     moving = ordered(bed)
     assert (await asked_of(bed)).order.destination.instance_id == "i-2"
     moving.cancel()
-    assert bed.controller.operator_moves.choose(replace(ORDER, source_id="i-2")) == "i-0"
-    assert bed.controller.operator_moves.choose(ORDER, tried=["i-2"]) == "i-1"
-    assert bed.controller.operator_moves.choose(replace(ORDER, num_blocks=65)) is None
+    assert bed.controller.operator_moves.choose("i-2", 4) == "i-0"
+    assert bed.controller.operator_moves.choose("i-0", 4, tried=["i-2"]) == "i-1"
+    assert bed.controller.operator_moves.choose("i-0", 65) is None
 
 
 @virtual_time
@@ -200,10 +200,10 @@ async def test_one_that_was_named_is_tried_once_though_it_cools(network: FakeNet
         moving = ordered(bed, "i-1")
         answers(bed, await asked_of(bed), "resumed", "no_answer")
         assert [each.destination_id for each in await moving] == ["i-1"]
-    assert bed.controller.operator_moves.choose(ORDER) == "i-2"
+    assert bed.controller.operator_moves.choose("i-0", 4) == "i-2"
     await asyncio.sleep(31)
     await bed.reports("i-1")
-    assert bed.controller.operator_moves.choose(ORDER) == "i-1"
+    assert bed.controller.operator_moves.choose("i-0", 4) == "i-1"
 
 
 @virtual_time
@@ -272,8 +272,10 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     asked = [await asked_of(bed) for _ in range(limit)]
     await settle()
     assert bed.peers["i-0"].received(MoveAsked) == []
-    assert [each.request_id for each in bed.controller.operator_moves.turns.waiting] == ["r4", "r5"]
-    elsewhere = ordered(bed, "i-1", Order("s", "i-2", 4, "by hand"))
+    assert [
+        each.wanted.request_id for each in bed.controller.operator_moves.turns.queue.waiting
+    ] == ["r4", "r5"]
+    elsewhere = ordered(bed, "i-1", MoveByHand("s", "i-2", 4, "by hand"))
     await settle()
     assert bed.peers["i-2"].received(MoveAsked) == [], "the destination is full"
     for each in asked:
@@ -286,7 +288,7 @@ async def test_moves_at_the_same_time_wait_for_their_turn(network: FakeNetwork) 
     bed.says("i-2", MoveAnswered(other.query_id, "", record=record_of(other)))
     outcomes = [attempts[-1].outcome for attempts in await asyncio.gather(*moving, elsewhere)]
     assert outcomes == ["migrated"] * (limit + 3)
-    assert bed.controller.operator_moves.turns.waiting == ()
+    assert bed.controller.operator_moves.turns.queue.waiting == ()
 
 
 @virtual_time
@@ -388,7 +390,7 @@ async def test_a_stranger_s_answer_changes_nothing(network: FakeNetwork) -> None
 async def test_a_plan(network: FakeNetwork) -> None:
     bed = await serving(network)
     operator_moves = bed.controller.operator_moves
-    planning = asyncio.create_task(operator_moves.plan(ORDER, "i-1"))
+    planning = asyncio.create_task(operator_moves.ask_source(ORDER, "i-1", dry_run=True))
     asked = await asked_of(bed)
     assert asked.dry_run
     found = MovePlan(60, 4, 4096, 0.01)
@@ -396,10 +398,10 @@ async def test_a_plan(network: FakeNetwork) -> None:
     assert (await planning).plan == found
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        await operator_moves.plan(ORDER, "i-1")
+        await operator_moves.ask_source(ORDER, "i-1", dry_run=True)
     waited_s = asyncio.get_running_loop().time() - began_s
     assert waited_s == pytest.approx(calls.PATIENCE_S, abs=0.2)
-    planning = asyncio.create_task(operator_moves.plan(ORDER, "i-1"))
+    planning = asyncio.create_task(operator_moves.ask_source(ORDER, "i-1", dry_run=True))
     await settle()
     network.lose("mem://i-0")
     with pytest.raises(MemberDiedError):

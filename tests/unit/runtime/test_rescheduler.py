@@ -60,7 +60,7 @@ async def test_the_lowest_source_gets_the_freest_destination(bed: Bed) -> None:
     }
     relief = found["i-1"][1].relief
     assert relief is not None
-    assert relief.destination == bed.controller.operator_moves.destination("i-3")
+    assert relief.destination == bed.controller.roster.members["i-3"].ref
     assert relief.snapshot == bed.controller.scheduler.instances["i-3"].snapshot
     assert 0 <= relief.snapshot_age_s < 60
     assert (relief.source_freeness, relief.destination_freeness) == (3.2, 1024.0)

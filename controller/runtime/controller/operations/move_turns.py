@@ -23,13 +23,8 @@ class MoveTurns:
     def __init__(self, num_reported: Callable[[str], int], max_moves: int) -> None:
         self.max_moves = max_moves
         self._num_reported = num_reported
-        self._queue = MoveQueue()
+        self.queue = MoveQueue()
         self._turns: dict[str, asyncio.Future[None]] = {}
-
-    @property
-    def waiting(self) -> tuple[QueuedMove, ...]:
-        """In their order."""
-        return self._queue.waiting
 
     def is_full(self, instance_id: str) -> bool:
         return self._num_reported(instance_id) >= self.max_moves
@@ -39,7 +34,7 @@ class MoveTurns:
         """Within, the move counts at both its instances. Raises NoTurnError."""
         if not self.max_moves:
             raise NoTurnError(NO_MOVES)
-        if not self._queue.join(move):
+        if not self.queue.join(move):
             raise NoTurnError(QUEUE_FULL)
         turn = self._turns[move.migration_id] = asyncio.get_running_loop().create_future()
         try:
@@ -50,13 +45,13 @@ class MoveTurns:
                 raise NoTurnError(NO_TURN) from None
             yield
         finally:
-            self._queue.leave(move.migration_id)
+            self.queue.leave(move.migration_id)
             del self._turns[move.migration_id]
             self.look()
 
     def look(self) -> None:
         """Begins what may begin by now: after each change, and now and then."""
-        for move in self._queue.begin(self._num_reported, self.max_moves):
+        for move in self.queue.begin(self._num_reported, self.max_moves):
             turn = self._turns[move.migration_id]
             if not turn.done():
                 turn.set_result(None)

@@ -10,15 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.migration.move_log import MoveLog
 from controller.core.migration.order import MoveOrder
-from controller.core.migration.queue import QueuedMove
+from controller.core.migration.queue import MoveByHand, QueuedMove
 from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.migration.stages import MAX_STAGES
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.rescheduling.choose_destination import choose_destination
 from controller.core.rescheduling.cooling import Cooling
@@ -48,18 +46,6 @@ _REFUSED_THERE = frozenset(
     }
 )
 """By a destination: another one may take it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """`num_blocks` are those of the request now, 0 if it is queued."""
-
-    request_id: str
-    source_id: str
-    num_blocks: int
-    reason: str
-    verify_kv: bool = False
-    max_stages: int = MAX_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +125,20 @@ class OperatorMoves:
 
     # -- where to ------------------------------------------------------------------------
 
-    def destination(self, instance_id: str) -> InstanceRef:
-        member = self._roster.members[instance_id]
-        return InstanceRef(member.member_id, member.incarnation, member.address)
-
-    def choose(self, order: Order, tried: Collection[str] = ()) -> str | None:
-        """The freest instance that may take it and does not cool, if possible one that may begin
-        another move; None if there is none."""
+    def choose(self, source_id: str, num_blocks: int, tried: Collection[str] = ()) -> str | None:
+        """The freest instance that may take so many blocks and does not cool, if possible one that
+        may begin another move; None if there is none."""
         now_s = self._now_s()
         snapshots = [
             snapshot
             for snapshot in self._scheduler.schedulable_snapshots(now_s)
-            if snapshot.instance_id != order.source_id
+            if snapshot.instance_id != source_id
             and snapshot.instance_id not in tried
-            and not self.cooling.remaining_s(snapshot.instance_id, now_s, order.source_id)
+            and not self.cooling.remaining_s(snapshot.instance_id, now_s, source_id)
         ]
         at_once = [each for each in snapshots if not self.turns.is_full(each.instance_id)]
-        return choose_destination(at_once, self.levels, order.num_blocks) or choose_destination(
-            snapshots, self.levels, order.num_blocks
+        return choose_destination(at_once, self.levels, num_blocks) or choose_destination(
+            snapshots, self.levels, num_blocks
         )
 
     # -- moves ---------------------------------------------------------------------------
@@ -165,15 +147,16 @@ class OperatorMoves:
         return f"m-{self._epoch}-{next(self._migration_ids)}"
 
     async def move(
-        self, order: Order, destination_id: str | None, migration_id: str, patience_s: float
+        self, wanted: MoveByHand, destination_id: str | None, migration_id: str, patience_s: float
     ) -> list[Attempt]:
         """Every try, the last one last; none if there is no destination. `migration_id` is the
         first one's. With a destination named there is one try. Each waits for its turn first."""
         deadline_s = self._now_s() + patience_s
         attempts: list[Attempt] = []
-        target = destination_id or self.choose(order)
+        target = destination_id or self.choose(wanted.source_id, wanted.num_blocks)
         while target is not None:
-            attempt = await self._attempt(order, target, migration_id, deadline_s)
+            move = QueuedMove(migration_id, wanted, target, self._now_s())
+            attempt = await self._attempt(move, deadline_s)
             if _is_too_early(attempt, destination_id) and self._now_s() + PAUSE_S < deadline_s:
                 await asyncio.sleep(PAUSE_S)
                 migration_id = self.next_migration_id()
@@ -183,17 +166,16 @@ class OperatorMoves:
                 break
             if len(attempts) == MAX_TRIES or self._now_s() >= deadline_s:
                 break
-            target = self.choose(order, [each.destination_id for each in attempts])
+            tried = [each.destination_id for each in attempts]
+            target = self.choose(wanted.source_id, wanted.num_blocks, tried)
             migration_id = self.next_migration_id()
         return attempts
 
-    async def _attempt(
-        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
-    ) -> Attempt:
+    async def _attempt(self, move: QueuedMove, deadline_s: float) -> Attempt:
         timed = asyncio.get_running_loop().create_future()
-        self._timed[migration_id] = timed
+        self._timed[move.migration_id] = timed
         try:
-            attempt = await self._ask_in_turn(order, destination_id, migration_id, deadline_s)
+            attempt = await self._ask_in_turn(move, deadline_s)
             may_have_moved = attempt.outcome == "migrated" or attempt.code == "source_died"
             if not may_have_moved or attempt.outcome == "refused":
                 return attempt
@@ -201,34 +183,21 @@ class OperatorMoves:
             timed_patience_s = max(TIMED_PATIENCE_S, min(left_s, MAX_TIMED_PATIENCE_S))
             return await _with_downtime(attempt, timed, timed_patience_s)
         finally:
-            del self._timed[migration_id]
+            del self._timed[move.migration_id]
 
-    async def _ask_in_turn(
-        self, order: Order, destination_id: str, migration_id: str, deadline_s: float
-    ) -> Attempt:
+    async def _ask_in_turn(self, move: QueuedMove, deadline_s: float) -> Attempt:
         """The turn ends with the source's answer: its instances may move others then."""
-        joined_s = self._now_s()
-        queued = QueuedMove(
-            migration_id,
-            order.request_id,
-            order.source_id,
-            destination_id,
-            order.reason,
-            order.num_blocks,
-            joined_s,
-        )
-        refused = Attempt(migration_id, destination_id, "refused")
+        refused = Attempt(move.migration_id, move.destination_id, "refused")
         try:
-            async with self.turns.turn(queued, max(0.0, deadline_s - joined_s)):
+            async with self.turns.turn(move, max(0.0, deadline_s - move.since_s)):
                 began_s = self._now_s()
-                queued_s = began_s - joined_s
-                if code := self._gone(order.source_id, destination_id):
+                queued_s = began_s - move.since_s
+                if code := self._gone(*move.instance_ids):
                     return replace(refused, code=code, queued_s=queued_s)
-                left_s = max(0.0, deadline_s - began_s)
-                attempt = await self._ask(order, destination_id, migration_id, left_s)
+                attempt = await self._ask(move, max(0.0, deadline_s - began_s))
                 return replace(attempt, queued_s=queued_s)
         except NoTurnError as error:
-            return replace(refused, code=error.code, queued_s=self._now_s() - joined_s)
+            return replace(refused, code=error.code, queued_s=self._now_s() - move.since_s)
 
     def _gone(self, source_id: str, destination_id: str) -> str:
         """What came to an end while the move waited."""
@@ -238,39 +207,34 @@ class OperatorMoves:
         gone = destination_id not in members or not members[destination_id].serving
         return DESTINATION_DIED if gone else ""
 
-    async def plan(self, order: Order, destination_id: str) -> MoveAnswered:
-        """What it would take. Raises TimeoutError and MemberDiedError."""
-        return await self._ask_source(order, destination_id, dry_run=True)
-
-    async def _ask_source(
+    async def ask_source(
         self,
-        order: Order,
+        wanted: MoveByHand,
         destination_id: str,
         migration_id: str = "",
         *,
         dry_run: bool = False,
         patience_s: float | None = None,
     ) -> MoveAnswered:
-        """Raises TimeoutError (a move goes on) and MemberDiedError."""
-        move = MoveOrder(
+        """What it would take, with `dry_run`. Raises TimeoutError (a move goes on) and
+        MemberDiedError."""
+        order = MoveOrder(
             migration_id,
-            order.request_id,
-            self.destination(destination_id),
-            order.reason,
-            order.verify_kv,
-            order.max_stages,
+            wanted.request_id,
+            self._roster.members[destination_id].ref,
+            wanted.reason,
+            wanted.verify_kv,
+            wanted.max_stages,
         )
-        asked = partial(MoveAsked, order=move, dry_run=dry_run)
-        answer: MoveAnswered = await self._queries.ask(order.source_id, asked, patience_s)
+        asked = partial(MoveAsked, order=order, dry_run=dry_run)
+        answer: MoveAnswered = await self._queries.ask(wanted.source_id, asked, patience_s)
         return answer
 
-    async def _ask(
-        self, order: Order, destination_id: str, migration_id: str, patience_s: float
-    ) -> Attempt:
-        attempt = Attempt(migration_id, destination_id)
+    async def _ask(self, move: QueuedMove, patience_s: float) -> Attempt:
+        attempt = Attempt(move.migration_id, move.destination_id)
         try:
-            answer = await self._ask_source(
-                order, destination_id, migration_id, patience_s=patience_s
+            answer = await self.ask_source(
+                move.wanted, move.destination_id, move.migration_id, patience_s=patience_s
             )
         except TimeoutError:
             return replace(attempt, code="timed_out")

@@ -16,16 +16,13 @@ class SpecKeeper:
     """`store`: None keeps it as long as this process lives."""
 
     def __init__(self, spec: ClusterSpec, store: SpecStore | None = None) -> None:
-        self._spec = spec
+        self.spec = spec
+        """The present one; `change` alone replaces it."""
         self._store = store
 
     @property
-    def spec(self) -> ClusterSpec:
-        return self._spec
-
-    @property
     def revision(self) -> int:
-        return self._spec.revision
+        return self.spec.revision
 
     def check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError if that is not the present one; None: any will do."""
@@ -42,4 +39,4 @@ class SpecKeeper:
             raise RevisionConflictError(spec.revision - 1, self.revision)
         if self._store is not None:
             self._store.save(spec)
-        self._spec = spec
+        self.spec = spec

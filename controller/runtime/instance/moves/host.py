@@ -29,7 +29,9 @@ class MoveHost(Protocol):
 
     def now_s(self) -> float: ...
 
-    def between_steps(self, work: Callable[[Engine], T], then: Callable[[T], None]) -> None:
+    def between_steps(
+        self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None
+    ) -> None:
         """Runs on the engine's thread before its next step, in the order of the calls; `then`
         gets what it returned, before any output of that step."""
 

@@ -126,14 +126,14 @@ class IncomingMove:
             case destination.Free():
                 if self._compiling is not None:
                     self._compiling.cancel()
-                host.between_steps(self._free, _nothing)
+                host.between_steps(self._free)
             case destination.Apply(rank=rank):
                 self._apply(rank)
             case destination.Drop(hop=hop):
                 live = host.requests.get(request_id)
                 if live is not None and live.hop == hop:  # it may have come back in a later one
                     del host.requests[request_id]
-                    host.between_steps(lambda engine: engine.moves.drop(request_id), _nothing)
+                    host.between_steps(lambda engine: engine.moves.drop(request_id))
             case destination.EndRequest():
                 host.end(request_id, self.machine.hop)
             case SetRank(rank=rank):
@@ -308,7 +308,3 @@ class IncomingMove:
         began = self._committed.num_output_tokens
         moved_here = RequestMoved(self.request_id, self._host.me, hop, began)
         self._host.send(self._arriving.frontend, moved_here)
-
-
-def _nothing(_result: object) -> None:
-    """Nobody waits for it."""

@@ -137,9 +137,7 @@ class InstanceMoves:
         if move := self._live_of(request_id):
             move.handle(source.PriorityChanged(rank))
         else:
-            self._host.between_steps(
-                lambda engine: engine.moves.set_rank(request_id, rank), lambda _done: None
-            )
+            self._host.between_steps(lambda engine: engine.moves.set_rank(request_id, rank))
 
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         lost = {peer for peer in self._peers if is_lost(peer)}

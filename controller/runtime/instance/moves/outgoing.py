@@ -148,10 +148,10 @@ class OutgoingMove:
                 host.between_steps(self._suspend, self._on_suspended)
             case source.Resume(hop=hop):
                 self._live.hop = hop
-                host.between_steps(self._resume, _nothing)
+                host.between_steps(self._resume)
             case source.Release():
                 host.requests.pop(order.request_id, None)
-                host.between_steps(lambda engine: engine.moves.release(order.request_id), _nothing)
+                host.between_steps(lambda engine: engine.moves.release(order.request_id))
             case source.Unpin():
                 self.unpin()
             case source.AskFence(hop=hop):
@@ -160,15 +160,13 @@ class OutgoingMove:
                 lost = RequestLost(order.request_id, order.destination, hop)
                 host.send(self._live.frontend, lost)
             case SetRank(rank=rank):
-                host.between_steps(
-                    lambda engine: engine.moves.set_rank(order.request_id, rank), _nothing
-                )
+                host.between_steps(lambda engine: engine.moves.set_rank(order.request_id, rank))
             case source.Close(outcome=outcome, code=code):
                 self._close(outcome, code)
 
     def unpin(self) -> None:
         request_id = self.order.request_id
-        self._host.between_steps(lambda engine: engine.moves.unpin(request_id), _nothing)
+        self._host.between_steps(lambda engine: engine.moves.unpin(request_id))
 
     # -- stages --------------------------------------------------------------------------
 
@@ -391,7 +389,3 @@ def _failed(record: MoveRecord, me: InstanceRef) -> LoggedEvent:
         numbers=record.numbers(),
         labels=record.labels(),
     )
-
-
-def _nothing(_result: object) -> None:
-    """Nobody waits for it."""
