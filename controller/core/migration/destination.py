@@ -24,9 +24,7 @@ from typing import Any
 from controller.core.migration.destination_terms import (
     LEASED,
     OVER,
-    Answer,
     Apply,
-    CancelReceive,
     ClientLeft,
     CommitApplied,
     CommitNotApplied,
@@ -42,12 +40,18 @@ from controller.core.migration.destination_terms import (
     Reserve,
     Reserved,
     SourceDied,
-    StageLost,
-    StageReceived,
     TellFrontend,
     code_of,
 )
-from controller.core.migration.machine import Rule, SetRank, follow
+from controller.core.migration.machine import (
+    CancelCopy,
+    Rule,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+    follow,
+)
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, MoveTiming, Verb
 
 _D = DestinationState
@@ -109,7 +113,7 @@ class DestinationMove:
             self._since_s = now_s
         if isinstance(event, MoveMessage) or self.state is not before:
             self._heard_s = now_s
-        if any(isinstance(each, Answer) for each in instructions):
+        if any(isinstance(each, Say) for each in instructions):
             self._said_s = now_s
         return list(instructions)
 
@@ -126,8 +130,8 @@ class DestinationMove:
             return [self._committed()]
         return []
 
-    def _committed(self) -> Answer:
-        return Answer(MoveMessage(Verb.COMMITTED, self.stage, hop=self.hop))
+    def _committed(self) -> Say:
+        return Say(MoveMessage(Verb.COMMITTED, self.stage, hop=self.hop))
 
     # -- stages --------------------------------------------------------------------------
 
@@ -135,15 +139,15 @@ class DestinationMove:
         self._num_cached = event.num_cached
         return [Receive(self.stage), self._allocated()]
 
-    def _allocated(self) -> Answer:
-        return Answer(MoveMessage(Verb.PRE_ALLOCATED, self.stage, self._num_cached))
+    def _allocated(self) -> Say:
+        return Say(MoveMessage(Verb.PRE_ALLOCATED, self.stage, self._num_cached))
 
     def _not_reserved(self, event: NotReserved) -> Instructions:
         self.code = event.code
         return [Free(), self._refused()]
 
-    def _refused(self) -> Answer:
-        return Answer(MoveMessage(Verb.REFUSED, self.stage, code=self.code))
+    def _refused(self) -> Say:
+        return Say(MoveMessage(Verb.REFUSED, self.stage, code=self.code))
 
     def _next_stage(self, message: MoveMessage) -> tuple[DestinationState, Instructions]:
         if message.stage > self.stage:
@@ -163,7 +167,7 @@ class DestinationMove:
         self.stage = message.stage
         return [Reserve(message.stage, message.num_blocks, message.last)]
 
-    def _received(self, _event: StageReceived) -> tuple[DestinationState, Instructions]:
+    def _received(self, _event: StageCopied) -> tuple[DestinationState, Instructions]:
         pending, self._pending = self._pending, None
         if pending is None:
             return _D.HOLDING, []
@@ -190,7 +194,7 @@ class DestinationMove:
             told = self._tell_asker(False)
             return _D.ABORTED, [
                 Drop(self.hop),
-                Answer(MoveMessage(Verb.ABORTED, self.stage)),
+                Say(MoveMessage(Verb.ABORTED, self.stage)),
                 *told,
             ]
         self._asked = False
@@ -214,7 +218,7 @@ class DestinationMove:
     def _abort(self, event: Any) -> Instructions:
         self.code = self.code or code_of(event)
         self._pending = None
-        first: Instructions = [CancelReceive()] if self.state is _D.RECEIVING else [Free()]
+        first: Instructions = [CancelCopy()] if self.state is _D.RECEIVING else [Free()]
         return [*first, *self._reply(event), *self._tell_asker(isinstance(event, OwnerAsked))]
 
     def _source_died(self, event: SourceDied) -> tuple[DestinationState, Instructions]:
@@ -241,9 +245,9 @@ class DestinationMove:
         """Answers a message for a move that is called off, always in the same way."""
         match event:
             case MoveMessage(verb=Verb.ABORT):
-                return [Answer(MoveMessage(Verb.ABORTED, self.stage))]
+                return [Say(MoveMessage(Verb.ABORTED, self.stage))]
             case MoveMessage(verb=Verb.END):
-                return [Answer(MoveMessage(Verb.ENDED, self.stage))]
+                return [Say(MoveMessage(Verb.ENDED, self.stage))]
             case MoveMessage(verb=Verb.PRIORITY):
                 return [self._priority_set(event)]
             case MoveMessage(verb=Verb.PRE_ALLOC | Verb.COMMIT):
@@ -268,9 +272,7 @@ class DestinationMove:
 
     def _end_later(self, event: object) -> Instructions:
         self._ended = True
-        return (
-            [Answer(MoveMessage(Verb.ENDED, self.stage))] if isinstance(event, MoveMessage) else []
-        )
+        return [Say(MoveMessage(Verb.ENDED, self.stage))] if isinstance(event, MoveMessage) else []
 
     def _drop_later(self, message: MoveMessage) -> Instructions:
         self._dropped = True
@@ -279,10 +281,10 @@ class DestinationMove:
 
     def _drop(self, message: MoveMessage) -> Instructions:
         self.code = message.code
-        return [Drop(self.hop), Answer(MoveMessage(Verb.ABORTED, self.stage))]
+        return [Drop(self.hop), Say(MoveMessage(Verb.ABORTED, self.stage))]
 
     def _end(self, _said: MoveMessage) -> Instructions:
-        return [EndRequest(), Answer(MoveMessage(Verb.ENDED, self.stage))]
+        return [EndRequest(), Say(MoveMessage(Verb.ENDED, self.stage))]
 
     def _set_rank(self, message: MoveMessage) -> Instructions:
         assert message.rank is not None
@@ -291,11 +293,11 @@ class DestinationMove:
         self._last_change = message.change
         return [SetRank(message.rank), self._priority_set(message)]
 
-    def _priority_set(self, message: MoveMessage) -> Answer:
-        return Answer(MoveMessage(Verb.PRIORITY_SET, self.stage, change=message.change))
+    def _priority_set(self, message: MoveMessage) -> Say:
+        return Say(MoveMessage(Verb.PRIORITY_SET, self.stage, change=message.change))
 
     def _working(self, _said: MoveMessage) -> Instructions:
-        return [Answer(MoveMessage(Verb.WORKING, self.stage))]
+        return [Say(MoveMessage(Verb.WORKING, self.stage))]
 
     def _ignore(self, _event: object) -> Instructions:
         return []
@@ -316,7 +318,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.RESERVING, Reserved): rule(move._reserved, _D.RECEIVING),
         (_D.RESERVING, NotReserved): rule(move._not_reserved, _D.ABORTED),
         (_D.RESERVING, Verb.PRE_ALLOC): rule(move._working, _D.RESERVING),
-        (_D.RECEIVING, StageReceived): rule(move._received, _D.HOLDING, _D.RESERVING, _D.APPLYING),
+        (_D.RECEIVING, StageCopied): rule(move._received, _D.HOLDING, _D.RESERVING, _D.APPLYING),
         (_D.RECEIVING, StageLost): rule(move._lost, _D.ABORTED),
         (_D.RECEIVING, Verb.PRE_ALLOC): rule(move._stage_to_come, _D.RECEIVING),
         (_D.RECEIVING, Verb.COMMIT): rule(move._hold_commit, _D.RECEIVING),
@@ -332,7 +334,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
         (_D.APPLYING, ClientLeft): rule(move._end_later, _D.APPLYING),
         (_D.APPLYING, Verb.ABORT): rule(move._drop_later, _D.APPLYING),
         (_D.APPLYING, SourceDied): rule(move._acknowledge, _D.APPLYING),
-        (_D.FREEING, StageReceived): rule(move._freed, _D.ABORTED),
+        (_D.FREEING, StageCopied): rule(move._freed, _D.ABORTED),
         (_D.FREEING, StageLost): rule(move._freed, _D.ABORTED),
         (_D.COMMITTED, Verb.COMMIT): rule(move._committed_again, _D.COMMITTED),
         (_D.COMMITTED, Verb.ACKNOWLEDGED): rule(move._acknowledge, _D.COMMITTED),
@@ -360,7 +362,7 @@ def _table() -> Mapping[tuple[DestinationState, Any], Rule[DestinationState]]:
     return table
 
 
-_ANSWERS = (Reserved, NotReserved, StageReceived, StageLost, CommitApplied, CommitNotApplied)
+_ANSWERS = (Reserved, NotReserved, StageCopied, StageLost, CommitApplied, CommitNotApplied)
 """Answers to what was asked before the move was called off."""
 
 

@@ -4,7 +4,7 @@ process (instructions). `destination` says what each state is and which event le
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank
 from controller.core.migration.protocol import MoveMessage, Verb
 
 # -- States ------------------------------------------------------------------------------
@@ -35,19 +35,6 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class NotReserved:
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageReceived:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageLost:
-    """The stage's bytes will not come, or the receiver let go of the blocks as it was told to."""
-
-    stage: int
     code: str
 
 
@@ -116,11 +103,6 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelReceive:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class Free:
     """Free all that is reserved, after a `Reserve` that is under way."""
 
@@ -146,11 +128,6 @@ class EndRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    message: MoveMessage
-
-
-@dataclass(frozen=True, slots=True)
 class TellFrontend:
     """Tell the frontend whether the request lives here. False is final."""
 
@@ -159,15 +136,6 @@ class TellFrontend:
 
 
 Instruction = (
-    Reserve
-    | Receive
-    | CancelReceive
-    | Free
-    | Apply
-    | Drop
-    | EndRequest
-    | SetRank
-    | Answer
-    | TellFrontend
+    Reserve | Receive | CancelCopy | Free | Apply | Drop | EndRequest | SetRank | Say | TellFrontend
 )
 Instructions = list[Instruction]

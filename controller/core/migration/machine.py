@@ -1,4 +1,5 @@
-"""What the machines of source and destination share: a table of rules, and one instruction.
+"""What the machines of source and destination share: a table of rules, and the events and
+instructions that both sides have.
 
 A rule says for a state and an event which states may follow and what is done. An event without a
 rule raises and changes nothing, so the tables also name what a network brings late, to ignore it.
@@ -25,6 +26,35 @@ class Rule(Generic[State]):
 
 
 Table = Mapping[tuple[State, Trigger], Rule[State]]
+
+
+# -- Events and instructions of both sides ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StageCopied:
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageLost:
+    """The stage's bytes will not come: the copy failed, or the receiver let go of the blocks as it
+    was told to."""
+
+    stage: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To the other side of the move."""
+
+    message: MoveMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCopy:
+    """Of the stage under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ A copy that is called off is not waited for: what the source's copier still read
 from collections.abc import Mapping
 from typing import Any
 
-from controller.core.migration.machine import Rule, SetRank, follow
+from controller.core.migration.machine import (
+    CancelCopy,
+    Rule,
+    Say,
+    SetRank,
+    StageCopied,
+    StageLost,
+    follow,
+)
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, MoveTiming, Verb
 from controller.core.migration.source_clock import SourceClock
 from controller.core.migration.source_terms import (
@@ -34,7 +42,6 @@ from controller.core.migration.source_terms import (
     AlreadyMoved,
     AnnounceMove,
     AskFence,
-    CancelCopy,
     CannotMove,
     Close,
     CopyStage,
@@ -50,11 +57,8 @@ from controller.core.migration.source_terms import (
     RequestOutgrew,
     RequestSuspended,
     Resume,
-    Send,
     SourceState,
-    StageNotSent,
     StagePlanned,
-    StageSent,
     Suspend,
     TellLost,
     TimedOut,
@@ -113,7 +117,7 @@ class SourceMove:
             self._clock.since_s = now_s
             if self.over:
                 instructions = [*instructions, Close(state, self.code)]
-        if any(isinstance(each, Send | AskFence) for each in instructions):
+        if any(isinstance(each, Say | AskFence) for each in instructions):
             self._clock.said_s = now_s
         return list(instructions)
 
@@ -131,7 +135,7 @@ class SourceMove:
             return repeated
         if clock.should_say_something(now_s) and self._asked and not self.over:
             clock.said_s = now_s
-            return [Send(self._asked)]
+            return [Say(self._asked)]
         return []
 
     @property
@@ -141,12 +145,12 @@ class SourceMove:
 
     def _repeat(self) -> Instructions:
         if self.state is _S.PRE_ALLOCATING and self._asked:
-            return [Send(self._asked)]
+            return [Say(self._asked)]
         if self.state is _S.COMMITTING:
-            return [Send(self._commit())]
+            return [Say(self._commit())]
         if self.state is _S.FENCING:
             return [AskFence(self.hop + 2)]
-        return [Send(message) for message in self._unanswered.values()]
+        return [Say(message) for message in self._unanswered.values()]
 
     def _commit(self) -> MoveMessage:
         return MoveMessage(Verb.COMMIT, self.stage, hop=self.hop + 1, rank=self._rank)
@@ -156,7 +160,7 @@ class SourceMove:
         if self._destination_dead:
             return []
         self._unanswered[message.verb] = message
-        return [Send(message)]
+        return [Say(message)]
 
     # -- before the request stops --------------------------------------------------------
 
@@ -167,7 +171,7 @@ class SourceMove:
         self._last = event.last
         self._asked = MoveMessage(Verb.PRE_ALLOC, self.stage, event.num_blocks, event.last)
         announce: Instructions = [AnnounceMove(self.hop + 1)] if event.last else []
-        return _S.PRE_ALLOCATING, [*announce, Send(self._asked)]
+        return _S.PRE_ALLOCATING, [*announce, Say(self._asked)]
 
     def _allocated(self, message: MoveMessage) -> tuple[SourceState, Instructions]:
         if message.stage < self.stage:
@@ -176,7 +180,7 @@ class SourceMove:
             return _S.SUSPENDING, [Suspend()]
         return _S.COPYING, [CopyStage(self.stage)]
 
-    def _sent(self, _event: StageSent) -> Instructions:
+    def _sent(self, _event: StageCopied) -> Instructions:
         self.stage += 1
         return [PlanStage(self.stage)]
 
@@ -226,8 +230,8 @@ class SourceMove:
 
     # -- handing over --------------------------------------------------------------------
 
-    def _send_commit(self, _event: StageSent) -> Instructions:
-        return [Send(self._commit())]
+    def _send_commit(self, _event: StageCopied) -> Instructions:
+        return [Say(self._commit())]
 
     def _fence(self, event: object) -> Instructions:
         self.code = code_of(event)
@@ -239,7 +243,7 @@ class SourceMove:
         return over if self._rank is None else [*over, *self._tell_rank(self._rank)]
 
     def _note(self, _event: object) -> Instructions:
-        return [Send(MoveMessage(Verb.ACKNOWLEDGED, self.stage))]
+        return [Say(MoveMessage(Verb.ACKNOWLEDGED, self.stage))]
 
     def _forward_end(self, _event: RequestEnded) -> Instructions:
         return self._tell(MoveMessage(Verb.END, self.stage, hop=self.hop + 1))
@@ -304,16 +308,16 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
             SourceMove._allocated, _S.COPYING, _S.SUSPENDING, _S.PRE_ALLOCATING
         ),
         (_S.PRE_ALLOCATING, TimedOut): rule(SourceMove._keep, _S.KEPT),
-        (_S.COPYING, StageSent): rule(SourceMove._sent, _S.PLANNING),
-        (_S.COPYING, StageNotSent): rule(SourceMove._keep, _S.KEPT),
+        (_S.COPYING, StageCopied): rule(SourceMove._sent, _S.PLANNING),
+        (_S.COPYING, StageLost): rule(SourceMove._keep, _S.KEPT),
         (_S.COPYING, TimedOut): rule(SourceMove._keep, _S.KEPT),
         (_S.COPYING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
         (_S.SUSPENDING, RequestSuspended): rule(SourceMove._suspended, _S.SUSPENDED),
         (_S.SUSPENDING, RequestOutgrew): rule(SourceMove._outgrew, _S.COPYING),
         (_S.SUSPENDING, CannotMove): rule(SourceMove._keep, _S.KEPT),
         (_S.SUSPENDING, TookTooLong): rule(SourceMove._keep, _S.KEPT),
-        (_S.SUSPENDED, StageSent): rule(SourceMove._send_commit, _S.COMMITTING),
-        (_S.SUSPENDED, StageNotSent): rule(SourceMove._resume, _S.RESUMED),
+        (_S.SUSPENDED, StageCopied): rule(SourceMove._send_commit, _S.COMMITTING),
+        (_S.SUSPENDED, StageLost): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, TimedOut): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, TookTooLong): rule(SourceMove._resume, _S.RESUMED),
         (_S.SUSPENDED, Verb.REFUSED): rule(SourceMove._resume, _S.RESUMED),
@@ -366,8 +370,8 @@ def _table() -> Mapping[tuple[SourceState, Any], Rule[SourceState]]:
 _LATE = (
     StagePlanned,
     CannotMove,
-    StageSent,
-    StageNotSent,
+    StageCopied,
+    StageLost,
     RequestSuspended,
     RequestOutgrew,
     RequestEnded,

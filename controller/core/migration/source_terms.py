@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageLost
 from controller.core.migration.protocol import MoveMessage, Verb
 
 # -- States ------------------------------------------------------------------------------
@@ -45,17 +45,6 @@ class StagePlanned:
 
 @dataclass(frozen=True, slots=True)
 class CannotMove:
-    code: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageSent:
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageNotSent:
-    stage: int
     code: str
 
 
@@ -131,7 +120,7 @@ def code_of(event: object) -> str:
             return "too_slow"
         case RequestEvicted():
             return "evicted"
-        case MoveMessage(verb=Verb.REFUSED, code=code) | StageNotSent(code=code):
+        case MoveMessage(verb=Verb.REFUSED, code=code) | StageLost(code=code):
             return code
         case CannotMove(code=code) | MoveCancelled(code=code):
             return code
@@ -147,11 +136,6 @@ class PlanStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    message: MoveMessage
-
-
-@dataclass(frozen=True, slots=True)
 class AnnounceMove:
     """Tell the request's frontend that the destination may own the request soon, in `hop`."""
 
@@ -161,11 +145,6 @@ class AnnounceMove:
 @dataclass(frozen=True, slots=True)
 class CopyStage:
     stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelCopy:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +192,7 @@ class Close:
 
 Instruction = (
     PlanStage
-    | Send
+    | Say
     | AnnounceMove
     | CopyStage
     | CancelCopy

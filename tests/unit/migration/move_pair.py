@@ -15,7 +15,7 @@ from controller.core.migration import source_terms as src
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.destination_terms import Instruction as DestinationInstruction
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
 from controller.core.migration.source import SourceMove
@@ -245,7 +245,7 @@ class Pair:
         self.source_did += instructions
         for instruction in instructions:
             match instruction:
-                case src.Send(message=message):
+                case Say(message=message):
                     self._put("to_destination", message)
                 case src.AnnounceMove(hop=hop):
                     self.ownership.announce(DESTINATION, hop)
@@ -255,7 +255,7 @@ class Pair:
                     self.todo.append(("source_works", instruction))
                 case src.CopyStage(stage=stage):
                     self.todo.append(("copy", stage))
-                case src.CancelCopy():
+                case CancelCopy():
                     self._cancel_copy()
                 case src.TellLost(hop=hop):
                     self.todo.append(("lost_told", hop))
@@ -294,13 +294,13 @@ class Pair:
             self.client = "error"
 
     def _copy(self, stage: int) -> None:
-        self.tell_source(src.StageSent(stage))
+        self.tell_source(StageCopied(stage))
         self.todo.append(("bytes", stage))
 
     def _bytes(self, stage: int) -> None:
         if self.expected_stage == stage:
             self.expected_stage = None
-            self.tell_destination(dst.StageReceived(stage))
+            self.tell_destination(StageCopied(stage))
 
     def _cancel_copy(self) -> None:
         """The link's other end hears of it."""
@@ -313,19 +313,19 @@ class Pair:
     def _link_ends(self) -> None:
         stage, self.expected_stage = self.expected_stage, None
         if stage is not None:
-            self.tell_destination(dst.StageLost(stage, "transfer"))
+            self.tell_destination(StageLost(stage, "transfer"))
 
     def _carry_out_destination(self, instructions: list[DestinationInstruction]) -> None:
         self.destination_did += instructions
         for instruction in instructions:
             match instruction:
-                case dst.Answer(message=message):
+                case Say(message=message):
                     self._put("to_source", message)
                 case dst.Reserve() | dst.Apply():
                     self.todo.append(("destination_works", instruction))
                 case dst.Receive(stage=stage):
                     self.expected_stage = stage
-                case dst.CancelReceive():
+                case CancelCopy():
                     self.todo.append(("link_end", None))
                 case dst.Free():
                     self.num_reserved = 0

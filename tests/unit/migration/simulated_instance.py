@@ -15,7 +15,7 @@ from controller.core.migration import destination_terms as dst
 from controller.core.migration import source_terms as src
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.destination_terms import DestinationState
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
 from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import SourceState
@@ -88,13 +88,13 @@ class Outgoing:
             match instruction:
                 case src.PlanStage(stage=stage):
                     here.between_steps(partial(self._plan, stage), self._on_found)
-                case src.Send(message=message):
+                case Say(message=message):
                     self._send(message)
                 case src.AnnounceMove(hop=hop):
                     here.tell_frontend(Announced(request_id, self.to, hop))
                 case src.CopyStage(stage=stage):
                     self._copy(stage)
-                case src.CancelCopy():
+                case CancelCopy():
                     here.network.cancel(here.ref, f"{self.migration_id}/{self.machine.stage}")
                 case src.Suspend():
                     here.between_steps(self._suspend, self._on_found)
@@ -165,10 +165,10 @@ class Outgoing:
 
         def sent(number: int | None) -> None:
             if number is None:
-                self.handle(src.StageNotSent(stage, "transfer"))
+                self.handle(StageLost(stage, "transfer"))
             else:
                 self.num_copied += number
-                self.handle(src.StageSent(stage))
+                self.handle(StageCopied(stage))
 
         self.here.network.copy(
             Copy(
@@ -231,7 +231,7 @@ class Incoming:
                     here.between_steps(partial(self._reserve, stage, number), self.handle)
                 case dst.Receive(stage=stage):
                     self._receive(stage)
-                case dst.CancelReceive():
+                case CancelCopy():
                     here.network.cancel(here.ref, self.receiving)
                 case dst.Free():
                     here.between_steps(self._free)
@@ -243,7 +243,7 @@ class Incoming:
                     here.end(request_id, self.machine.hop)
                 case SetRank(rank=rank):
                     here.set_rank(request_id, rank)
-                case dst.Answer(message=message):
+                case Say(message=message):
                     self._answer(message)
                 case dst.TellFrontend(moved=True, hop=hop):
                     began = len(self.state.outputs) if self.state else 0
@@ -278,10 +278,10 @@ class Incoming:
 
         def received(number: int | None) -> None:
             if number is None:
-                self.handle(dst.StageLost(stage, "transfer"))
+                self.handle(StageLost(stage, "transfer"))
             else:
                 self.num_received += number
-                self.handle(dst.StageReceived(stage))
+                self.handle(StageCopied(stage))
 
         self.here.network.expect(self.here.ref, Expected(self.receiving, write, received))
 

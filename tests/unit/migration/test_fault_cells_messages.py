@@ -6,6 +6,7 @@ import pytest
 
 from controller.core.migration import destination as dst
 from controller.core.migration.destination import DestinationState
+from controller.core.migration.machine import Say
 from controller.core.migration.protocol import DEFAULT_TIMING, MoveMessage, Verb
 from controller.core.migration.source import SourceState
 from tests.unit.migration.move_pair import DESTINATION, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
@@ -227,7 +228,7 @@ def _doubled_at(column: str, position: str) -> Pair:
 def _answers_twice_alike(pair: Pair, asked: MoveMessage, answer: MoveMessage | None) -> None:
     """And nothing but the answer comes of it."""
     assert pair.destination is not None
-    expected = [] if answer is None else [dst.Answer(answer)]
+    expected = [] if answer is None else [Say(answer)]
     for _ in range(2):
         assert pair.destination.handle(asked, pair.now_s) == expected
 
@@ -309,7 +310,7 @@ def _refused_and_frees_nothing_more(pair: Pair, late: MoveMessage) -> None:
     before = len(pair.destination_did)
     pair.tell_destination(late)
     did = pair.destination_did[before:]
-    assert did == [dst.Answer(MoveMessage(Verb.REFUSED, pair.stage, code="lease_expired"))]
+    assert did == [Say(MoveMessage(Verb.REFUSED, pair.stage, code="lease_expired"))]
     assert pair.num_reserved == 0
 
 

@@ -6,6 +6,7 @@ import pytest
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationState
+from controller.core.migration.machine import CancelCopy
 from controller.core.migration.protocol import IllegalMoveError, MoveMessage, Verb
 from controller.core.migration.source import SourceState
 from tests.unit.migration.move_pair import ENDED, KEPT, MOVED, POSITIONS, RESUMED, Pair, at
@@ -44,7 +45,7 @@ def test_request_finishes__copying__ended_and_abort(position: str) -> None:
 def test_request_finishes__suspended__ended() -> None:
     """It does not decode, so somebody must have ended it."""
     pair = _finished_at("suspended", "suspended")
-    assert src.CancelCopy() in pair.source_did
+    assert CancelCopy() in pair.source_did
 
 
 def test_request_finishes__commit_in_doubt__ended_on_the_owner() -> None:

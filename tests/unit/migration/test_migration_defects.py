@@ -18,7 +18,7 @@ import pytest
 
 from controller.core.migration import destination, source
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.machine import Rule
+from controller.core.migration.machine import Rule, StageLost
 from controller.core.migration.source import SourceMove, SourceState
 from tests.unit.migration.simulated_engine import SimulatedEngine
 from tests.unit.migration.simulated_instance import Instance
@@ -48,11 +48,11 @@ def _lease_frees_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lost_bytes_free_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(move: DestinationMove, event: destination.StageLost) -> destination.Instructions:
+    def lost(move: DestinationMove, event: StageLost) -> destination.Instructions:
         did = DestinationMove._lost(move, event)
         return [each for each in did if not isinstance(each, destination.Free)]
 
-    pair = (DestinationState.RECEIVING, destination.StageLost)
+    pair = (DestinationState.RECEIVING, StageLost)
     _with_rule(monkeypatch, destination, pair, Rule((DestinationState.ABORTED,), lost))
 
 

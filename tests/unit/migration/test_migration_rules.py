@@ -17,7 +17,15 @@ import pytest
 from controller.core.migration import destination as dst
 from controller.core.migration import source as src
 from controller.core.migration.destination import DestinationMove, DestinationState
-from controller.core.migration.machine import Rule, Trigger, trigger_of
+from controller.core.migration.machine import (
+    CancelCopy,
+    Rule,
+    Say,
+    StageCopied,
+    StageLost,
+    Trigger,
+    trigger_of,
+)
 from controller.core.migration.protocol import (
     FROM_SOURCE,
     IllegalMoveError,
@@ -89,7 +97,7 @@ def _source_events(machine: SourceMove) -> Iterator[object]:
     yield from (src.StagePlanned(5, last=False), src.StagePlanned(7, last=True))
     yield src.StagePlanned(7, last=True, copy_time_s=1000.0)
     yield from (src.CannotMove("in_prefill"), src.RequestSuspended(), src.RequestOutgrew())
-    yield from (src.StageSent(machine.stage), src.StageNotSent(machine.stage, "transfer"))
+    yield from (StageCopied(machine.stage), StageLost(machine.stage, "transfer"))
     yield from (src.RequestEnded("finished"), src.RequestEvicted(), src.PriorityChanged(1))
     yield from (src.DestinationDied(), src.MoveCancelled("drain_cancelled"), src.TimedOut())
     yield src.TookTooLong()
@@ -102,7 +110,7 @@ def _source_events(machine: SourceMove) -> Iterator[object]:
 
 def _destination_events(machine: DestinationMove) -> Iterator[object]:
     yield from (dst.Reserved(1), dst.NotReserved("no_blocks"))
-    yield from (dst.StageReceived(machine.stage), dst.StageLost(machine.stage, "transfer"))
+    yield from (StageCopied(machine.stage), StageLost(machine.stage, "transfer"))
     yield from (dst.CommitApplied(), dst.CommitNotApplied("not_applied"))
     yield from (dst.SourceDied(), dst.ClientLeft(), dst.OwnerAsked(), dst.LeaseExpired())
     for verb in sorted(FROM_SOURCE):
@@ -206,7 +214,7 @@ def test_what_is_ignored_leaves_no_instruction(machine: Machine) -> None:
 @each_machine
 def test_nothing_that_comes_late_touches_the_engine(machine: Machine) -> None:
     """When a move is over only words are left to say, but at the one that owns the request."""
-    words = (src.Send, src.TellLost, dst.Answer, dst.TellFrontend)
+    words = (Say, src.TellLost, dst.TellFrontend)
     for state, trigger, _, instructions in _each_step(machine.walk()):
         if state in machine.over and state is not DestinationState.COMMITTED:
             assert all(isinstance(each, words) for each in instructions), (state, trigger)
@@ -240,7 +248,7 @@ def test_the_destination_frees_what_it_holds_once_and_never_under_the_receivers_
             assert kinds.count(dst.Free) == freed
         receiving = state is DestinationState.RECEIVING
         if receiving and to is DestinationState.FREEING:
-            assert kinds[0] is dst.CancelReceive
+            assert kinds[0] is CancelCopy
 
 
 def test_who_was_refused_or_told_that_it_did_not_move_is_never_told_otherwise() -> None:
@@ -248,8 +256,7 @@ def test_who_was_refused_or_told_that_it_did_not_move_is_never_told_otherwise() 
     final = {DestinationState.FREEING, DestinationState.ABORTED}
     for _, _, to, instructions in _each_step(_destination_walk()):
         refused = any(
-            isinstance(each, dst.Answer) and each.message.verb is Verb.REFUSED
-            for each in instructions
+            isinstance(each, Say) and each.message.verb is Verb.REFUSED for each in instructions
         )
         disowned = dst.TellFrontend(False, 0) in instructions or (
             dst.TellFrontend(False, 1) in instructions

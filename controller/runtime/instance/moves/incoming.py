@@ -10,7 +10,7 @@ from typing import Any
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration import destination_terms as destination
 from controller.core.migration.destination import DestinationMove
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.engine import Engine
@@ -121,7 +121,7 @@ class IncomingMove:
                 self._reserve(wanted)
             case destination.Receive(stage=stage):
                 self._receive(stage)
-            case destination.CancelReceive():
+            case CancelCopy():
                 host.transfer.cancel(self._receiving)
             case destination.Free():
                 if self._compiling is not None:
@@ -138,7 +138,7 @@ class IncomingMove:
                 host.end(request_id, self.machine.hop)
             case SetRank(rank=rank):
                 self._set_rank(rank)
-            case destination.Answer(message=message):
+            case Say(message=message):
                 self._answer(message)
             case destination.TellFrontend(moved=moved, hop=hop):
                 self._tell_frontend(moved, hop)
@@ -215,7 +215,7 @@ class IncomingMove:
     def _on_received(self, stage: int, copy: "asyncio.Future[StageCopy]") -> None:
         if copy.cancelled() or (error := copy.exception()) is not None:
             log.info("stage %s did not come: %s", self._receiving, error)
-            self.handle(destination.StageLost(stage, "transfer"))
+            self.handle(StageLost(stage, "transfer"))
             return
         assert self._reserved is not None
         first, self._num_received = (
@@ -224,7 +224,7 @@ class IncomingMove:
         )
         if self._digest is not None:
             self._digest.add(self._reserved.block_ids[first : self._num_received])
-        self.handle(destination.StageReceived(stage))
+        self.handle(StageCopied(stage))
 
     # -- COMMIT --------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from functools import partial
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration import source_terms as source
-from controller.core.migration.machine import SetRank
+from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage, Verb
 from controller.core.migration.record import MoveInFlight, MoveRecord, StageRecord
@@ -134,7 +134,7 @@ class OutgoingMove:
         match instruction:
             case source.PlanStage(stage=stage):
                 host.between_steps(partial(self._plan, stage), self._on_planned)
-            case source.Send(message=message):
+            case Say(message=message):
                 self._send(message)
             case source.AnnounceMove(hop=hop):
                 announced = MoveAnnounced(order.request_id, order.destination, hop)
@@ -142,7 +142,7 @@ class OutgoingMove:
                 self._encode_kept()  # now, while the request still decodes
             case source.CopyStage(stage=stage):
                 self._copy(stage)
-            case source.CancelCopy():
+            case CancelCopy():
                 host.transfer.cancel(self._copying)
             case source.Suspend():
                 host.between_steps(self._suspend, self._on_suspended)
@@ -222,24 +222,24 @@ class OutgoingMove:
     ) -> None:
         if copy.cancelled() or (error := copy.exception()) is not None:
             log.info("stage %s was not sent: %s", self._copying, error)
-            self.handle(source.StageNotSent(stage, "transfer"))
+            self.handle(StageLost(stage, "transfer"))
             return
         done = copy.result()
         self._num_copied += done.num_blocks
         if done.num_blocks:
             self._stages.append(done)
         if self._digest is None or self.machine.over:
-            self.handle(source.StageSent(stage))
+            self.handle(StageCopied(stage))
         else:
             self._digest.add(block_ids).add_done_callback(partial(self._on_digested, stage))
 
     def _on_digested(self, stage: int, digest: "asyncio.Future[bytes]") -> None:
         if digest.cancelled() or (error := digest.exception()) is not None:
             log.error("no digest of stage %s: %s", self._copying, error)
-            self.handle(source.StageNotSent(stage, "transfer"))
+            self.handle(StageLost(stage, "transfer"))
             return
         self._digested = digest.result()
-        self.handle(source.StageSent(stage))
+        self.handle(StageCopied(stage))
 
     # -- out of the batch and back -------------------------------------------------------
 
