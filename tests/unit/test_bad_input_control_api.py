@@ -261,8 +261,8 @@ async def test_a_case(case: Case, both: tuple[Listener, httpx.AsyncClient]) -> N
     assert "Traceback" not in answer.text
     assert TOKEN not in answer.text
     assert not own.cluster.controller.stopping
-    assert own.cluster.controller.limits == MoveLimits()
-    assert own.cluster.controller.keeper.revision == 0
+    assert own.cluster.controller.live.limits == MoveLimits()
+    assert own.cluster.controller.keeper.spec.revision == 0
     assert not own.cluster.mailbox.sent_to("mem://i-0", MoveAsked)
     assert (await client.get("/v1/status", headers=AUTHORIZED)).status_code == 200
 

@@ -63,7 +63,7 @@ async def test_settings_are_shown(capsys: Captured) -> None:
 
 async def test_settings_are_changed(listener: Listener, capsys: Captured) -> None:
     changes = ("migration.max_moves=2", "migration.cooling_s=0.5")
-    limits = lambda: listener.cluster.controller.limits  # noqa: E731
+    limits = lambda: listener.cluster.controller.live.limits  # noqa: E731
     assert await llumctl("set", *changes, "--dry-run") == 10
     assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
     assert limits().max_moves == 4
@@ -111,7 +111,7 @@ async def test_down_takes_the_grace_time_as_it_was_set_last(listener: Listener) 
     assert await asyncio.to_thread(down.present_grace_s, state) == 2.5
     gone = replace(state, control_url="http://127.0.0.1:1", grace_s=7.0)
     assert await asyncio.to_thread(down.present_grace_s, gone) == 7.0
-    assert listener.cluster.controller.keeper.revision == 1
+    assert listener.cluster.controller.keeper.spec.revision == 1
 
 
 @pytest.mark.usefixtures("listener")

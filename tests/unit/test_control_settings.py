@@ -170,7 +170,7 @@ async def test_of_two_at_once_with_one_revision_one_is_told(both: Both) -> None:
         *(patch(both, {"migration.max_moves": n}, if_revision=0) for n in (5, 6, 7))
     )
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
-    assert both[0].cluster.controller.keeper.revision == 1
+    assert both[0].cluster.controller.keeper.spec.revision == 1
 
 
 async def test_who_changed_what_and_why_is_recorded(both: Both) -> None:

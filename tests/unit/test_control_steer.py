@@ -87,7 +87,7 @@ class Bed:
 
     @property
     def revision(self) -> int:
-        return self.controller.keeper.revision
+        return self.controller.keeper.spec.revision
 
     def audited(self) -> list[dict[str, Any]]:
         if not self.listener.audit.path.exists():

@@ -62,7 +62,7 @@ class EmulatedEngine:
     def add(self, prepared: LiveRequest) -> None:
         """Raises ValueError for a request that could never run."""
         self._model.add(model_request(prepared, block_hashes(prepared, self.block_size)))
-        self._live[prepared.request_id] = prepared
+        self._live[prepared.request.request_id] = prepared
         prepared.news.append(wire.RequestEvent(wire.QUEUED, time.monotonic()))
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ class EmulatedEngine:
         token_id = live.output(live.num_emitted)
         live.num_emitted += 1
         output = wire.Output(
-            live.request_id,
+            live.request.request_id,
             [token_id],
             events=live.news or None,
             prefill_stats=live.prefill_stats,

@@ -26,10 +26,6 @@ class LiveRequest:
     wrong_from: int | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
     def num_tokens(self) -> int:
         return len(self.prompt) + self.num_emitted
 

@@ -56,7 +56,7 @@ class LiveSettings:
                 Setting(key=each.key, value=each.value, default=each.default, meaning=each.meaning)
                 for each in live_settings(self._settings).values()
             ),
-            revision=self._controller.keeper.revision,
+            revision=self._controller.keeper.spec.revision,
         )
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
@@ -78,7 +78,9 @@ class LiveSettings:
         )
         if changes:  # else it may be this patch that made the present revision
             keeper.check_revision(patch.if_revision)
-        answer = SettingChanges(dry_run=patch.dry_run, changes=changes, revision=keeper.revision)
+        answer = SettingChanges(
+            dry_run=patch.dry_run, changes=changes, revision=keeper.spec.revision
+        )
         return PlannedChanges(patch, after, config, answer)
 
     def make(self, planned: PlannedChanges) -> SettingChanges:
@@ -90,4 +92,4 @@ class LiveSettings:
         keeper.change(keeper.spec.with_settings(values))
         self._settings = planned.after
         self._controller.configure(planned.config)
-        return planned.answer.model_copy(update={"revision": keeper.revision})
+        return planned.answer.model_copy(update={"revision": keeper.spec.revision})

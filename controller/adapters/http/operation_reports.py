@@ -86,7 +86,7 @@ class SteerReports:
         removes: bool = False,
     ) -> DrainReport:
         """What a drain that began now would do. `going`: instances that are drained with it."""
-        revision = self._controller.keeper.revision
+        revision = self._controller.keeper.spec.revision
         leaving = await self._controller.departures.of(instance_id, going)
         progress = self._controller.drains.progress(instance_id)
         order = progress.order
@@ -107,7 +107,7 @@ class SteerReports:
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
         """Plans each drain as if it were the only one, but moves no request to an instance that
         would be removed too."""
-        revision = self._controller.keeper.revision
+        revision = self._controller.keeper.spec.revision
         added = self._controller.scaling.added(plan)
         going = await asyncio.gather(
             *(self.planned(each, wanted, plan.drained, removes=True) for each in plan.drained)
@@ -120,7 +120,7 @@ class SteerReports:
         if leaving.silent:
             return None
         pace = measured_pace(move.record for move in controller.operator_moves.log.recent)
-        max_moves = controller.limits.max_moves
+        max_moves = controller.live.limits.max_moves
         left_s = estimate_s(leaving.departures, pace, max_moves, progress.num_left)
         return None if left_s is None else round(left_s, 2)
 

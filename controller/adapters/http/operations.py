@@ -64,7 +64,7 @@ class SteerApi:
     async def _drains(self, _request: Request) -> Response:
         keeper = self._controller.keeper
         reports = await self._reports.several(
-            sorted(keeper.spec.drains), keeper.revision, lately=True
+            sorted(keeper.spec.drains), keeper.spec.revision, lately=True
         )
         # A drain may have ended while the frontends were asked.
         return json_answer(DrainList(drains=tuple(r for r in reports if r.drain_id)))
@@ -79,7 +79,7 @@ class SteerApi:
             self._check_drain(instance_id, wanted)
             keeper = self._controller.keeper
             changes = differs(keeper.spec.drains.get(instance_id), wanted)
-            revision = keeper.revision
+            revision = keeper.spec.revision
             if changes:
                 revision = await self._begin_drain(request, instance_id, wanted)
         report = await self._reports.of(instance_id, revision)
@@ -91,14 +91,14 @@ class SteerApi:
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
             self._check_drain(instance_id, wanted)  # again: writing the audit log took time
             self._controller.drains.begin([_order(instance_id, wanted, operation)])
-            return self._controller.keeper.revision
+            return self._controller.keeper.spec.revision
 
     async def _undrain(self, request: Request) -> Response:
         wanted = UndrainRequest.model_validate_json(await request.body() or b"{}")
         instance_id = self._instance_id(request)
         if wanted.dry_run:
             self._check_undrain(instance_id, wanted)
-            report = await self._reports.of(instance_id, self._controller.keeper.revision)
+            report = await self._reports.of(instance_id, self._controller.keeper.spec.revision)
             return json_answer(report.model_copy(update={"dry_run": True, "changes": True}))
         async with self._changing:
             self._check_undrain(instance_id, wanted)
@@ -108,7 +108,7 @@ class SteerApi:
                 self._check_undrain(instance_id, wanted)  # again: writing the audit log took time
                 why_ended = f"undrained: {wanted.reason}" if wanted.reason else "undrained"
                 self._controller.drains.end(instance_id, why_ended, operation.actor)
-                revision = self._controller.keeper.revision
+                revision = self._controller.keeper.spec.revision
         report = await self._reports.of(instance_id, revision)
         return json_answer(report.model_copy(update={"changes": True}))
 
@@ -120,14 +120,14 @@ class SteerApi:
         async with self._changing:
             plan = self._scale_plan(wanted)
             if not plan.changes:
-                return json_answer(scale_report(plan, keeper.revision))
+                return json_answer(scale_report(plan, keeper.spec.revision))
             deeds = _scale_deeds(plan, wanted)
             async with self._log.operation(
                 request.scope, *deeds, reason=wanted.reason
             ) as operation:
                 self._check_scale(plan, wanted)  # again: writing the audit log took time
                 added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
-                revision = keeper.revision
+                revision = keeper.spec.revision
         reports = await self._reports.several(plan.drained, revision)
         return json_answer(scale_report(plan, revision, added, reports))
 

@@ -84,7 +84,7 @@ async def find_priority_change(
     controller: Controller, reference: str, wanted: PriorityRequest
 ) -> PriorityChange:
     """Raises ApiError for an unknown level, and for a request that has ended or is unknown."""
-    levels = {level.name: level for level in controller.config.levels}
+    levels = {level.name: level for level in controller.live.scheduler.levels}
     level = levels.get(wanted.level)
     if level is None:
         raise ApiError(

@@ -59,9 +59,9 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         cluster=labels.cluster,
         state=state,
         detail=detail,
-        revision=controller.keeper.revision,
+        revision=controller.keeper.spec.revision,
         model=labels.model,
-        policy=controller.config.policy,
+        policy=controller.live.scheduler.policy,
         engine=labels.engine,
         endpoint_url=labels.endpoint_url,
         time_s=round(time.time(), 3),
@@ -72,7 +72,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
             LevelStatus(
                 name=level.name, rank=level.rank, target_load_tokens=level.target_load_tokens
             )
-            for level in controller.config.levels
+            for level in controller.live.scheduler.levels
         ),
         last_event=controller.journal.log.last_position,
         moves=moves_under_way(controller),
@@ -227,7 +227,7 @@ def _rounded(seconds: float | None) -> float | None:
 def _load(
     controller: Controller, snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
 ) -> dict[str, object]:
-    levels = controller.config.levels
+    levels = controller.live.scheduler.levels
     names = {level.rank: level.name for level in levels}
     usage, steps = instance_virtual_usage(snapshot, levels), freeness(snapshot, levels)
     head = snapshot.queue_head

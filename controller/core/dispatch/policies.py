@@ -15,7 +15,7 @@ from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.loads import LOADS, LoadFunction
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 
-ScoreFunction = Callable[[InstanceSnapshot, Unreported, Level, Sequence[Level]], float]
+ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported], float]
 PickFunction = Callable[[Sequence[str], Sequence[float], str | None], int]
 
 
@@ -45,7 +45,7 @@ def pick_next(ids: Sequence[str], _scores: Sequence[float], last: str | None) ->
 
 
 def _vllm_dp(
-    snapshot: InstanceSnapshot, unreported: Unreported, _level: Level, _levels: Sequence[Level]
+    snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
 ) -> float:
     """vLLM's data-parallel balancer: a waiting request weighs as much as four running ones."""
     return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
@@ -53,7 +53,7 @@ def _vllm_dp(
 
 def _by_load(name: str, load: LoadFunction) -> Policy:
     def score(
-        snapshot: InstanceSnapshot, unreported: Unreported, _level: Level, _levels: Sequence[Level]
+        snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
     ) -> float:
         return load(snapshot, unreported)
 
@@ -62,13 +62,7 @@ def _by_load(name: str, load: LoadFunction) -> Policy:
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
-        "llumnix": Policy(
-            "llumnix",
-            lambda snapshot, unreported, level, levels: dispatch_freeness(
-                snapshot, level, levels, unreported
-            ),
-            pick_highest,
-        ),
+        "llumnix": Policy("llumnix", dispatch_freeness, pick_highest),
         **{name: _by_load(name, load) for name, load in LOADS.items()},
         "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
         "round-robin": Policy("round-robin", lambda *_: 0.0, pick_next),

@@ -113,7 +113,7 @@ class ScoreBoard:
 
     def _score(self, record: InstanceRecord, level: Level) -> float:
         assert record.snapshot is not None
-        return self._policy.score(record.snapshot, record.unreported, level, self._levels)
+        return self._policy.score(record.snapshot, level, self._levels, record.unreported)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""

@@ -127,7 +127,9 @@ class SourceMove:
         if self.over and not self._unanswered:
             return []  # the move is remembered for what comes late, and nothing is due
         clock = self._clock
-        up = None if self._must_be_told else clock.gives_up(self.state, now_s, stalled_s)
+        # No lease ends a request that may run at the destination for good: it must hear END.
+        told = Verb.END not in self._unanswered
+        up = clock.gives_up(self.state, now_s, stalled_s) if told else None
         if up is not None:
             return self.handle(up, now_s)
         if clock.should_repeat(now_s) and (repeated := self._repeat()):
@@ -137,11 +139,6 @@ class SourceMove:
             clock.said_s = now_s
             return [Say(self._asked)]
         return []
-
-    @property
-    def _must_be_told(self) -> bool:
-        """The request may run at the destination for good, as no lease ends it."""
-        return Verb.END in self._unanswered
 
     def _repeat(self) -> Instructions:
         if self.state is _S.PRE_ALLOCATING and self._asked:

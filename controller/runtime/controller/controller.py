@@ -24,8 +24,7 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.migration.limits import MoveLimits
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
 from controller.ports.event_store import EventStore
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
@@ -217,14 +216,6 @@ class Controller:
                 self._send_config(member, before)
         for instruction in instructions:
             self._carry_out(instruction)
-
-    @property
-    def config(self) -> SchedulerConfig:
-        return self.live.scheduler
-
-    @property
-    def limits(self) -> MoveLimits:
-        return self.live.limits
 
     @property
     def stopping(self) -> bool:

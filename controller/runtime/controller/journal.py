@@ -155,7 +155,7 @@ class Journal:
             order.drain_id,
             reason,
             instance_id=order.instance_id,
-            actor=actor,
+            actor=actor or None,
             numbers=numbers,
         )
 

@@ -60,19 +60,12 @@ class Dispatcher:
         self._mailbox = mailbox
         self._known = known
         self._load = load
-        self._asked: dict[str, _Asked] = {}
+        self.asked: dict[str, _Asked] = {}
+        """The requests without a decision yet."""
         self._unused: list[Dispatch] = []
         """Dispatches to instances that are not listed: the next directory tells whether they
         live."""
         self._heard_controller_s = float("-inf")
-
-    @property
-    def request_ids(self) -> list[str]:
-        """Requests without a decision yet."""
-        return list(self._asked)
-
-    def __len__(self) -> int:
-        return len(self._asked)
 
     def heard_controller(self) -> None:
         """Call it once the controller's directory is known."""
@@ -86,16 +79,16 @@ class Dispatcher:
         NotDispatchedError."""
         request_id = request.request_id
         asked = _Asked(request, asyncio.get_running_loop().create_future())
-        self._asked[request_id] = asked
+        self.asked[request_id] = asked
         try:
             answer = await self._ask(asked)
         except asyncio.CancelledError:
-            if request_id in self._asked:  # the client left, not `abort`
+            if request_id in self.asked:  # the client left, not `abort`
                 self._withdraw(asked)
                 raise
             return None
         finally:
-            aborted = self._asked.pop(request_id, None) is None
+            aborted = self.asked.pop(request_id, None) is None
         if aborted:  # just after the answer came
             return None
         if isinstance(answer, Reject):
@@ -108,22 +101,19 @@ class Dispatcher:
 
     def abort(self, request_id: str) -> None:
         """Does nothing for a request that does not wait for a decision."""
-        if asked := self._asked.pop(request_id, None):
+        if asked := self.asked.pop(request_id, None):
             self._withdraw(asked)
             asked.answer.cancel()
-
-    def asks_for(self, request_id: str) -> bool:
-        return request_id in self._asked
 
     def change_rank(self, request_id: str, rank: int) -> None:
         """Asks anew with the new rank, which gives a held request its new place. Does nothing for a
         request that does not wait for a decision."""
-        if asked := self._asked.get(request_id):
+        if asked := self.asked.get(request_id):
             asked.request = replace(asked.request, rank=rank)
             self._send(DispatchAsked(asked.request))
 
     def answered(self, answer: Dispatch | Reject) -> None:
-        asked = self._asked.get(answer.request_id)
+        asked = self.asked.get(answer.request_id)
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(answer)
         else:

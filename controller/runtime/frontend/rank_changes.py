@@ -98,7 +98,7 @@ class RankChanges:
         if route is not None:
             if not _is_confirmed(change, route):
                 self.tell_owner(request_id)
-        elif not self._dispatcher.asks_for(request_id):
+        elif request_id not in self._dispatcher.asked:
             del self._changes[request_id]
 
 

@@ -91,11 +91,11 @@ class Router:
 
     @property
     def num_live_reqs(self) -> int:
-        return len(self.routes.live) + len(self.dispatcher)
+        return len(self.routes.live) + len(self.dispatcher.asked)
 
     @property
     def live_request_ids(self) -> list[str]:
-        return [*self.routes.live, *self.dispatcher.request_ids]
+        return [*self.routes.live, *self.dispatcher.asked]
 
     def start(self) -> None:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)

@@ -69,6 +69,8 @@ class EngineThread:
         """May be set at any time, by any thread."""
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.command = self._commands.put
+        """Has a command run between two steps. For any thread."""
         self._last_dispatch_seq = 0
         self._cpu = ProcessCpu()
         self._loop: asyncio.AbstractEventLoop
@@ -91,9 +93,6 @@ class EngineThread:
                 self._call(then, result)
 
         self.command(command)
-
-    def command(self, command: Command) -> None:
-        self._commands.put(command)
 
     def add(
         self, add: AddRequest, prepared: Any, refuse: Callable[[AddRequest, str], None]

@@ -225,7 +225,7 @@ class Serving:
     # -- from the engine's thread --------------------------------------------------------
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
-        self.relief_moves.stepped(step_time_s)
+        self.relief_moves.step_times_s.append(step_time_s)
         self.emission.emit(outputs, step_time_s)
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:

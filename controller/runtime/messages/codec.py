@@ -4,6 +4,8 @@ A message is one frame with a struct of this package, followed by opaque payload
 struct says so. The decoder refuses unknown tags and malformed bodies.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from controller.runtime.messages.members import (
@@ -113,14 +115,6 @@ AnyMessage = (
     | ReliefFruitless
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode(frame: bytes | memoryview) -> AnyMessage:
-    """Raises msgspec.DecodeError for a frame that is no message."""
-    return _decoder.decode(frame)
+encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode
+decode: Callable[[bytes | memoryview], AnyMessage] = msgspec.msgpack.Decoder(AnyMessage).decode
+"""Raises msgspec.DecodeError for a frame that is no message."""

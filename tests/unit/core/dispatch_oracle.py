@@ -38,7 +38,7 @@ def choose(
     """
     scores = {
         candidate.snapshot.instance_id: policy.score(
-            candidate.snapshot, candidate.unreported, level, levels
+            candidate.snapshot, level, levels, candidate.unreported
         )
         for candidate in candidates
         if not candidate.snapshot.draining

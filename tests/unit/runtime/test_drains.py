@@ -90,7 +90,7 @@ async def test_undraining_what_is_not_drained_is_nothing(network: FakeNetwork) -
     await bed.serve()
     bed.controller.drains.end("i-0", "undrained")
     await settle()
-    assert bed.controller.keeper.revision == 0
+    assert bed.controller.keeper.spec.revision == 0
     assert bed.events() == []
     assert bed.peers["i-0"].received(DrainSet) == []
 

@@ -20,7 +20,7 @@ async def test_growing_starts_instances_with_new_numbers(network: FakeNetwork) -
     assert bed.scale(4) == ScalePlan(2, 4, num_added=2)
     assert bed.launcher.launched[-2:] == ["i-2", "i-3"]
     assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-2", "i-3")
-    assert bed.keeper.revision == 1
+    assert bed.keeper.spec.revision == 1
     bed.peers["i-2"] = network.peer("mem://i-2")
     await bed.joins("i-2")
     await bed.reports("i-2")
@@ -147,7 +147,7 @@ async def test_a_scale_is_one_change_and_made_whole_or_not_at_all(network: FakeN
     await bed.serve()
     disk = bed.keeper._store = Disk()
     bed.scale(1)
-    assert (disk.num_saved, bed.keeper.revision) == (1, 1)
+    assert (disk.num_saved, bed.keeper.spec.revision) == (1, 1)
     before, launched = bed.keeper.spec, list(bed.launcher.launched)
     disk.is_full = True
     with pytest.raises(LlumctlError):
@@ -155,7 +155,7 @@ async def test_a_scale_is_one_change_and_made_whole_or_not_at_all(network: FakeN
     assert (bed.keeper.spec, bed.launcher.launched) == (before, launched)
     disk.is_full = False
     assert bed.scale(5).num_added == 2
-    assert (disk.num_saved, bed.keeper.revision, bed.keeper.spec.drains) == (2, 2, {})
+    assert (disk.num_saved, bed.keeper.spec.revision, bed.keeper.spec.drains) == (2, 2, {})
 
 
 @virtual_time
@@ -220,7 +220,7 @@ async def test_bounds_and_room(network: FakeNetwork) -> None:
     assert code(4) == "no_room"
     assert scaling.plan(4, force=True).num_added == 2
     assert not scaling.plan(2, force=False).changes, "what is there needs no room"
-    assert bed.keeper.revision == 0
+    assert bed.keeper.spec.revision == 0
 
 
 @virtual_time

@@ -28,7 +28,7 @@ def test_a_change_is_saved_and_then_counts() -> None:
     store = Store()
     keeper = SpecKeeper(FIRST, store)
     keeper.change(FIRST.with_settings({"a.x": 1}))
-    assert (keeper.spec, keeper.revision, store.load()) == (
+    assert (keeper.spec, keeper.spec.revision, store.load()) == (
         FIRST.with_settings({"a.x": 1}),
         1,
         keeper.spec,

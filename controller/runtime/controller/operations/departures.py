@@ -60,7 +60,7 @@ class Departures:
             max_requests=MAX_REQUESTS,
         )
         refusals = await self._refusals(instance_id, found.requests)
-        ranks = {level.name: level.rank for level in cluster.config.levels}
+        ranks = {level.name: level.rank for level in cluster.live.scheduler.levels}
         block_size = self._block_size(instance_id)
         departing = [
             _candidate(
@@ -75,7 +75,7 @@ class Departures:
         ]
         client_ids = {record.request_id: record.client_request_id for record in found.requests}
         plan = DeparturePlan(
-            self._destinations({instance_id, *going}), cluster.config.levels, self._is_open
+            self._destinations({instance_id, *going}), cluster.live.scheduler.levels, self._is_open
         )
         planned = []
         victim = cluster.rescheduler.config.victim
@@ -89,7 +89,7 @@ class Departures:
         """Whether the pairing in use would choose the instance as a destination of a drain."""
         draining = InstanceLoad("", -math.inf, draining=True)
         other = InstanceLoad.of(
-            snapshot, self._cluster.config.levels, may_send=False, may_receive=True
+            snapshot, self._cluster.live.scheduler.levels, may_send=False, may_receive=True
         )
         return bool(pair((draining, other), self._cluster.rescheduler.config))
 

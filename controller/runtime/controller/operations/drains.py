@@ -12,7 +12,7 @@ and every frontend answers that none of its requests is there.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,7 @@ class Drains:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
+        self._log = cluster.journal.drain
         self._departures = departures
         self._wall_clock = wall_clock
         self._watched: dict[tuple[str, str], _Watched] = {}
@@ -333,16 +334,6 @@ class Drains:
                 log.error("a drain could not be looked at", exc_info=error)
 
         task.add_done_callback(over)
-
-    def _log(
-        self,
-        kind: EventKind,
-        order: DrainOrder,
-        reason: str,
-        actor: str | None,
-        numbers: Mapping[str, Number],
-    ) -> None:
-        self._cluster.journal.drain(kind, order, reason, actor or None, numbers)
 
 
 def _why(order: DrainOrder, before: DrainOrder | None) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from controller.core.events import Event
-from controller.core.migration.limits import MoveLimits
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
@@ -13,11 +12,13 @@ from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Member, Roster
+from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.members import StatusPushed
 from controller.runtime.messages.message import Message
 
 
 class OperatedCluster(Protocol):
+    live: LiveConfig
     keeper: SpecKeeper
     scheduler: GlobalScheduler
     roster: Roster
@@ -27,12 +28,6 @@ class OperatedCluster(Protocol):
     queries: MemberQueries
     rescheduler: Rescheduler
     directories: Directories
-
-    @property
-    def config(self) -> SchedulerConfig: ...
-
-    @property
-    def limits(self) -> MoveLimits: ...
 
     def now_s(self) -> float: ...
 

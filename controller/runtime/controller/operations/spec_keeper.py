@@ -20,14 +20,10 @@ class SpecKeeper:
         """The present one; `change` alone replaces it."""
         self._store = store
 
-    @property
-    def revision(self) -> int:
-        return self.spec.revision
-
     def check_revision(self, if_revision: int | None) -> None:
         """Raises RevisionConflictError if that is not the present one; None: any will do."""
-        if if_revision is not None and if_revision != self.revision:
-            raise RevisionConflictError(if_revision, self.revision)
+        if if_revision is not None and if_revision != self.spec.revision:
+            raise RevisionConflictError(if_revision, self.spec.revision)
 
     def change(self, spec: ClusterSpec) -> None:
         """Saves it, then makes it the present one. It has to follow from the present one by one
@@ -35,8 +31,8 @@ class SpecKeeper:
 
         Raises RevisionConflictError, and what the store raises: nothing changed then.
         """
-        if spec.revision != self.revision + 1:
-            raise RevisionConflictError(spec.revision - 1, self.revision)
+        if spec.revision != self.spec.revision + 1:
+            raise RevisionConflictError(spec.revision - 1, self.spec.revision)
         if self._store is not None:
             self._store.save(spec)
         self.spec = spec

@@ -103,7 +103,7 @@ class ReliefMoves:
         snapshot."""
         self._failed: dict[str, tuple[str, float]] = {}
         """By request id: why its last move failed, and when."""
-        self._step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
+        self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
 
     # -- what happens --------------------------------------------------------------------
@@ -119,9 +119,6 @@ class ReliefMoves:
         self._expires_s = now_s + ORDER_INTERVALS * self._order.config.interval_s
         self._forget_counted(self._order, now_s)
         self._look()
-
-    def stepped(self, step_time_s: float) -> None:
-        self._step_times_s.append(step_time_s)
 
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
         if self._order is not None and is_lost(self._order.destination):
@@ -192,7 +189,7 @@ class ReliefMoves:
             config=order.config,
             block_bytes=self._host.blocks.block_bytes,
             bytes_per_s=self._links.bytes_per_s(to.instance_id),
-            step_time_s=median(self._step_times_s) if self._step_times_s else None,
+            step_time_s=median(self.step_times_s) if self.step_times_s else None,
         )
 
     def _known(self, seen: Sequence[Candidate]) -> list[Candidate]:
