@@ -87,16 +87,21 @@ class TokenOrder(Generic[T]):
             }
             self._held_keys = sorted(self._held)
 
-    def offer(self, epoch: Epoch, first_index: int, num_tokens: int, item: T) -> list[Delivery[T]]:
+    def offer(
+        self, epoch: Epoch, first_index: int, num_tokens: int, item: T
+    ) -> list[Delivery[T]] | None:
         """Takes one message in; returns what to deliver now, in order. Mutates.
 
-        `item` holds tokens [first_index, first_index + num_tokens). Raises ValueError on
-        negative numbers, and then nothing has changed.
+        `item` holds tokens [first_index, first_index + num_tokens). None: they count for nothing,
+        as a higher epoch began before their end, or they are a notice (no tokens) of a lower epoch,
+        about a former owner. Raises ValueError on negative numbers, and then nothing has changed.
         """
         if first_index < 0 or num_tokens < 0:
             raise ValueError(f"bad token range: {num_tokens} tokens at index {first_index}")
-        if self.shuts_out(epoch, first_index, num_tokens):
-            return []
+        if epoch < self.epoch:
+            end = next(index for later, index in self._began if later > epoch)
+            if num_tokens == 0 or first_index + num_tokens > end:
+                return None
         self.raise_epoch(epoch, first_index)
         if first_index > self.next_index:
             key = (first_index, num_tokens)
@@ -110,14 +115,6 @@ class TokenOrder(Generic[T]):
             key = heapq.heappop(self._held_keys)
             self._accept(*key, self._held.pop(key), delivered)
         return delivered
-
-    def shuts_out(self, epoch: Epoch, first_index: int, num_tokens: int) -> bool:
-        """A higher epoch began before the end of these tokens. A notice (no tokens) of a lower
-        epoch is about a former owner, and always shut out."""
-        if epoch >= self.epoch:
-            return False
-        end = next(index for later, index in self._began if later > epoch)
-        return num_tokens == 0 or first_index + num_tokens > end
 
     def _accept(
         self, first_index: int, num_tokens: int, item: T, delivered: list[Delivery[T]]

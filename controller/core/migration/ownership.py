@@ -10,7 +10,7 @@
                 Late tokens of a dead instance count, but no longer make it the owner
 
 So whatever two instances believe, the client reads one of them. The other one, and an instance
-that was taken for dead but lives, must be told to stop (`shuts_out`).
+that was taken for dead but lives, must be told to stop (`offer` tells).
 """
 
 from dataclasses import dataclass
@@ -83,23 +83,16 @@ class Ownership(Generic[T]):
 
     def offer(
         self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int, item: T
-    ) -> list[Delivery[T]]:
-        """Tokens came; returns what to deliver now, in order. Mutates."""
+    ) -> list[Delivery[T]] | None:
+        """Tokens came; returns what to deliver now, in order. None: these tokens count for nothing,
+        and so will all that this sender says in this epoch. Mutates."""
         if epoch <= self.order.epoch:
             return self.order.offer(epoch, first_index, num_tokens, item)
         if sender.key in self._dead:
-            return []
+            return None
         delivered = self.order.offer(epoch, first_index, num_tokens, item)
         self._take_over(sender)
         return delivered
-
-    def shuts_out(
-        self, sender: InstanceRef, epoch: Epoch, first_index: int, num_tokens: int
-    ) -> bool:
-        """These tokens count for nothing, and so will all that this sender says in this epoch."""
-        if epoch > self.order.epoch:
-            return sender.key in self._dead
-        return self.order.shuts_out(epoch, first_index, num_tokens)
 
     def fence(self, owner: InstanceRef, hop: int) -> bool | None:
         """The source wants the request back in `hop`. True: granted; False: the destination owns

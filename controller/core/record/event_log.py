@@ -133,7 +133,7 @@ class EventLog:
         """Returns the event's position."""
         self._events.append(event)
         self._last_seq += 1
-        return self.last_position
+        return f"{self._epoch}-{self._last_seq}"
 
     def after(self, position: str | None, limit: int) -> LogPage:
         """The oldest `limit` events after `position`; None: from the oldest that is kept.

@@ -113,7 +113,7 @@ class Controller:
             epoch,
             config.rescheduling,
         )
-        self.journal.on_event = self.operator_moves.logged
+        self.journal.on_migrated = self.operator_moves.migrated
         self.directories = Directories(
             self.roster, self.scheduler, self._send_to_all, lambda: self.now_s()
         )

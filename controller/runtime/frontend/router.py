@@ -168,20 +168,24 @@ class Router:
             output = by_id.get(request_id)
             if output is None:
                 continue
-            place = emitted.sender, Epoch(item.attempt, item.hop), item.first_index, item.num_tokens
-            if route is None or route.ownership.shuts_out(*place):
+            if route is None:
                 self.routes.unread(emitted.sender, item)
                 continue
-            ownership = route.ownership
-            before = ownership.order.next_index
-            offered = ownership.offer(*place, (item, output))
+            ownership, epoch = route.ownership, Epoch(item.attempt, item.hop)
+            before, its_item = ownership.order.next_index, (item, output)
+            offered = ownership.offer(
+                emitted.sender, epoch, item.first_index, item.num_tokens, its_item
+            )
+            if offered is None:
+                self.routes.unread(emitted.sender, item)
+                continue
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
                 self._time(route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
-                    del self.routes.live[request_id]
+                    self.routes.live.pop(request_id, None)
             if ownership.order.next_index // RECEIVED_EVERY != before // RECEIVED_EVERY:
                 received.append((request_id, ownership.order.next_index))
             if ownership.order.gap is not None:

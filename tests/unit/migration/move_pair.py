@@ -225,7 +225,7 @@ class Pair:
     def client_reads(self, sender: InstanceRef, hop: int) -> bool:
         begins = self.ownership.order.next_index
         delivered = self.ownership.offer(sender, Epoch(0, hop), begins, 1, "next")
-        return [each.item for each in delivered] == ["next"]
+        return [each.item for each in delivered or ()] == ["next"]
 
     def verbs(self, *among: Verb) -> list[Verb]:
         return [message.verb for message in self.sent if message.verb in among]

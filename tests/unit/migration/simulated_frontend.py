@@ -136,14 +136,13 @@ class Frontend:
     def _emitted(self, sender: InstanceRef, route: Route, emitted: Emitted) -> None:
         request_id, epoch = emitted.request_id, Epoch(0, emitted.hop)
         first_index, num_tokens = emitted.first_index, len(emitted.tokens)
-        if route.ownership.shuts_out(sender, epoch, first_index, num_tokens):
+        offered = route.ownership.offer(sender, epoch, first_index, num_tokens, emitted)
+        if offered is None:
             self._not_wanted(sender, emitted)
             if emitted.finished and route.ownership.lost_in(emitted.hop):
                 self._close(request_id, "error")
             return
-        for item, num_skip in route.ownership.offer(
-            sender, epoch, first_index, num_tokens, emitted
-        ):
+        for item, num_skip in offered:
             if item.first_index + num_skip != route.num_read:
                 raise Violation(f"{request_id}: token {route.num_read} was skipped or repeated")
             for token in item.tokens[num_skip:]:

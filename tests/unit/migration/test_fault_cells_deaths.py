@@ -87,7 +87,7 @@ def test_source_dies__commit_in_doubt__its_late_words_give_the_request_to_nobody
     ownership.announce(DESTINATION, 1)
     assert ownership.lost(*SOURCE.key) is Loss.ASK
     assert ownership.fence(SOURCE, 2) is None
-    assert ownership.offer(SOURCE, Epoch(0, 2), 0, 1, "later epoch") == []
+    assert ownership.offer(SOURCE, Epoch(0, 2), 0, 1, "later epoch") is None
     assert [each.item for each in ownership.offer(SOURCE, Epoch(0, 0), 0, 1, "0")] == ["0"]
     assert ownership.to_ask == (DESTINATION, 1)
     assert ownership.moved(DESTINATION, 1, 1)
@@ -159,7 +159,7 @@ def test_destination_dies__commit_in_doubt__its_late_words_give_it_nothing() -> 
     ownership.announce(DESTINATION, 1)
     assert ownership.lost(*DESTINATION.key) is Loss.NONE
     assert not ownership.moved(DESTINATION, 1, 0)
-    assert ownership.offer(DESTINATION, Epoch(0, 1), 0, 1, "0") == []
+    assert ownership.offer(DESTINATION, Epoch(0, 1), 0, 1, "0") is None
     assert ownership.owner == SOURCE
     assert ownership.fence(SOURCE, 2) is True
     ownership.check()

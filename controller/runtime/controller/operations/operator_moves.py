@@ -17,7 +17,7 @@ from controller.core.migration.order import MoveOrder
 from controller.core.migration.queue import MoveByHand, QueuedMove
 from controller.core.migration.record import DESTINATION_DIED, DESTINATION_FAILED, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
-from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.event_log import LoggedEvent
 from controller.core.rescheduling.choose_destination import choose_destination
 from controller.core.rescheduling.cooling import Cooling
 from controller.core.scheduler import GlobalScheduler
@@ -112,10 +112,8 @@ class OperatorMoves:
         self._queries.answered(answer)
         self.turns.look()
 
-    def logged(self, event: LoggedEvent) -> None:
-        """Of those in the journal a MIGRATED one tells the downtime."""
-        if event.kind is not EventKind.MIGRATED:
-            return
+    def migrated(self, event: LoggedEvent) -> None:
+        """A MIGRATED event of the journal tells the downtime."""
         downtime_s, excess_s = event.numbers.get("downtime_s"), event.numbers.get("excess_s")
         if downtime_s is not None and excess_s is not None:
             self.log.timed(event.cause_id, downtime_s, excess_s)
