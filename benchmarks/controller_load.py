@@ -25,10 +25,10 @@ import zmq
 from benchmarks.loop_probe import LoopProbe
 from controller.adapters.zmq.cluster_key import ClusterKey, new_secret_key
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.record.event_log import EventKind
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig

@@ -26,10 +26,10 @@ from controller.adapters.emulated.kv_transfer import EmulatedKvTransfer
 from controller.adapters.emulated.vllm_wire import Outputs
 from controller.adapters.http.migrate import find_migration
 from controller.api.wire.moves import MigrateRequest
-from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.drain import DrainState
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler_events import DispatchRequested
 from controller.model.config import ModelConfig
 from controller.runtime import member
 from controller.runtime.controller import controller

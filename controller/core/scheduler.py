@@ -20,7 +20,8 @@ from typing import assert_never
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
-from controller.core.events import (
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
@@ -37,7 +38,6 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 
 
 @dataclass(frozen=True, slots=True)

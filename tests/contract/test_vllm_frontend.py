@@ -22,9 +22,9 @@ from controller.adapters.vllm.endpoint.connections import KeepAlive
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
-from controller.core.events import DispatchRequested, RejectCode
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.messages.inbox import Inbox

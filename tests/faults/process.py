@@ -17,7 +17,6 @@ import uvloop
 
 from controller.adapters.zmq.cluster_key import ClusterKey
 from controller.adapters.zmq.mailbox import ZmqMailbox
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination import DestinationMove
 from controller.core.migration.order import MoveOrder
@@ -25,6 +24,7 @@ from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.frontend.request_book import RequestBook

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MovePlan, MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported

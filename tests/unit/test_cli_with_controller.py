@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported

@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from controller.api.wire.explain import Explanation
-from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import Source, serve_running_request

@@ -10,9 +10,9 @@ import pytest
 
 from controller.api.wire.models import EventPage, RequestDetail, RequestList
 from controller.api.wire.moves import MigrationReport
-from controller.core.events import DispatchRequested
 from controller.core.migration.record import MoveInFlight
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.moves import MoveAsked
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 from tests.unit.move_support import Source, serve_running_request

@@ -14,8 +14,8 @@ from controller.api.wire.models import (
     InstanceState,
     StopProgress,
 )
-from controller.core.events import DispatchRequested
 from controller.core.load.snapshot import QueueHead
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.requests import DispatchAsked
 from tests.unit.control_support import AUTHORIZED, TOKEN, Cluster, Listener, listening

@@ -13,8 +13,8 @@ from controller.api.settings.live_settings import live_settings
 from controller.api.settings.settings import Settings
 from controller.api.wire.models import EventPage
 from controller.api.wire.settings import SettingChanges, SettingList
-from controller.core.events import DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
+from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveLimitsSet
 from controller.runtime.messages.operations import FrontendLimits, StatusIntervalSet

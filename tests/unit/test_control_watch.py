@@ -23,9 +23,9 @@ from controller.api.wire.models import (
     RequestList,
     StatusFrame,
 )
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.members import EventsReported
@@ -86,7 +86,7 @@ async def test_what_happens_is_logged_with_its_cause(both: Both) -> None:
     assert [event["kind"] for event in rest["events"]] == ["instance_failed"]
     own.cluster.mailbox.say(encode(ask), [])  # now nothing may take it: held, then refused
     own.cluster.now_s += 100.0
-    from controller.core.events import Ticked
+    from controller.core.scheduler_events import Ticked
 
     own.cluster.controller.handle(Ticked())
     rest = (await client.get("/v1/events", params={"after": page.next_position})).json()

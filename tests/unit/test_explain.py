@@ -18,10 +18,10 @@ from controller.api.wire.explain import (
 )
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MoveStage
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked

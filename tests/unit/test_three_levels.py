@@ -8,10 +8,10 @@ from controller.adapters.http.requests import RequestsQuery, list_requests
 from controller.adapters.http.views import cluster_status
 from controller.adapters.prometheus.cluster import render
 from controller.api.settings.settings import Settings
-from controller.core.events import DispatchRequested, InstanceStarted, StatusReported
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead
 from controller.core.migration.move_log import MoveLog
 from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import DispatchRequested, InstanceStarted, StatusReported
 from controller.runtime.frontend.request_book import RequestBook
 from tests.unit.control_support import LABELS, Cluster
 

@@ -1,4 +1,4 @@
-"""Why a move was refused or came to nothing, in a sentence."""
+"""Why a move came to nothing, in a sentence; those of refusals are in `refusals.py`."""
 
 from controller.core.migration.refusals import SENTENCES, MoveRefusal
 

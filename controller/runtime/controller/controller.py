@@ -12,7 +12,8 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 
-from controller.core.events import (
+from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import (
     Dispatch,
     Event,
     FrontendDied,
@@ -24,7 +25,6 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.scheduler import GlobalScheduler
 from controller.ports.event_store import EventStore
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox

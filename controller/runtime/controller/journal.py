@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from controller.core.events import Dispatch, Reject
 from controller.core.operations.cluster_spec import DrainOrder
 from controller.core.record.event_log import EventKind, EventLog, LoggedEvent, Number
+from controller.core.scheduler_events import Dispatch, Reject
 from controller.ports.event_store import EventStore
 from controller.runtime.controller.roster import Member
 from controller.runtime.messages.members import EventsReported

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.core.dispatch.bypass import choose_without_controller
-from controller.core.events import (
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.load.latency_window import LatencyWindow
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
@@ -21,6 +20,7 @@ from controller.core.record.request_record import (
     found_order,
     match_names,
 )
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.core.events import DispatchRequested
 from controller.core.migration.ownership import Ownership
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
@@ -181,7 +181,7 @@ class Router:
                 continue
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
-                self._time(route, Epoch(delivered.attempt, delivered.hop), now_s)
+                self._time_move(route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
@@ -195,7 +195,7 @@ class Router:
             self._mailbox.send(emitted.sender.address, encode(confirmed), droppable=True)
         return due
 
-    def _time(self, route: Route, epoch: Epoch, now_s: float) -> None:
+    def _time_move(self, route: Route, epoch: Epoch, now_s: float) -> None:
         """A token came. The first of a new owner tells how long the client waited for it."""
         if epoch > route.epoch:
             route.epoch = epoch

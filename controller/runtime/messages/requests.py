@@ -3,10 +3,10 @@ questions."""
 
 import msgspec
 
-from controller.core.events import Dispatch, DispatchCancelled, DispatchRequested, Reject
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.scheduler_events import Dispatch, DispatchCancelled, DispatchRequested, Reject
 from controller.runtime.messages.message import Message
 
 RECEIVED_EVERY = 32

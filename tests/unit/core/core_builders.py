@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from controller.core.events import DispatchRequested, StatusReported
 from controller.core.load.snapshot import (
     InstanceSnapshot,
     Level,
     QueueHead,
     blocks_for,
 )
+from controller.core.scheduler_events import DispatchRequested, StatusReported
 
 BLOCK_SIZE = 16
 THREE_LEVELS = (

@@ -6,7 +6,9 @@ import pytest
 from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.dispatch.policies import POLICIES
-from controller.core.events import (
+from controller.core.load.snapshot import Unreported
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DrainBegan,
@@ -21,8 +23,6 @@ from controller.core.events import (
     RejectCode,
     Ticked,
 )
-from controller.core.load.snapshot import Unreported
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from tests.unit.core.core_builders import queued, request, running, status
 
 CONFIG = SchedulerConfig(max_held_reqs=3, hold_timeout_s=30.0, stall_timeout_s=10.0)

@@ -9,7 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.core.dispatch.instance_record import LOST_AFTER_S
 from controller.core.dispatch.policies import POLICIES
 from controller.core.dispatch.score_board import MAX_CANDIDATES
-from controller.core.events import (
+from controller.core.load.snapshot import Level
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
@@ -24,8 +26,6 @@ from controller.core.events import (
     Reject,
     Ticked,
 )
-from controller.core.load.snapshot import Level
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from tests.unit.core.core_builders import queued, request, running, status
 
 MAX_HELD, HOLD_S, STALL_S = 3, 20.0, 5.0

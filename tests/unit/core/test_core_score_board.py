@@ -10,7 +10,9 @@ from controller.core.dispatch import policies as dispatch_module
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.policies import POLICIES, find_policy
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
-from controller.core.events import (
+from controller.core.load.snapshot import Level
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
@@ -24,8 +26,6 @@ from controller.core.events import (
     StatusReported,
     Ticked,
 )
-from controller.core.load.snapshot import Level
-from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from tests.unit.core.core_builders import THREE_LEVELS, queued, request, running, status
 from tests.unit.core.dispatch_oracle import Candidate, choose
 

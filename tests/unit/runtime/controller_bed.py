@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler import SchedulerConfig
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.live_config import LiveConfig

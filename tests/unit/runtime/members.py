@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from controller.core.events import DispatchRequested
+from controller.core.scheduler_events import DispatchRequested
 from controller.ports.engine import Engine
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.destination_terms import DestinationState
 from controller.core.migration.order import MoveOrder
@@ -15,6 +14,7 @@ from controller.core.migration.record import MoveRecord
 from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.ports.engine import Engine
 from controller.runtime.messages.codec import decode, encode
 from controller.runtime.messages.members import (

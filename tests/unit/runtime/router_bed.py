@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.instance_ref import InstanceRef
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents

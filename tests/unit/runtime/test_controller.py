@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.events import Dispatch, DispatchCancelled
 from controller.core.migration.limits import MoveLimits
 from controller.core.record.event_log import EventKind
+from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.directories import SILENCE_S
 from controller.runtime.live_config import LiveConfig

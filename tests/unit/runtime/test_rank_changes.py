@@ -16,11 +16,11 @@ from test_moves_under_faults import (
     says,
 )
 
-from controller.core.events import Dispatch
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import Verb
 from controller.core.record.event_log import EventKind
 from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import Dispatch
 from controller.runtime.messages.moves import MoveAnnounced, RequestMoved
 from controller.runtime.messages.operations import (
     RankChangeAnswered,

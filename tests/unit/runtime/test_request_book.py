@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from controller.core.events import Dispatch, DispatchRequested
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
+from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.runtime.frontend.request_book import MAX_HISTORY, RequestBook
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked

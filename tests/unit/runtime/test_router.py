@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from controller.core.events import (
+from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
     DispatchRequested,
     Reject,
     RejectCode,
 )
-from controller.core.record.request_record import RequestState
 from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
 from controller.runtime.messages.members import (
     Directory,

@@ -4,9 +4,9 @@ from unittest import mock
 
 import pytest
 
-from controller.core.events import Event, InstanceDied, InstanceStarted, StatusReported
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import Event, InstanceDied, InstanceStarted, StatusReported
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
 from controller.runtime.controller.stall_watch import StallWatch

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.api.errors import LlumctlError
-from controller.core.events import DrainBegan, DrainEnded
 from controller.core.migration.record import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.departure_plan import Departure
 from controller.core.operations.drain import DrainState, Remainder, is_overdue
 from controller.core.record.event_log import EventKind, Number
+from controller.core.scheduler_events import DrainBegan, DrainEnded
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.roster import Member

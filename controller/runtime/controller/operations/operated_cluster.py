@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from controller.core.events import Event
 from controller.core.scheduler import GlobalScheduler
+from controller.core.scheduler_events import Event
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
