@@ -18,7 +18,9 @@ _STRING = re.compile(
     r'''"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*\'''', re.DOTALL
 )
 MAX_KEY_PARTS = 32
-_TOKEN = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^ \t]""")
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+# `\\.`: an escaped quote opens no string, or each of many would look for its end.
+_DEEP = re.compile(rf"#[^\n]*+|\\.|(?P<key>{_PART}(?:\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}})|{_PART}")
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
 
@@ -48,23 +50,10 @@ class Lines:
 
 def too_deep(text: str) -> int | None:
     """The first line with a dotted key of too many parts. In time that grows as the text does."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.count(".") >= MAX_KEY_PARTS and _longest_key(line) > MAX_KEY_PARTS:
-            return number
+    for found in _DEEP.finditer(text):
+        if found["key"]:
+            return text.count("\n", 0, found.start()) + 1
     return None
-
-
-def _longest_key(line: str) -> int:
-    """Parts of the longest dotted name of a line, up to a comment."""
-    longest, parts, after_dot = 0, 0, False
-    for part in _TOKEN.findall(line):
-        if part == "#":
-            break
-        is_name = part[0].isalnum() or part[0] in "\"'_-"
-        parts = parts + 1 if is_name and after_dot else int(is_name) or parts * (part == ".")
-        after_dot = part == "."
-        longest = max(longest, parts)
-    return longest
 
 
 def scan(text: str) -> Lines:

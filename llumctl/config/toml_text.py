@@ -21,14 +21,12 @@ def string(text: str) -> str:
 
 def value(item: Any) -> str:
     """On one line. Raises TypeError for what TOML has not, None above all."""
-    if isinstance(item, bool):
-        return "true" if item else "false"
     if isinstance(item, str):
         return string(item)
-    if isinstance(item, int):
+    if isinstance(item, float) and not math.isfinite(item):
         return str(item)
-    if isinstance(item, float):
-        return repr(item) if math.isfinite(item) else str(item)
+    if isinstance(item, bool | int | float):
+        return json.dumps(item)
     if isinstance(item, datetime | date | time):
         return item.isoformat()
     if isinstance(item, list | tuple):

@@ -315,6 +315,30 @@ def test_cluster_name_from_flag_environment_file() -> None:
         config_file.cluster_name(None, {"LLUMCTL_CONFIG": "c.toml"})
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (".".join("a" * 32) + " = 1", None),
+        ("x = 1\n\n" + " . ".join("a" * 33) + " = 1", 3),
+        ("[[" + ".".join(['"a.b"'] * 33) + "]]", 1),
+        ("x = {" + ".".join(["'a'"] * 33) + " = 1}", 1),
+        ("# " + ".".join("a" * 50), None),
+        ('x = "' + ".".join("a" * 50) + '"', None),
+        ('x = {a = """\nit\'s \\"""", ' + ".".join("a" * 33) + " = 1}", 2),
+    ],
+)
+def test_a_dotted_key_of_too_many_parts(text: str, line: int | None) -> None:
+    assert toml_lines.too_deep(text) == line
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("piece", ['\\"', '"', "'", "a.", "a.b\n", "\"'", "a ", "#"])
+def test_any_text_is_looked_at_in_time_that_grows_as_it_does(piece: str) -> None:
+    """With many escaped quotes 100 kB took half a minute, and a file may be ten times as large."""
+    text = 'x = "' + piece * (config_file.MAX_BYTES // len(piece)) + "." * 40
+    assert toml_lines.too_deep(text) in (None, 1)
+
+
 TRICKY = '''
 a = """
 [not.a.table]
