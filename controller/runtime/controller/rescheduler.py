@@ -1,8 +1,9 @@
-"""The round of continuous rescheduling: which instance is to relieve itself towards which other.
+"""The rounds of rescheduling: which instance must relieve itself towards which other.
 
-It looks at one status per instance and never at a request; sources pick those (`relief_moves`).
-It remembers who has an order, and for a second which pairs came to nothing; so a controller that
-starts again goes on with its first round. Until then orders end by themselves.
+A round looks at one status per instance and never at a request; sources choose those
+(`relief_moves`). Only the sources with an order are remembered, and for a second the fruitless
+pairs; so a controller that starts again goes on with its first round, and orders of the one before
+end by themselves.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ MAX_CANDIDATES = 8
 
 
 class Rescheduler:
-    """`send` gets an instance's id. While it is not enabled only draining instances are relieved:
-    that is somebody's order."""
+    """`send` gets an instance's id. While rescheduling is not enabled only draining instances are
+    relieved, as operators want that."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Rescheduler:
 
     @config.setter
     def config(self, config: ReschedulingConfig) -> None:
-        """From the next round on, which begins now."""
+        """Holds from the next round on, which begins now."""
         self._config = config
         self._fruitless.forget()
         self._changed.set()
@@ -100,7 +101,7 @@ class Rescheduler:
         return pairs
 
     def fruitless(self, told: ReliefFruitless) -> None:
-        """Of incarnations that are gone it says nothing."""
+        """Leaves the pair out for a while, unless one of both incarnations is gone."""
         members = self._roster.members
         for instance_id, incarnation in (
             (told.source_id, told.source_incarnation),
@@ -126,7 +127,8 @@ class Rescheduler:
         ]
 
     def _acts(self, record: InstanceRecord, now_s: float) -> bool:
-        """It serves and reports. One that stalls would neither send nor take in anything."""
+        """Whether the instance serves and reports; one that stalls would neither send nor receive
+        requests."""
         member = self._roster.members.get(record.instance_id)
         if member is None or not member.serving or member.incarnation != record.incarnation:
             return False

@@ -1,6 +1,6 @@
-"""Who belongs to the cluster: the controller's table of members and their incarnations.
+"""The controller's table of the cluster's members and their incarnations.
 
-Pure: Hellos and losses in, what changed out. Rules:
+It is pure: Hellos and losses go in, changes come out. Rules:
 - a new process (its nonce is new) is a new incarnation, one higher than the last;
 - a process that comes back after its connection was lost, or after another process took its
   place, is fenced: its old incarnation stays dead, it gets a new one and drops what it ran;
@@ -31,7 +31,7 @@ class Member:
     ttft_p99_s: float | None = None
     num_restarts: int = 0
     up_s: float = 0.0
-    """How long its process had run at its last Hello."""
+    """How long the member's process had run at its last Hello."""
     heard_s: float | None = None
 
     @property
@@ -45,14 +45,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class RosterChange:
-    """What one Hello meant. `died`: the incarnation it replaced, if that was still alive."""
+    """What a Hello changed. `died`: the incarnation that it replaced, if that was still alive."""
 
     member: Member
     welcome: Welcome | None = None
     died: int | None = None
     began_serving: bool = False
     failed: bool = False
-    """It says for the first time that it cannot start."""
+    """The member says for the first time that it cannot start."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Roster:
         self.members.setdefault(member_id, Member(kind, member_id))
 
     def forget(self, member_id: str) -> Member | None:
-        """It was ended for good: nothing is expected of it, and what it still says is a
+        """The member was ended for good: it is not expected any more, and its Hellos are a
         stranger's."""
         return self.members.pop(member_id, None)
 

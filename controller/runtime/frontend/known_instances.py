@@ -14,11 +14,10 @@ class KnownInstances:
         return iter(list(self._entries.values()))
 
     def learn(self, entries: Sequence[InstanceEntry]) -> None:
-        """All that there are now. Mutates."""
+        """Replaces all entries."""
         self._entries = {entry.instance_id: entry for entry in entries}
 
     def forget(self, entry: InstanceEntry) -> None:
-        """Mutates."""
         del self._entries[entry.instance_id]
 
     def incarnation(self, instance_id: str) -> int | None:
@@ -26,7 +25,7 @@ class KnownInstances:
         return None if entry is None else entry.incarnation
 
     def find(self, instance_id: str, incarnation: int) -> InstanceEntry | None:
-        """None: not listed, or another incarnation is."""
+        """None if the instance is not listed, or another incarnation of it is."""
         entry = self._entries.get(instance_id)
         return entry if entry is not None and entry.incarnation == incarnation else None
 

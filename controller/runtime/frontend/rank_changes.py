@@ -1,9 +1,9 @@
-"""Priorities of a frontend's live requests that were changed on their way.
+"""Changed priorities of a frontend's live requests.
 
-The frontend counts the changes of each request and tells its owner until that one confirms; a
-new owner is told again, although the rank travels with a move: so no change is lost, whoever
-dies or gives it back, and an older one never counts over a newer one. A request that no
-instance has yet is asked for anew with its new rank.
+The frontend counts the changes of each request's rank and tells the owner until the owner confirms.
+A new owner is told too, although the rank travels with a move. So no change is lost, whichever
+instance dies or gives the request back, and an older change never counts over a newer one. For a
+request that no instance has yet, the frontend asks for an instance anew with the new rank.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from controller.runtime.messages.operations import (
 
 log = logging.getLogger(__name__)
 
-# An owner that did not confirm a change is told again so often.
+# An owner that has not confirmed a change is told again after so long.
 TELL_EVERY_S = 0.1
 
 
@@ -39,7 +39,7 @@ class _Change:
 
 
 class RankChanges:
-    """`send` takes an address."""
+    """`send` takes an address and a message."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class RankChanges:
         self._book = book
         self._send = send
         self._changes: dict[str, _Change] = {}
-        """The last one of each request that ever had one."""
+        """The last change of each request that has had one."""
 
     def asked(self, ask: RankChangeAsked) -> RankChangeAnswered:
-        """By an operator. Mutates unless it is a dry run."""
+        """Changes the rank as an operator asked, unless it is a dry run."""
         request_id = ask.request_id
         found = self._book.find(request_id)
         if found is None or found.state in ENDED:
@@ -72,7 +72,8 @@ class RankChanges:
         return RankChangeAnswered(ask.query_id, "", previous, found.instance_id)
 
     def tell_owner(self, request_id: str) -> None:
-        """Nothing if its rank never changed, or nobody owns it yet."""
+        """Tells the request's owner its rank. Does nothing if the rank never changed, or nobody
+        owns the request yet."""
         change, route = self._changes.get(request_id), self._routes.live.get(request_id)
         if change is not None and route is not None:
             told = RankSet(request_id, change.rank, change.number)
@@ -103,7 +104,8 @@ class RankChanges:
 
 
 def _is_confirmed(change: _Change, route: Route) -> bool:
-    """By who owns it now. One that took it back may be in a hop ahead of its first token here."""
+    """Whether the present owner has confirmed the change. An owner that took the request back may
+    be in a later hop than its first token here shows."""
     ownership = route.ownership
     return (
         change.confirmed_by == ownership.owner.key

@@ -1,6 +1,6 @@
 """A frontend's side of the cluster: its requests go out, and their tokens come back in order.
 
-Where a request is to run: dispatcher.py. Where it runs by now: routes.py.
+dispatcher.py finds the instance where a request will run, and routes.py knows where it runs by now.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class RouterEvents:
 
 
 class Router:
-    """In its `inbox` the app puts what decodes OutputsEmitted and gives it to `accept`."""
+    """The app adds a handler to `inbox` that decodes OutputsEmitted and passes it to `accept`."""
 
     def __init__(
         self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
@@ -117,8 +117,8 @@ class Router:
         client_request_id: str,
         parent_id: str | None = None,
     ) -> None:
-        """Dispatch and send. `parent_id` is set where `n` > 1 made several of one request. Raises
-        NotDispatchedError; a request aborted meanwhile is not sent."""
+        """Finds an instance and sends the request there, unless it is aborted meanwhile.
+        `parent_id` is set if `n` > 1 made several of one request. Raises NotDispatchedError."""
         request_id = request.request_id
         self._book.arrived(request, client_request_id, parent_id)
         try:
@@ -143,8 +143,8 @@ class Router:
         self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
 
     def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
-        """Forget these requests and have their instances free their blocks; `outcome` is how
-        they ended for their clients."""
+        """Forgets these requests and has their instances free their blocks; `outcome` is how they
+        ended for their clients."""
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason)
@@ -157,7 +157,7 @@ class Router:
             self.routes.send(address, AbortRequests(tuple(ids)))
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
-        """Of `outputs` (each with a `request_id`), those due now, in order."""
+        """The deliveries that are due now, in order. Each of `outputs` has a `request_id`."""
         by_id = {output.request_id: output for output in outputs}
         now_s = asyncio.get_running_loop().time()
         due: list[Delivery[Any]] = []
@@ -196,7 +196,7 @@ class Router:
         return due
 
     def _time_move(self, route: Route, epoch: Epoch, now_s: float) -> None:
-        """A token came. The first of a new owner tells how long the client waited for it."""
+        """Notes when a token came. A new owner's first token tells the move's downtime."""
         if epoch > route.epoch:
             route.epoch = epoch
             timed, route.timed = route.timed, None

@@ -1,8 +1,9 @@
-"""Which instance runs each request of a frontend: what instances say of moves, and of deaths.
+"""Which instance runs each request of a frontend, by what instances say of moves and deaths.
 
-Who is right is decided in core/migration/ownership.py; here it is carried out. What is missing,
-tokens or an owner that is known to live, is asked for until it comes or is given up. An instance
-that sends tokens which count for nothing is told so, or it would go on to the request's end.
+core/migration/ownership.py decides which instance owns a request; this module carries that out. If
+tokens or a live owner are missing, the frontend asks for them until they come or the request is
+given up. An instance whose tokens count for nothing is told so, or it would decode to the request's
+end.
 """
 
 import asyncio
@@ -41,26 +42,27 @@ from controller.runtime.messages.requests import (
 
 log = logging.getLogger(__name__)
 
-# Tokens that are missing for so long are asked for, and so is an owner; again and again. As often
-# an instance hears which of its tokens are not read.
+# Tokens that are missing for so long are asked for, and so is a missing owner, again each time so
+# much has passed. As often an instance hears which of its requests are not read.
 MISSING_S = 0.05
-# And given up after so long: the client gets an error rather than no end.
+# A request is given up after so long: the client gets an error rather than no end.
 UNCLEAR_S = 5.0
 
 
 @dataclass(slots=True)
 class Route:
-    """Who runs a request, and when its tokens came, by the loop's clock."""
+    """A request's owner, and when its tokens came, by the loop's clock."""
 
     ownership: Ownership[Any]
     epoch: Epoch = FIRST_EPOCH
-    """Of the last token."""
+    """The epoch of the last token."""
     token_s: float | None = None
     timed: MoveTimed | None = None
-    """A move whose first token has not come."""
+    """A move of which the destination's first token has not come yet."""
     unclear_s: float = 0.0
+    """Since when tokens or the owner are missing."""
     asked_s: float = 0.0
-    """Since when tokens are missing or an owner is, and when it was last asked for."""
+    """When they were last asked for."""
 
 
 class Routes:
@@ -81,7 +83,7 @@ class Routes:
         self._unclear: set[str] = set()
         """Requests that lack tokens, or an owner that is known to live."""
         self._unread: dict[str, set[tuple[str, int]]] = {}
-        """(request id, hop) by the address of the instance that is to be told."""
+        """(request id, hop) of tokens that are not read, by the address of their sender."""
 
     def num_by_owner(self) -> dict[str, int]:
         load: dict[str, int] = {}
@@ -130,8 +132,8 @@ class Routes:
             self._fail(lost.request_id, route, lost.owner)
 
     def _fence_asked(self, asked: FenceAsked) -> None:
-        """A request that is over here is nobody's: its source may have it back, and hears that
-        nobody wants it."""
+        """Fences a hop. A request that is over here has no owner: its source may have it back, and
+        is told to abort it."""
         request_id, owner = asked.request_id, asked.owner
         route = self.live.get(request_id)
         fenced = route is None or route.ownership.fence(owner, asked.hop)
@@ -152,7 +154,7 @@ class Routes:
     # -- deaths --------------------------------------------------------------------------
 
     def address_lost(self, address: str) -> None:
-        """An instance's socket closed: the controller says the same, but may be gone too."""
+        """An instance's socket closed. The controller says the same, but may be gone too."""
         for entry in self._known:
             if entry.address == address:
                 self._known.forget(entry)
@@ -167,7 +169,8 @@ class Routes:
         self._lose_where(lambda holder: holder.key == dead)
 
     def lose_replaced(self) -> None:
-        """A directory with another incarnation says so too, where InstanceLost was missed."""
+        """Drops incarnations that the directory has replaced, as InstanceLost may have been
+        missed."""
         known = {entry.instance_id: entry.ref.key for entry in self._known}
         self._lose_where(lambda holder: known.get(holder.instance_id, holder.key) != holder.key)
 
@@ -203,15 +206,15 @@ class Routes:
             route.unclear_s = route.asked_s = asyncio.get_running_loop().time()
 
     def unread(self, sender: InstanceRef, item: OutputItem) -> None:
-        """The sender is told with the next turn, once for all that it sends until then. A request
-        that ended where nobody reads it has no other end."""
+        """Notes tokens that are not read; the next turn of `keep_asking` tells their sender. A
+        request that ended with such tokens has no other end, and may have to fail."""
         if item.finish_reason is None:
             self._unread.setdefault(sender.address, set()).add((item.request_id, item.hop))
         elif (route := self.live.get(item.request_id)) and route.ownership.lost_in(item.hop):
             self._fail(item.request_id, route, sender)
 
     async def keep_asking(self) -> None:
-        """For what is missing; and tell what is unread."""
+        """Asks for missing tokens and owners, and tells senders of unread tokens."""
         while True:
             await asyncio.sleep(MISSING_S)
             unread, self._unread = self._unread, {}
@@ -235,7 +238,7 @@ class Routes:
             self._ask_about(request_id, route, now_s)
 
     def _give_up(self, request_id: str, route: Route) -> None:
-        """Whoever still has something of it would go on with it to its end."""
+        """Ends the request, and aborts it at its holders, which would decode to its end."""
         for holder in route.ownership.holders:
             self.send(holder.address, AbortRequests((request_id,)))
         if route.ownership.to_ask is not None:

@@ -1,4 +1,4 @@
-"""What an instance sends to frontends: outputs as they come, and once more those that got lost."""
+"""Sends an instance's outputs to frontends: as they come, and again if they got lost."""
 
 import time
 from collections import OrderedDict
@@ -16,16 +16,16 @@ from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted, OutputsMissing
 
-# Requests that arrived by a move and finished: so many are kept, because a source that died may
-# have taken outputs of theirs along that it had sent.
+# So many finished requests that arrived by a move are kept, because outputs that their source sent
+# may have been lost with it.
 MAX_FINISHED_KEPT = 64
 # A percentile is computed at most this often; statuses are pushed every few milliseconds.
 PERCENTILE_EVERY_S = 1.0
 
 
 class Emission:
-    """Of the event loop's thread. `requests` are the llumlet's; one that finishes leaves them, and
-    `on_finished` is called before its last output is sent."""
+    """Used on the event loop's thread. `requests` are the llumlet's; a request that finishes is
+    removed from them, and `on_finished` is called before its last output is sent."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class Emission:
                 self._send(frontend, items, self._engine.encode(step.body))
 
     def send_again(self, missing: OutputsMissing) -> None:
-        """In the epoch that the request has here, whoever produced them."""
+        """Sends missing outputs again, in the epoch that the request has here, even if an earlier
+        owner produced them."""
         live = self._requests.get(missing.request_id) or self._finished.get(missing.request_id)
         if live is None:
             return

@@ -1,7 +1,7 @@
-"""The thread of one engine: steps, and between two of them what others want of the engine.
+"""The thread of one engine: it runs steps, and between two of them commands of other threads.
 
-Only this thread touches the engine; commands queue and run between two steps, in their order.
-What comes of steps and commands is called on the event loop, in the order in which it happened.
+Only this thread touches the engine. Commands queue and run between two steps, in their order. The
+results of steps and commands go to the event loop in the order in which they came.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ class StepListener(Protocol):
     """Called on the event loop's thread."""
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """With the number of the step. Before the step's outputs: a request is admitted before its
-        first token."""
+        """`num_steps`: the step's number. Called before the step's outputs, as a request is
+        admitted before its first token."""
 
     def stepped(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None: ...
 
@@ -49,9 +49,9 @@ class EngineListener:
 
     on_loading: Callable[[str], None]
     on_built: Callable[[Engine], StepListener | None]
-    """Who listens to its steps; None: nobody can, and it makes none."""
+    """Returns the listener of the engine's steps; None: the engine makes no steps."""
     on_failed: Callable[[str], None]
-    """It could not start, and is not tried again: the same start would fail again."""
+    """The engine could not start, and is not tried again, as the same start would fail again."""
     on_died: Callable[[BaseException], None]
 
 
@@ -70,7 +70,7 @@ class EngineThread:
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.command = self._commands.put
-        """Has a command run between two steps. For any thread."""
+        """Lets a command run between two steps; may be called from any thread."""
         self._last_dispatch_seq = 0
         self._cpu = ProcessCpu()
         self._loop: asyncio.AbstractEventLoop
@@ -78,7 +78,7 @@ class EngineThread:
     # -- for any thread ------------------------------------------------------------------
 
     def start(self) -> None:
-        """On the event loop's thread."""
+        """Call it on the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
@@ -101,11 +101,12 @@ class EngineThread:
         self.command(functools.partial(self._add, add, prepared, refuse))
 
     def account(self, dispatch_seq: int) -> None:
-        """From the next status on, this dispatch is part of what is reported."""
+        """Lets the next status count this dispatch."""
         self.command(lambda engine: self._account(dispatch_seq))
 
     def push_status(self) -> None:
-        """Without work a status follows every command; else the next is due soon enough."""
+        """Wakes an idle engine thread, as a status follows every command then; with work the next
+        status is due soon."""
         self.command(lambda engine: None)
 
     # -- engine thread -------------------------------------------------------------------
@@ -128,7 +129,7 @@ class EngineThread:
             self._call(listener.on_died, error)
 
     def _tell_built(self, engine: Engine, built: "Future[StepListener | None]") -> None:
-        """On the event loop's thread. What it raises ends the engine's thread, which waits."""
+        """Runs on the event loop's thread. Its error ends the engine's thread, which waits."""
         try:
             built.set_result(self._listener.on_built(engine))
         except BaseException as error:
@@ -155,7 +156,7 @@ class EngineThread:
                 self._call(listener.report, self._status(engine, num_steps, step_time_s))
 
     def _run_commands(self, engine: Engine) -> None:
-        """Between two steps; with nothing to do, wait for a command or the heartbeat."""
+        """Runs queued commands; without work it waits for a command or the heartbeat."""
         try:
             command = self._commands.get(block=not engine.has_work(), timeout=HEARTBEAT_S)
             while True:

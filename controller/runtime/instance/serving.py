@@ -1,7 +1,7 @@
 """What an instance does while its engine serves: requests in, outputs out, and moves.
 
-All of it on the event loop's thread; the engine has its own (`engine_thread`). Encoding, sockets
-and bookkeeping of token positions (`emission`) stay on this one.
+All of it runs on the event loop's thread, with encoding, sockets and the bookkeeping of token
+positions (`emission`); the engine has its own thread (`engine_thread`).
 """
 
 import asyncio
@@ -53,12 +53,12 @@ from controller.runtime.messages.requests import (
 
 log = logging.getLogger(__name__)
 
-# Moves repeat and give up by the clock; the shortest of their times is 0.2 s.
+# Moves repeat messages and give up by the clock; the shortest of their times is 0.2 s.
 MOVES_TICK_S = 0.05
 
 
 class Serving:
-    """`transfer` starts with it; whoever made that closes it."""
+    """Starts `transfer`; its maker closes it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Serving:
         self.blocks, self.fingerprint = engine.moves.blocks, engine.moves.fingerprint
         self.transfer = transfer
         transfer.start(self.blocks, self._tell_transfer)
-        # What moves need (runtime/instance/moves/host.py) and others do.
+        # These methods of MoveHost (runtime/instance/moves/host.py) are those of others.
         self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
         self.instance_moves = InstanceMoves(self, engine.block_size)
         self.set_rank = self.instance_moves.set_rank
@@ -144,7 +144,7 @@ class Serving:
         self._thread.push_status()
 
     def _take_rank(self, wanted: RankSet) -> None:
-        """Of a request that is not here its frontend asks the next owner."""
+        """Takes a rank. For a request that is not here its frontend asks the next owner."""
         live = self.requests.get(wanted.request_id)
         if live is None:
             return
@@ -194,7 +194,8 @@ class Serving:
             self._stop_unread(request_id, hop)
 
     def _stop_unread(self, request_id: str, hop: int) -> None:
-        """What runs here in another hop is read, and so may be what went on to another instance."""
+        """Aborts the request unless it runs here in another hop, or may have moved on: then its
+        tokens are read."""
         live = self.requests.get(request_id)
         if live is None or live.hop != hop or self.instance_moves.handed_on(request_id, hop):
             return
@@ -203,14 +204,15 @@ class Serving:
         self.send(live.frontend, RequestLost(request_id, self.me, hop))
 
     def fenced(self) -> None:
-        """Another incarnation begins: nothing of this one goes on."""
+        """Another incarnation begins: no request and no move of this one goes on."""
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.relief_moves.fenced()
         self.instance_moves.fenced()
         self.abort(tuple(self.requests))
 
     def address_lost(self, address: str) -> None:
-        """A frontend that is gone reads nothing more: its requests' blocks are freed."""
+        """A peer is gone. If it was a frontend, its requests are aborted, as nobody reads their
+        tokens."""
         self._peer_lost(lambda peer: peer.address == address)
         self.instance_moves.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
@@ -229,7 +231,7 @@ class Serving:
         self.emission.emit(outputs, step_time_s)
 
     def happened(self, events: Sequence[EngineEvent], num_steps: int) -> None:
-        """The controller, for its log, and each request's frontend, for its history."""
+        """Tells the controller for its log, and each request's frontend for its history."""
         cause_id = f"step-{self._member.member_id}-{self._member.incarnation}-{num_steps}"
         by_frontend: dict[str, list[LoggedEvent]] = {}
         for event in events:
@@ -262,7 +264,7 @@ class Serving:
         )
 
     def report(self, status: StatusPushed) -> None:
-        """With what the engine does not know."""
+        """Sends the status, with figures that the engine does not know."""
         whole = msgspec.structs.replace(
             status,
             snapshot=replace(status.snapshot, draining=self.instance_moves.draining),
@@ -273,7 +275,7 @@ class Serving:
         self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
 
     async def _tick_moves(self) -> None:
-        """Sleeps while there is no move: an idle instance takes no time for them."""
+        """Ticks the moves; sleeps while there are none, so that an idle instance takes no time."""
         while True:
             await self.instance_moves.busy.wait()
             await asyncio.sleep(MOVES_TICK_S)

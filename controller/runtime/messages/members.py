@@ -1,4 +1,4 @@
-"""Who belongs to the cluster and how each member is: between the controller and its members."""
+"""Messages between the controller and its members about the cluster's membership and state."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True):
 
     max_model_len: int
     num_gpu_blocks: int
-    """As vLLM counts them: with its null block, which holds no tokens."""
+    """Blocks as vLLM counts them: with its null block, which holds no tokens."""
     block_size: int
     supported_tasks: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class Hello(Message, frozen=True):
     num_live_reqs: int = 0
     up_s: float = 0.0
     ttft_p99_s: float | None = None
-    """Of a frontend, over the last minute."""
+    """A frontend's, over the last minute."""
 
 
 class Welcome(Message, frozen=True):
@@ -75,7 +75,7 @@ class Directory(Message, frozen=True):
 
 
 class StatusPushed(Message, frozen=True):
-    """Instance to controller. `last_dispatch_seq`: the highest dispatch it has taken in."""
+    """Instance to controller. `last_dispatch_seq`: the highest dispatch that `snapshot` counts."""
 
     snapshot: InstanceSnapshot
     last_dispatch_seq: int
@@ -84,10 +84,10 @@ class StatusPushed(Message, frozen=True):
     emulation: Emulation | None = None
     ttft_p99_s: float | None = None
     moves: tuple[MoveInFlight, ...] = ()
-    """Those of which it is the source."""
+    """Moves of which the instance is the source."""
     num_moves_in: int = 0
     cpu_cores: float | None = None
-    """That its process kept busy over the last second or so; None before the first one is over."""
+    """Cores that its process kept busy over the last second or so; None in the first second."""
 
 
 class StatusPull(Message, frozen=True):
@@ -95,8 +95,8 @@ class StatusPull(Message, frozen=True):
 
 
 class EventsReported(Message, frozen=True):
-    """Member to controller. `num_before`: how many events this incarnation told of before, so
-    that what a controller that lagged did not get can be counted."""
+    """Member to controller. `num_before`: how many events this incarnation has reported before, so
+    that a controller that lagged can count the events that it missed."""
 
     member_id: str
     incarnation: int
@@ -105,14 +105,15 @@ class EventsReported(Message, frozen=True):
 
 
 class InstanceLost(Message, frozen=True):
-    """Controller to frontends: this incarnation is gone and so are its requests. And to the other
-    instances: what it moves to or from them comes to nothing."""
+    """Controller to frontends and the other instances: this incarnation is gone, and with it its
+    requests and its moves."""
 
     instance_id: str
     incarnation: int
 
 
 class DrainFrontend(Message, frozen=True):
-    """Controller to frontend: answer 503 from now on, cut what still runs after `grace_s`."""
+    """Controller to frontend: answer 503 from now on, and end requests that still run after
+    `grace_s`."""
 
     grace_s: float

@@ -1,4 +1,4 @@
-"""Whose turn it is to move: what waits in the queue of moves by hand, and wakes up."""
+"""Turns of moves by hand: a move waits in the queue and wakes up when its turn has come."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +8,7 @@ from controller.core.migration.queue import NO_MOVES, NO_TURN, QUEUE_FULL, MoveQ
 
 
 class NoTurnError(Exception):
-    """`code`: why it had none."""
+    """`code`: why the move got no turn."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -16,9 +16,9 @@ class NoTurnError(Exception):
 
 
 class MoveTurns:
-    """`max_moves` may be set at any time; with 0 nothing has a turn. `num_reported(instance_id)`:
-    moves under way there, as it last said. What waits is lost with this process, like those who
-    asked for it."""
+    """`max_moves` may be set at any time; with 0 no move gets a turn. `num_reported(instance_id)`:
+    moves under way there by its last status. Moves that wait are lost with this process, like the
+    calls that asked for them."""
 
     def __init__(self, num_reported: Callable[[str], int], max_moves: int) -> None:
         self.max_moves = max_moves
@@ -31,7 +31,8 @@ class MoveTurns:
 
     @asynccontextmanager
     async def turn(self, move: QueuedMove, patience_s: float) -> AsyncIterator[None]:
-        """Within, the move counts at both its instances. Raises NoTurnError."""
+        """Waits for the move's turn; in the `with` block it counts at both its instances. Raises
+        NoTurnError."""
         if not self.max_moves:
             raise NoTurnError(NO_MOVES)
         if not self.queue.join(move):
@@ -50,7 +51,7 @@ class MoveTurns:
             self.look()
 
     def look(self) -> None:
-        """Begins what may begin by now: after each change, and now and then."""
+        """Begins the moves that may begin by now. Called after each change, and now and then."""
         for move in self.queue.begin(self._num_reported, self.max_moves):
             turn = self._turns[move.migration_id]
             if not turn.done():

@@ -1,7 +1,7 @@
-"""Moves of requests, as the controller orders them: where to, another try, how it went.
+"""Moves by hand: the controller chooses a destination, orders the move, tries again, and reports.
 
-The moves themselves are between two instances. When this dies they go on; what it knew of those
-that ended is lost, but for what the requests' frontends keep.
+The instances carry the moves out, and go on if the controller dies. Its log of ended moves is lost
+then, but for what the requests' frontends keep.
 """
 
 import asyncio
@@ -27,11 +27,12 @@ from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked
 
 MAX_TRIES = 3
-# Until a request that moved has its next token, and its frontend has said when: some steps. Where
-# the order has time left, the slowest that an instance may make without being called stalled.
+# How long the report of a move that is over waits for the request's next token, which tells the
+# downtime: some steps, or, if the order has time left, the slowest step of an instance that does
+# not count as stalled.
 TIMED_PATIENCE_S = 2.0
 MAX_TIMED_PATIENCE_S = 10.0
-# Until it is asked again after an instance refused it though it seemed to have room.
+# Until an order is repeated that an instance refused though it seemed to have room.
 PAUSE_S = 0.2
 
 _REFUSED_THERE = frozenset(
@@ -45,13 +46,13 @@ _REFUSED_THERE = frozenset(
         MoveRefusal.DRAINING,
     }
 )
-"""By a destination: another one may take it."""
+"""Refusals by a destination after which another one may take the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`outcome`: that of its record; `refused` if it was not begun; `unknown` if the source did
-    not say how it ended. `code`: why it is not `migrated`."""
+    """`outcome`: that of the move's record; `refused` if the move was not begun; `unknown` if the
+    source did not say how it ended. `code`: why it is not `migrated`."""
 
     migration_id: str
     destination_id: str
@@ -62,7 +63,7 @@ class Attempt:
     step_time_s: float | None = None
     excess_s: float | None = None
     queued_s: float = 0.0
-    """How long it waited for its turn."""
+    """How long the move waited for its turn."""
 
     @property
     def another_may_take_it(self) -> bool:
@@ -84,7 +85,7 @@ class OperatorMoves:
         limits: MoveLimits,
         num_reported: Callable[[str], int],
     ) -> None:
-        """`num_reported`: moves under way at an instance, as it last said."""
+        """`num_reported`: moves under way at an instance by its last status."""
         self._roster = roster
         self._scheduler = scheduler
         self.levels = levels
@@ -101,7 +102,7 @@ class OperatorMoves:
     # -- what is heard -------------------------------------------------------------------
 
     def answered(self, answer: MoveAnswered) -> None:
-        """An answer that nobody waits for any more counts too."""
+        """Takes the answer of a source; one that nobody waits for any more counts too."""
         record = answer.record
         if record is not None:
             self.log.ended(record, self._now_s())
@@ -147,8 +148,8 @@ class OperatorMoves:
     async def move(
         self, wanted: MoveByHand, destination_id: str | None, migration_id: str, patience_s: float
     ) -> list[Attempt]:
-        """Every try, the last one last; none if there is no destination. `migration_id` is the
-        first one's. With a destination named there is one try. Each waits for its turn first."""
+        """Returns all attempts, the last one last; none if there is no destination. `migration_id`
+        is the first one's. With `destination_id` there is one attempt. Each waits for its turn."""
         deadline_s = self._now_s() + patience_s
         attempts: list[Attempt] = []
         target = destination_id or self.choose(wanted.source_id, wanted.num_blocks)
@@ -184,7 +185,7 @@ class OperatorMoves:
             del self._timed[move.migration_id]
 
     async def _ask_in_turn(self, move: QueuedMove, deadline_s: float) -> Attempt:
-        """The turn ends with the source's answer: its instances may move others then."""
+        """The turn ends with the source's answer: both instances may begin other moves then."""
         refused = Attempt(move.migration_id, move.destination_id, "refused")
         try:
             async with self.turns.turn(move, max(0.0, deadline_s - move.since_s)):
@@ -198,7 +199,7 @@ class OperatorMoves:
             return replace(refused, code=error.code, queued_s=self._now_s() - move.since_s)
 
     def _gone(self, source_id: str, destination_id: str) -> str:
-        """What came to an end while the move waited."""
+        """The code of the instance that died while the move waited; empty if both live."""
         members = self._roster.members
         if source_id not in members or not members[source_id].serving:
             return "source_died"
@@ -214,8 +215,8 @@ class OperatorMoves:
         dry_run: bool = False,
         patience_s: float | None = None,
     ) -> MoveAnswered:
-        """What it would take, with `dry_run`. Raises TimeoutError (a move goes on) and
-        MemberDiedError."""
+        """Orders the move, or asks with `dry_run` what it would take. Raises TimeoutError (the move
+        goes on) and MemberDiedError."""
         order = MoveOrder(
             migration_id,
             wanted.request_id,
@@ -244,8 +245,9 @@ class OperatorMoves:
 
 
 def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
-    """An instance says that others took what its last status showed as free: the rescheduler moves
-    too. Where no destination was named, another one is tried instead of a full one."""
+    """Whether an instance refused because the rescheduler's moves took the places that its last
+    status showed as free. If no destination was named, another one is tried instead of a full
+    one."""
     by_source = attempt.outcome == "refused"
     by_destination = attempt.outcome == "kept" and destination_id is not None
     return attempt.code == MoveRefusal.TOO_MANY_MOVES and (by_source or by_destination)
@@ -254,7 +256,8 @@ def _is_too_early(attempt: Attempt, destination_id: str | None) -> bool:
 async def _with_downtime(
     attempt: Attempt, timed: "asyncio.Future[LoggedEvent]", patience_s: float
 ) -> Attempt:
-    """A request of whose move its frontend tells has moved, even if the source died since."""
+    """Adds the downtime that the request's frontend reports. A request with such a report has
+    moved, even if the source has died since."""
     try:
         event = await asyncio.wait_for(timed, patience_s)
     except TimeoutError:

@@ -1,11 +1,11 @@
-"""What operators want of the cluster, as it is now, and safe before it counts."""
+"""The cluster's present spec, which is on disk before it counts."""
 
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.ports.spec_store import SpecStore
 
 
 class RevisionConflictError(Exception):
-    """Somebody else changed what was wanted since it was looked at."""
+    """Somebody else changed the spec since the caller looked at it."""
 
     def __init__(self, expected: int, found: int) -> None:
         super().__init__(f"revision {expected} was looked at, and {found} is the present one")
@@ -13,7 +13,7 @@ class RevisionConflictError(Exception):
 
 
 class SpecKeeper:
-    """`store`: None keeps it as long as this process lives."""
+    """`store`: with None, the spec is kept as long as this process lives."""
 
     def __init__(self, spec: ClusterSpec, store: SpecStore | None = None) -> None:
         self.spec = spec
@@ -21,13 +21,13 @@ class SpecKeeper:
         self._store = store
 
     def check_revision(self, if_revision: int | None) -> None:
-        """Raises RevisionConflictError if that is not the present one; None: any will do."""
+        """Raises RevisionConflictError unless `if_revision` is None or the present one."""
         if if_revision is not None and if_revision != self.spec.revision:
             raise RevisionConflictError(if_revision, self.spec.revision)
 
     def change(self, spec: ClusterSpec) -> None:
-        """Saves it, then makes it the present one. It has to follow from the present one by one
-        step, so that of two changes that were thought out side by side only one is made.
+        """Saves the spec, then makes it the present one. It must be one revision after the present
+        one, so that of two changes of the same spec only one is made.
 
         Raises RevisionConflictError, and what the store raises: nothing changed then.
         """

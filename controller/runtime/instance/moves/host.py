@@ -1,4 +1,4 @@
-"""What the moves of an llumlet need of it."""
+"""The part of the llumlet that moves use."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class MoveHost(Protocol):
-    """Of the event loop's thread, all of it."""
+    """All of it is used on the event loop's thread."""
 
     requests: dict[str, LiveRequest]
     transfer: KvTransfer
@@ -32,25 +32,26 @@ class MoveHost(Protocol):
     def between_steps(
         self, work: Callable[[Engine], T], then: Callable[[T], None] | None = None
     ) -> None:
-        """Runs on the engine's thread before its next step, in the order of the calls; `then`
-        gets what it returned, before any output of that step."""
+        """Runs `work` on the engine's thread before its next step, in the order of the calls;
+        `then` gets the result before any output of that step."""
 
     def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None: ...
 
     def tell(self, event: LoggedEvent, frontend: str) -> None:
-        """For the cluster's log and the request's history."""
+        """Sends an event to the cluster's log and to the request's history at its frontend."""
 
     def prepare(self, frames: Sequence[Any], frontend: str) -> Any:
         """Raises ValueError for a request that this engine cannot take."""
 
     def compiling(self, prepared: Any) -> Future[Any] | None:
-        """The compile of its grammar, for a request that was prepared."""
+        """The compile of a prepared request's grammar."""
 
     def encode_kept(self, kept: Kept, request_id: str) -> Frames:
-        """That request's part of a step's outputs, for its frontend."""
+        """Encodes one request's part of a step's outputs for its frontend."""
 
     def set_rank(self, request_id: str, rank: int) -> None:
-        """Of a request that is here, whatever move it is in."""
+        """Sets the rank of a request that is here, also during a move."""
 
     def end(self, request_id: str, hop: int) -> None:
-        """Its client left: frees it, or has it freed where it went from here after that hop."""
+        """The client left: frees the request, or has it freed at the instance to which it moved in
+        or after `hop`."""

@@ -1,4 +1,4 @@
-"""A move of which this instance is the destination: what its machine asks for, done."""
+"""A move of which this instance is the destination: carries out what its machine instructs."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ class IncomingMove:
         self._compiling: Future[Any] | None = None
         """The compile of the request's grammar."""
         self._holds_something = False
-        """On the engine's thread: there is a reservation of this move to cancel."""
+        """Whether the engine has a reservation of this move. Used on the engine's thread."""
         self._num_received = 0
         self._digest = KvDigest(host.blocks) if self._arriving.verify_kv else None
         self._receiving = ""
@@ -65,11 +65,11 @@ class IncomingMove:
 
     @property
     def hop(self) -> int:
-        """In which the request is to run here."""
+        """The hop in which the request will run here."""
         return self._arriving.hop + 1
 
     def begin(self, refusal: MoveRefusal | None) -> None:
-        """`refusal`: this llumlet's own reason not to take it."""
+        """`refusal`: this llumlet's own reason not to take the request."""
         start = self.machine.start(self._first.message)
         if refusal is None and self._arriving.fingerprint != self._host.fingerprint:
             refusal = MoveRefusal.FINGERPRINT
@@ -87,14 +87,13 @@ class IncomingMove:
         self._let_go()
 
     def _let_go(self) -> None:
-        """A move that is over is remembered for long, but its prompt and its tokens are not
-        needed any more."""
+        """Drops the prompt and the tokens of a move that is over, as it is remembered for long."""
         if self.machine.over:
             self._frames, self._outputs, self._state, self._kept = [], (), [], []
             self._compiling = None
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
-        """By the source."""
+        """Takes a message of the source."""
         is_news = self._committed is None and not self.machine.over
         if envelope.committed is not None and is_news:
             self._take_committed(envelope.committed, payload)
@@ -152,7 +151,7 @@ class IncomingMove:
         try:
             prepared = self._host.prepare(self._frames, self._arriving.frontend)
         except ValueError as error:
-            # Not its text, which may quote the request.
+            # The error's text, which may quote the request, is not logged.
             log.warning("request %s cannot run here: %s", self.request_id, type(error).__name__)
             self.handle(destination.NotReserved(MoveRefusal.NOT_TAKEN))
             return
@@ -181,13 +180,13 @@ class IncomingMove:
     def _reserve_first(
         self, prepared: Any, outputs: Sequence[int], num_blocks: int, engine: Engine
     ) -> ReservedBlocks | MoveRefusal:
-        """On the engine's thread."""
+        """Runs on the engine's thread."""
         found = engine.moves.reserve(prepared, outputs, num_blocks)
         self._holds_something = isinstance(found, ReservedBlocks)
         return found
 
     def _extend(self, num_blocks: int, engine: Engine) -> ReservedBlocks | MoveRefusal:
-        """On the engine's thread."""
+        """Runs on the engine's thread."""
         return engine.moves.extend(self.request_id, num_blocks) or MoveRefusal.NO_BLOCKS
 
     def _on_reserved(self, found: ReservedBlocks | MoveRefusal) -> None:
@@ -200,7 +199,8 @@ class IncomingMove:
         self.handle(destination.Reserved(found.num_cached))
 
     def _free(self, engine: Engine) -> None:
-        """On the engine's thread. Another move of the same request may hold something."""
+        """Runs on the engine's thread. Cancels only this move's reservation: another move of the
+        request may have one."""
         if self._holds_something:
             self._holds_something = False
             engine.moves.cancel(self.request_id)
@@ -247,7 +247,7 @@ class IncomingMove:
         self._host.between_steps(partial(self._commit_between_steps, rank), self._on_committed)
 
     def _commit_between_steps(self, rank: int | None, engine: Engine) -> str | None:
-        """On the engine's thread. Why not, if not."""
+        """Runs on the engine's thread. Returns why the state does not fit, or None."""
         try:
             engine.moves.commit(self.request_id, self._state)
         except ValueError as error:
@@ -282,8 +282,8 @@ class IncomingMove:
         self.handle(destination.CommitApplied())
 
     def _set_rank(self, rank: int) -> None:
-        """By the source, which heard of a change after COMMIT. What the frontend itself has said
-        here since is newer."""
+        """Takes a rank that the source learnt after COMMIT, unless the frontend has told this
+        instance a newer one."""
         assert self._committed is not None
         live = self._host.requests.get(self.request_id)
         if live is None or live.hop != self.machine.hop:

@@ -1,4 +1,4 @@
-"""A move of which this instance is the source: what the source's machine asks for, done."""
+"""A move of which this instance is the source: carries out what its machine instructs."""
 
 import asyncio
 import logging
@@ -44,14 +44,15 @@ STATE = source.SourceState
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """Found between two steps. `outputs` with the first stage only."""
+    """What the engine's thread found between two steps. Only the first stage has `outputs`."""
 
     pinned: PinnedBlocks | None
     outputs: Sequence[int]
 
 
 class OutgoingMove:
-    """`on_closed` hears how it went. `decision`: what it was chosen by, for its event."""
+    """`on_closed` gets the move's record. `decision`: the figures by which the move was chosen, for
+    its event."""
 
     def __init__(
         self,
@@ -75,17 +76,17 @@ class OutgoingMove:
         """Full blocks in order, from the request's first on."""
         self._num_cached = 0
         self._num_copied = 0
-        """The first so many blocks are at the destination, cached or copied."""
+        """The number of blocks at the destination, cached or copied, from the first on."""
         self._num_reserved = 0
         self._suspended: SuspendedRequest | None = None
         self._taken_out = False
-        """On the engine's thread: there is something to resume."""
+        """Whether there is something to resume. Used on the engine's thread."""
         self.reserved_s: float | None = None
-        """When the destination began to hold blocks for it, as far as is known here."""
+        """When this source heard that the destination holds blocks for the request."""
         self._num_tokens = 0
         self._digest = KvDigest(host.blocks) if order.verify_kv else None
         self._digested: bytes | None = None
-        """All that was copied."""
+        """The digest of all blocks copied so far."""
         self._encoded: dict[int, Frames] = {}
         self._stages: list[StageRecord] = []
         self._copying = ""
@@ -101,7 +102,7 @@ class OutgoingMove:
         self._carry_out(self.machine.tick(self._host.now_s(), stalled_s))
 
     def receive(self, message: MoveMessage) -> None:
-        """By the destination."""
+        """Takes a message of the destination."""
         if message.verb is Verb.PRE_ALLOCATED and message.stage == 0 and self._num_copied == 0:
             self._num_cached = self._num_copied = message.num_blocks
             self.reserved_s = self._host.now_s()
@@ -122,7 +123,7 @@ class OutgoingMove:
 
     @property
     def _num_blocks(self) -> int:
-        """Of the request, as last looked at: none while it is queued."""
+        """The request's blocks at the last look; none while it is queued."""
         return 0 if self._queued else blocks_for(self._num_tokens, self._block_size)
 
     def _carry_out(self, instructions: Sequence[source.Instruction]) -> None:
@@ -171,7 +172,7 @@ class OutgoingMove:
     # -- stages --------------------------------------------------------------------------
 
     def _plan(self, stage: int, engine: Engine) -> _Planned | MoveRefusal | str:
-        """On the engine's thread."""
+        """Runs on the engine's thread."""
         moves, request_id = engine.moves, self.order.request_id
         outputs: Sequence[int] = ()
         if stage == 0:
@@ -205,12 +206,13 @@ class OutgoingMove:
         self.handle(source.StagePlanned(self._num_reserved, last, self._least_time_s(num_left)))
 
     def _least_time_s(self, num_blocks: int) -> float:
-        """What the bandwidth limit makes their copy take."""
+        """The time that the blocks' copy takes by the bandwidth limit."""
         limit = self._host.transfer.max_bytes_per_s
         return num_blocks * self._host.blocks.block_bytes / limit if limit else 0.0
 
     def _copy(self, stage: int) -> None:
-        """What is full and not there yet; once suspended, whatever holds computed tokens."""
+        """Copies full blocks that are not at the destination yet; once the request is suspended,
+        all that hold computed tokens."""
         held = self._pinned if self._suspended is None else self._suspended.block_ids
         block_ids = tuple(held[self._num_copied : self._num_reserved])
         self._copying = f"{self.order.migration_id}/{stage}"
@@ -244,7 +246,8 @@ class OutgoingMove:
     # -- out of the batch and back -------------------------------------------------------
 
     def _suspend(self, engine: Engine) -> object:
-        """On the engine's thread. An event, or what was suspended, or None: not yet."""
+        """Runs on the engine's thread. Returns an event, the suspended request, the blocks that
+        outgrew the reservation, or None if the request is still leaving the batch."""
         moves, request_id = engine.moves, self.order.request_id
         try:
             if moves.is_queued(request_id) != self._queued:
@@ -279,7 +282,7 @@ class OutgoingMove:
                 self.handle(event)
 
     def _resume(self, engine: Engine) -> None:
-        """On the engine's thread."""
+        """Runs on the engine's thread."""
         if self._taken_out:
             self._taken_out = False
             engine.moves.resume(self.order.request_id)
@@ -365,14 +368,13 @@ class OutgoingMove:
 
     def _close(self, outcome: source.SourceState, code: str) -> None:
         record = self._record(outcome, code)
-        if outcome is not STATE.MIGRATED:  # else its frontend says so, which knows the downtime
+        if outcome is not STATE.MIGRATED:  # else the frontend, which knows the downtime, logs it
             self._host.tell(_failed(record, self._host.me), self._live.frontend)
         self._let_go()
         self._on_closed(record)
 
     def _let_go(self) -> None:
-        """A move that is over is remembered for long, but the request's prompt and its tokens are
-        not needed any more."""
+        """Drops the prompt and the tokens of a move that is over, as it is remembered for long."""
         self._live = replace(self._live, frames=[], kept=deque())
         self._outputs, self._suspended, self._encoded = (), None, {}
 
