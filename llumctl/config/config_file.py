@@ -1,4 +1,4 @@
-"""The config file as raw tables: finding, reading, parsing, and which line a key is on."""
+"""Finds, reads and parses the config file, and says on which line a key stands."""
 
 import codecs
 import os
@@ -18,7 +18,7 @@ from llumctl.config import toml_lines
 
 MAX_BYTES = 1 << 20
 DEFAULT = "the default one"
-# Python converts no longer ones, and does not say where it met them.
+# Python refuses to convert a longer number, and does not say where it met one.
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4300,}")
 _WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
@@ -29,7 +29,7 @@ class ConfigFile:
     text: str
     tables: dict[str, Any]
     is_private: bool = False
-    """Whether it belongs to this user, and nobody else may read or change it."""
+    """The file belongs to this user, and nobody else may read or change it."""
 
     def line(self, key: toml_lines.Path) -> int:
         return toml_lines.scan(self.text).find(key) or 1
@@ -46,10 +46,11 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 
 def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFile | None:
-    """`--config`, else $LLUMCTL_CONFIG, else the XDG one if it exists.
+    """Reads the file that `--config` names, else that of $LLUMCTL_CONFIG, else the default one,
+    which may be absent.
 
     Raises:
-        UsageError: the file that was asked for is absent, or any of them does not parse.
+        UsageError: the file that was asked for is absent, or the file does not parse.
     """
     origin, path = locate(flag, environ)
     try:
@@ -61,14 +62,14 @@ def find(flag: Path | None, environ: Mapping[str, str] = os.environ) -> ConfigFi
 
 
 def locate(flag: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Path]:
-    """Who asks for a file, and for which. Only that of DEFAULT may be absent."""
+    """Says who asks for a file, and which file. Only DEFAULT's file may be absent."""
     return next((origin, path) for origin, path in candidates(flag, environ) if path is not None)
 
 
 def candidates(
     flag: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[str, Path | None], ...]:
-    """The first that is set wins."""
+    """Lists who may ask for a file, and for which. The first who names one wins."""
     named = environ.get("LLUMCTL_CONFIG")
     return (
         ("--config", flag),
@@ -86,7 +87,7 @@ def absent(path: Path, origin: str) -> AbsentError:
 
 
 def read(path: Path, origin: str) -> ConfigFile:
-    """`origin` says who asked for the file."""
+    """Raises UsageError, which says by `origin` who asked for the file."""
     try:
         raw, found = plain_file.read_with_status(path, MAX_BYTES, takes_pipe=True)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -107,10 +108,11 @@ def edit_command(path: Path, line: int) -> str:
 
 
 def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Which cluster a command means: `--cluster`, $LLUMCTL_CLUSTER_NAME, the config file's.
+    """Names the cluster that a command means: `--cluster`, else $LLUMCTL_CLUSTER_NAME, else the
+    config file's `cluster.name`.
 
-    Reads no more of the file than that, so that `status` and `down` work beside settings
-    that `up` would refuse.
+    No other setting is looked at, so that `status` and `down` work beside settings that `up`
+    would refuse.
     """
     if flag is not None:
         return _checked(flag, "--cluster")
@@ -133,7 +135,7 @@ def _checked(name: object, where: str) -> str:
 
 
 def _decode(path: Path, raw: bytes) -> str:
-    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors begin with it
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors write it first
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -159,7 +161,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _syntax_error(path: Path, text: str, reason: str) -> UsageError:
-    """tomllib reports a duplicate where its value ends and calls it overwriting: name it."""
+    """Names a duplicate key itself: tomllib reports where its value ends, and no name."""
     duplicate = toml_lines.scan(text).duplicate
     if duplicate is not None:
         key, line, first = duplicate

@@ -1,4 +1,4 @@
-"""Files of secrets: nobody but their owner may read them."""
+"""Reads files of secrets, which nobody but their owner may read."""
 
 import os
 import stat
@@ -11,10 +11,8 @@ MAX_BYTES = 1 << 20
 
 
 def read(path: Path, where: str) -> str:
-    """Raises UsageError, which begins with `where`: who named the file.
-
-    It is refused if it cannot be read, is open to other users, or is empty.
-    """
+    """Raises UsageError if the file cannot be read, is open to other users, or is empty. The
+    message begins with `where`: the place that named the file."""
     try:
         with plain_file.opened(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

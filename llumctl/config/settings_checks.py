@@ -1,7 +1,7 @@
-"""Checks that look beyond one value: addresses, secrets, folders.
+"""Checks settings beyond one value: addresses, secrets, folders.
 
-Paths come out absolute: those of a config file are relative to it, others to the current
-folder. The cluster's processes run elsewhere.
+Paths come out absolute, as the cluster's processes run in other folders: a path of a config file
+is relative to the file, any other to the current folder.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def checked(settings: Settings, origins: Origins) -> Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """By the address, not by what a name resolves to today."""
+    """Judges by the address, not by what a name resolves to today."""
     if host == "localhost":
         return True
     try:
@@ -89,7 +89,7 @@ def _check_addresses(settings: Settings, origins: Origins) -> None:
 
 
 def _check_emulated(settings: Settings, origins: Origins) -> None:
-    """What an engine that computes nothing cannot use is refused, not ignored."""
+    """Refuses what an engine that computes nothing cannot use, rather than ignore it."""
     model = settings.cluster.model
     if model != EMBEDDED_MODEL:
         raise UsageError(
@@ -108,7 +108,7 @@ def _check_emulated(settings: Settings, origins: Origins) -> None:
 
 
 def _profile(profile: str, origins: Origins) -> str:
-    """A file becomes absolute; a built-in profile's name stays as it is (`up` knows them)."""
+    """Makes a file's path absolute. The name of a built-in profile stays: `up` knows those."""
     if not (_is_path(profile) or "/" in profile or profile.endswith(".toml")):
         return profile
     key: Key = ("emulated", "profile")
@@ -122,7 +122,7 @@ def _profile(profile: str, origins: Origins) -> str:
 
 
 def _model(model: str, origins: Origins) -> str:
-    """A folder becomes absolute; `embedded` and Hugging Face ids stay as they are."""
+    """Makes a folder's path absolute. `embedded` and Hugging Face ids stay as they are."""
     if not model:
         raise UsageError(f"{origins.of(('cluster', 'model'))}: cluster.model is empty")
     key: Key = ("cluster", "model")
@@ -142,7 +142,7 @@ def _is_path(model: str) -> bool:
 
 
 def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]:
-    """Absolute, by key; sampling defaults may be a folder's, or go by a word."""
+    """Gives the absolute paths by key. Sampling defaults are a folder's, or named by a word."""
     found = {
         key: str(_absolute(name, ("endpoint", key), origins))
         for key in ENDPOINT_FILES
@@ -162,8 +162,8 @@ def _endpoint_files(endpoint: EndpointTable, origins: Origins) -> dict[str, str]
 
 
 def _check_code(settings: Settings, origins: Origins) -> None:
-    """What names code to run may come out of a file that its owner alone can read and change: what
-    stands in an argument or a variable was perhaps put there by another."""
+    """Settings that name code to run may come from a file that its owner alone can read and change:
+    an argument or a variable may have been set by somebody else."""
     keys: list[Key] = [
         ("endpoint", name)
         for name, info in EndpointOptions.model_fields.items()

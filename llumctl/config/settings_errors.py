@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words: where, what, and the nearest valid key."""
+"""Says in words what is wrong with a setting: where it stands, what, and the nearest valid key."""
 
 import contextlib
 import difflib
@@ -17,7 +17,7 @@ from llumctl.config.toml_lines import Path
 
 MAX_SHOWN = 10
 OPEN_TABLES = ("engine", "keys")
-"""They take any key."""
+"""These tables take any key."""
 
 
 def table_model(table: str) -> type[BaseModel]:
@@ -28,7 +28,7 @@ def table_model(table: str) -> type[BaseModel]:
 
 
 def explain(error: ValidationError, origins: Origins) -> UsageError:
-    """All that is wrong, a line each."""
+    """Tells everything that is wrong, each in a line."""
     found = error.errors(include_url=False)
     told = [_one(details, origins) for details in found]
     if len(told) == 1:
@@ -41,14 +41,14 @@ def explain(error: ValidationError, origins: Origins) -> UsageError:
 
 
 def explain_value(error: ValidationError, origin: str, raw: str) -> UsageError:
-    """A variable's value that cannot become what the setting wants."""
+    """The variable's value cannot become what the setting wants."""
     details = error.errors(include_url=False)[0]
     return UsageError(f"{origin}: {complaint(details, raw)}", f"unset {origin}")
 
 
 @contextlib.contextmanager
 def located(origins: Origins) -> Iterator[None]:
-    """What a later check refuses says first where the setting was written."""
+    """What a check inside refuses, is told with the place where the setting was written."""
     try:
         yield
     except WrongSettingError as error:
@@ -83,8 +83,8 @@ def unknown_variable(variable: str, path: Path) -> UsageError:
 
 
 def nearest_key(path: Path) -> str:
-    """The valid table or key that resembles it most; else ''. The very key in another table
-    goes first, then those of the same table, then any."""
+    """Finds the valid table or key that resembles `path` most, '' if none does. A key of that very
+    name in another table goes first, then keys of the same table, then any."""
     words = [str(part) for part in path if not isinstance(part, int)]
     dotted = {key: f"{table}.{key}" for table, key in reversed(list(_all_keys()))}
     if words[-1] in dotted:

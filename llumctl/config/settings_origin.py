@@ -1,11 +1,11 @@
-"""Where each setting came from, for error messages."""
+"""Remembers where each setting came from, for error messages."""
 
 from llumctl.config.config_file import ConfigFile, edit_command
 from llumctl.config.toml_lines import Path
 
 
 class Origins:
-    """Names given later win, as the values do."""
+    """An origin that is named later wins, as the value does."""
 
     def __init__(self, file: ConfigFile | None) -> None:
         self.file = file
@@ -24,7 +24,8 @@ class Origins:
         return key[1] in table if isinstance(table, dict) and len(key) == 2 else table is not None
 
     def written(self, key: Path) -> Path:
-        """As the file has it: it may write dashes where an engine argument has underscores."""
+        """Spells the key as the file does, which may write dashes where an engine argument has
+        underscores."""
         table = self.file.tables.get(str(key[0])) if self.file is not None else None
         if key[:2] in self._names or not isinstance(table, dict) or len(key) < 2:
             return key
@@ -34,11 +35,11 @@ class Origins:
         return key
 
     def flag(self, key: Path) -> bool:
-        """Whether it was given on the command line."""
+        """Whether the setting was given on the command line."""
         return self._names.get(key[:2], "").startswith("-")
 
     def of(self, key: Path) -> str:
-        """`FILE:LINE`, a variable or a flag; the dotted name when it is a default."""
+        """Names `FILE:LINE`, a variable or a flag, and for a default the dotted name."""
         if key[:2] in self._names:
             return self._names[key[:2]]
         if self.file is not None and key[0] in self.file.tables:
@@ -46,7 +47,7 @@ class Origins:
         return ".".join(map(str, key))
 
     def cure(self, key: Path) -> str:
-        """Where to go to change it."""
+        """Gives the command that leads to the place where the setting can be changed."""
         name = self._names.get(key[:2], "")
         if name.startswith("LLUMCTL_"):
             return f"unset {name}"

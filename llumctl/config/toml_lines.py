@@ -1,7 +1,7 @@
-"""On which line of a TOML text each key stands: tomllib does not say.
+"""Finds the line of a TOML text on which each key stands, as tomllib does not say.
 
-A scanner, not a parser: it believes that the text is well formed and stops quietly where it
-is not (tomllib says why). Paths hold table names, keys and, in arrays, indices:
+The scanner believes that the text is well formed and stops quietly where it is not: tomllib says
+what is wrong there. Paths hold table names, keys and, in arrays, indices:
 `("priority", 1, "rank")`.
 """
 
@@ -26,14 +26,15 @@ _SCALAR = re.compile(r"[^,\]}\n#]+")
 
 @dataclass
 class Lines:
-    """`keys` in the order of the text, `duplicate` the first key given twice."""
+    """`keys` are in the order of the text; `duplicate` is the first key that was given twice."""
 
     keys: dict[Path, int] = field(default_factory=dict)
     duplicate: tuple[Path, int, int] | None = None
-    """The path, its line, and the line where it stood first."""
+    """The key's path, its line, and the line where the key stood first."""
 
     def find(self, path: Path) -> int | None:
-        """The line of the path or of its first part, else of the nearest thing around it."""
+        """Gives the line of the path or of the first key below it, else that of the nearest table
+        around it."""
         while path:
             for key, line in self.keys.items():
                 if key[: len(path)] == path:
@@ -49,7 +50,7 @@ class Lines:
 
 
 def too_deep(text: str) -> int | None:
-    """The first line with a dotted key of too many parts. In time that grows as the text does."""
+    """Finds the first line with a dotted key of too many parts, in time that grows as the text."""
     for found in _DEEP.finditer(text):
         if found["key"]:
             return text.count("\n", 0, found.start()) + 1
@@ -57,7 +58,7 @@ def too_deep(text: str) -> int | None:
 
 
 def scan(text: str) -> Lines:
-    """Lines count from 1."""
+    """Scans a whole text. Lines count from 1."""
     scanner = _Scanner(text)
     with contextlib.suppress(_MalformedError, RecursionError):
         scanner.document()
@@ -101,7 +102,7 @@ class _Scanner:
         return path
 
     def _resolve(self, path: Path) -> Path:
-        """Puts the index of the last element after every name of an array of tables."""
+        """Puts the index of its last element behind the name of each array of tables."""
         resolved: Path = ()
         for depth, name in enumerate(path, start=1):
             resolved = (*resolved, name)

@@ -1,4 +1,4 @@
-"""Plain values as TOML text: the standard library reads TOML but does not write it."""
+"""Writes plain values as TOML, which the standard library only reads."""
 
 import json
 import math
@@ -15,12 +15,12 @@ def key(name: str) -> str:
 
 
 def string(text: str) -> str:
-    """A basic string: JSON's escapes are TOML's, which also wants DEL escaped."""
+    """Writes a basic string: TOML has JSON's escapes, and wants DEL escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def value(item: Any) -> str:
-    """On one line. Raises TypeError for what TOML has not, None above all."""
+    """Writes a value on one line. Raises TypeError for what TOML lacks, such as None."""
     if isinstance(item, str):
         return string(item)
     if isinstance(item, float) and not math.isfinite(item):
