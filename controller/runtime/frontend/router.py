@@ -133,7 +133,6 @@ class Router:
         self._book.dispatched(dispatch)
         add = AddRequest(
             request_id,
-            request.frontend_id,
             self._mailbox.address,
             entry.incarnation,
             dispatch.seq,

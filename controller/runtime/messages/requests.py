@@ -60,7 +60,6 @@ class AddRequest(Message, frozen=True):
     """Frontend to instance; payload frames: the engine's own request encoding."""
 
     request_id: str
-    frontend_id: str
     reply_to: str
     incarnation: int
     dispatch_seq: int

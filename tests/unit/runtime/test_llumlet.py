@@ -89,9 +89,7 @@ class Bed:
         hop: int = 0,
     ) -> None:
         frontend = frontend or self.f0
-        add = AddRequest(
-            request_id, "f", frontend.address, incarnation, seq, attempt=attempt, hop=hop
-        )
+        add = AddRequest(request_id, frontend.address, incarnation, seq, attempt=attempt, hop=hop)
         frontend.send(HERE, add, request_frames(request_id, num_prompt_tokens, max_tokens))
 
     async def taken_in(self, num_live_reqs: int) -> None:
@@ -256,7 +254,7 @@ async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(be
 
 async def test_a_request_that_does_not_decode_is_refused(bed: Bed) -> None:
     await bed.start()
-    bed.f0.send(HERE, AddRequest("r", "f", "mem://f-0", 1, 4), [b"\xc1"])
+    bed.f0.send(HERE, AddRequest("r", "mem://f-0", 1, 4), [b"\xc1"])
     assert not (await bed.f0.receive(RequestRefused)).retryable
     assert (await bed.status(lambda s: s.last_dispatch_seq == 4)).snapshot.num_running == 0
 

@@ -58,7 +58,7 @@ async def test_a_request_goes_where_the_controller_says(network: FakeNetwork) ->
     bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
     await submitted
     add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
-    assert add == AddRequest("r", "f-0", HERE, 1, 7, arrival_time_s=5.0)
+    assert add == AddRequest("r", HERE, 1, 7, arrival_time_s=5.0)
     assert payload == [b"one", b"two"]
     assert bed.router.live_request_ids == ["r"]
     await bed.router.close()
