@@ -51,6 +51,8 @@ SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 GUIDED = {"response_format", "tools"}
 """They end by themselves."""
+ORDINARY = ("logprobs and stop", "n=2", "tool call")
+"""Of the other kinds, three move where there is no prefix cache, and all in the contract tests."""
 NUM_TOKENS = 300
 NUM_BLOCKS = 280
 NUM_MOVERS = 3
@@ -87,7 +89,10 @@ def read(
     return result
 
 
-@pytest.mark.parametrize("kind", SAMPLING)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind in ORDINARY else pytest.mark.full) for kind in SAMPLING],
+)
 def test_moved_equals_unmoved(cluster: Cluster, kind: str) -> None:
     """One that stays where it is and some that move, at the same time."""
     path, body = SAMPLING[kind]

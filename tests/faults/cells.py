@@ -15,7 +15,11 @@ A stopped process is continued when the others have done this:
     over      the source's move is over         settled   the destination has committed
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 VICTIMS = ("source", "destination", "controller", "frontend")
 
@@ -165,3 +169,13 @@ QUEUED_CELLS = [
     for cell in CELLS
     if cell.place.name in QUEUED_TOO and cell.victim in ("source", "destination")
 ]
+
+
+def parameters(ordinary: Sequence[str]) -> list[Any]:
+    """All cells for a test. `make test` runs the ordinary ones, in this order, and `make test-full`
+    the others after them."""
+    every = {cell.name: cell for cell in (*CELLS, *QUEUED_CELLS)}
+    return [
+        *(pytest.param(every.pop(name), id=name) for name in ordinary),
+        *(pytest.param(cell, id=name, marks=pytest.mark.full) for name, cell in every.items()),
+    ]

@@ -1,11 +1,12 @@
-"""Every cell of the migration fault table that a fault of a process makes, on emulated engines."""
+"""The faults of a process in a move, on emulated engines: each place of a move and each fault of
+each role in `make test`, all cells in `make test-full`."""
 
 from collections.abc import Callable
 
 import pytest
 
 from tests.faults import answers
-from tests.faults.cells import CELLS, QUEUED_CELLS, Cell
+from tests.faults.cells import CELLS, PLACES, Cell, parameters
 from tests.faults.conftest import Shared
 from tests.faults.run_cell import CellRun, Sizes, move_there_and_back
 
@@ -19,6 +20,19 @@ TIMING = {
     "lease_s": 1.4,
     "memory_s": 0.4,
 }
+ORDINARY = (
+    "controller-SIGKILL-source-pre_allocating",
+    "destination-SIGSTOP-destination-reserving",
+    "frontend-SIGSTOP-source-copying",
+    "frontend-SIGKILL-destination-receiving",
+    "destination-SIGSTOP-destination-holding",
+    "destination-SIGKILL-source-suspended",
+    "source-SIGSTOP-source-committing-queued",
+    "source-SIGKILL-destination-applying",
+    "controller-SIGSTOP-source-fencing",
+    "destination-SIGKILL-destination-committed",
+    "source-SIGSTOP-source-migrated",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +45,17 @@ def test_a_move_there_and_back_without_a_fault(shared: Shared) -> None:
         move_there_and_back(cluster, SIZES, answers.emulated)
 
 
-@pytest.mark.parametrize("cell", [*CELLS, *QUEUED_CELLS], ids=lambda cell: cell.name)
+def test_each_place_and_each_fault_of_each_role_is_an_ordinary_cell() -> None:
+    ordinary = [
+        cell for cell in CELLS if cell.name in {name.removesuffix("-queued") for name in ORDINARY}
+    ]
+    assert len(ordinary) == len(ORDINARY)
+    assert {cell.place for cell in ordinary} == set(PLACES)
+    faults = {(cell.victim, cell.signal) for cell in CELLS}
+    assert {(cell.victim, cell.signal) for cell in ordinary} == faults
+
+
+@pytest.mark.parametrize("cell", parameters(ORDINARY))
 def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
     with shared.lend() as cluster:
         CellRun(cluster, cell, SIZES, answers.emulated).run()

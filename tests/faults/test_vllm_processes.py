@@ -1,5 +1,6 @@
-"""The faults of a process in a move, on vLLM's engines: one kill and one stop of each role here,
-all cells by `make test-full`."""
+"""The faults of a process in a move, on vLLM's engines: one kill and one stop of each instance in
+`make test`, all cells in `make test-full`. Controllers and frontends are the same beside emulated
+engines, where `make test` has faults of theirs."""
 
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ import pytest
 
 from controller.adapters.embedded_model import ensure
 from tests.faults import answers
-from tests.faults.cells import CELLS, QUEUED_CELLS, Cell
+from tests.faults.cells import Cell, parameters
 from tests.faults.conftest import Shared
 from tests.faults.run_cell import CellRun, Sizes, move_there_and_back, move_with_a_corrupted_block
 
@@ -24,17 +25,11 @@ TIMING = {
 
 # Engines that must be started again come last: that takes some 12 s each.
 ORDINARY = (
-    "frontend-SIGSTOP-source-suspended",
-    "frontend-SIGKILL-source-committing",
-    "controller-SIGSTOP-source-committing",
-    "controller-SIGKILL-source-copying",
     "source-SIGSTOP-source-committing",
     "destination-SIGSTOP-destination-applying",
     "destination-SIGKILL-source-suspended",
     "source-SIGKILL-destination-applying",
 )
-ALL = {cell.name: cell for cell in (*CELLS, *QUEUED_CELLS)}
-OTHERS = [cell for name, cell in ALL.items() if name not in ORDINARY]
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +48,7 @@ def test_a_corrupted_block_is_seen(shared: Shared, verify_kv: bool) -> None:
         move_with_a_corrupted_block(cluster, SIZES, answers.unmoved, verify_kv=verify_kv)
 
 
-@pytest.mark.parametrize("cell", [ALL[name] for name in ORDINARY], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", parameters(ORDINARY))
 def test_a_fault_in_a_move(shared: Shared, cell: Cell) -> None:
-    with shared.lend() as cluster:
-        CellRun(cluster, cell, SIZES, answers.unmoved).run()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
-def test_a_fault_in_a_move_of_the_whole_matrix(shared: Shared, cell: Cell) -> None:
     with shared.lend() as cluster:
         CellRun(cluster, cell, SIZES, answers.unmoved).run()

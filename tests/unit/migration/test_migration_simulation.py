@@ -10,10 +10,11 @@ GROUP = 100
 
 
 @pytest.mark.parametrize(
-    "group", [*range(4), *(pytest.param(group, marks=pytest.mark.full) for group in range(4, 40))]
+    "group", [3, *(pytest.param(group, marks=pytest.mark.full) for group in range(4, 40))]
 )
 def test_no_history_breaks_a_rule(group: int) -> None:
-    """One that does is run again by `run_seed(seed)`."""
+    """One that does is run again by `run_seed(seed)`. The groups before are those of the next
+    test, which breaks no rule either."""
     for seed in range(group * GROUP, (group + 1) * GROUP):
         run_seed(seed)
 
