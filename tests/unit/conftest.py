@@ -1,18 +1,33 @@
-"""Unit tests run without Ray: whoever starts it by accident hears of it at once."""
+"""Unit tests run without Ray, vLLM and a cluster's head: whoever starts one by accident hears of it
+at once."""
 
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+NOT_STARTED = {"controller.main.head", "ray", "vllm"}
+
 
 @pytest.fixture(autouse=True)
-def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a unit test started Ray")
 
     if "ray" in sys.modules:
         monkeypatch.setattr(sys.modules["ray"], "init", refuse)
+
+    start = subprocess.Popen.__init__
+
+    def start_what_may(self: Any, args: Any, *others: Any, **options: Any) -> None:
+        words = [args] if isinstance(args, str | bytes | Path) else args
+        started = {Path(str(word)).name for word in words}
+        assert not started & NOT_STARTED, f"a unit test started {args}"
+        start(self, args, *others, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start_what_may)
 
 
 @pytest.fixture(autouse=True)

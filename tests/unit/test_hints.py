@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ def commands() -> dict[str, Any]:
 
 def literals(file: Path) -> Iterator[tuple[int, str]]:
     """Every string of a file with its line; what is filled in is a placeholder. No docstrings."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    inner = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+    text = file.read_text(encoding="utf-8")
+    if "llumctl " not in text:
+        return
+    nodes = list(ast.walk(ast.parse(text)))
+    inner = {id(each) for node in nodes if isinstance(node, ast.JoinedStr)
              for each in ast.walk(node) if each is not node}  # fmt: skip
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if id(node) in inner or id(node) in told:
             continue
         if isinstance(node, ast.JoinedStr):
@@ -44,6 +48,7 @@ def literals(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@cache
 def hints() -> list[tuple[str, str, str]]:
     """(where, command, its arguments)."""
     found = []
