@@ -5,6 +5,8 @@ PYTHON ?= python3
 MACHINE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 STAMP := $(VENV)/.installed-$(MACHINE)
 ARGS ?=
+# Tests start hundreds of processes. Without byte code each would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-against bench-cluster paths fuzz attack clean
 
@@ -57,9 +59,9 @@ lint: $(STAMP)
 
 # The quick ones first. What starts real engines or clusters has the machine for itself.
 test: lint
-	$(BIN)/python -m pytest -n 2 --durations=25 tests/unit tests/faults/test_emulated_processes.py $(ARGS)
-	$(BIN)/python -m pytest --durations=25 tests/contract $(ARGS)
-	$(BIN)/python -m pytest --durations=25 tests/e2e tests/faults/test_vllm_processes.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --durations=25 tests/unit $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/contract tests/faults $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/e2e $(ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)

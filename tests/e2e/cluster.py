@@ -24,8 +24,10 @@ LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
 DOWN_S = 60.0
-OWN_PORTS = range(20_000, 32_768)
-"""Above those of Ray's workers, below Linux's ip_local_port_range."""
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+OWN_PORTS = range(20_000 + WORKER, 32_768, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+"""Above those of Ray's workers, below Linux's ip_local_port_range. No other worker takes them: a
+cluster listens on its own half a minute after they were chosen."""
 NOTHING_MOVES = {"LLUMCTL_MIGRATION_ENABLED": "false"}
 """By itself: for tests that say what is where."""
 

@@ -1,4 +1,3 @@
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -6,6 +5,7 @@ import openai
 import pytest
 
 from tests.e2e.cluster import NOTHING_MOVES, Cluster
+from tests.environment import AT_START
 
 HERE = Path(__file__).parent
 
@@ -31,7 +31,7 @@ def _turn(item: pytest.Item) -> int:
 def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The test's own XDG folders: nothing of the user's clusters is seen or touched."""
     root = tmp_path_factory.mktemp("xdg")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("LLUMCTL_", "RAY_"))}
+    env = {k: v for k, v in AT_START.items() if not k.startswith(("LLUMCTL_", "RAY_"))}
     return env | {
         "XDG_STATE_HOME": str(root / "state"),
         "XDG_CACHE_HOME": str(root / "cache"),

@@ -132,8 +132,10 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Raises what the first wrong answer raised, also beside what failed for want of load."""
         self._enough.set()
         self._clients.shutdown()
+        self.check()
 
     def check(self) -> int:
         """Ends it. How many answers there were; raises what the first wrong one raised."""

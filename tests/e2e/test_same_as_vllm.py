@@ -1,7 +1,9 @@
 """One request at a time, the answer equals that of vLLM's own server, token for token."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -21,9 +23,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def vllm_url(base_env: dict[str, str]) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        for key in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "OMP_NUM_THREADS"):
-            patch.setenv(key, base_env[key])
+    with mock.patch.dict(os.environ, base_env, clear=True):
         server = VllmServer(make_plan(1))
         with running(server):
             yield server.base_url

@@ -171,7 +171,8 @@ def test_an_urgent_request_gets_its_instance_to_itself(
 def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -> None:
     """A third instance fills by moves, others are emptied by moves, and no text differs."""
     wanted = bodies(6, 34, 180, 15)
-    expected = unmoved(pair, client, wanted)
+    (long,) = bodies(1, 35, 1000)
+    *expected, expected_of_long = unmoved(pair, client, [*wanted, long])
     story = Story(client)
 
     def ask(index: int) -> None:
@@ -188,15 +189,21 @@ def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -
         wait_for(lambda: story.moves("balance", to=new), f"{new} to be filled by moves")
         done(pair, "set", *(f"{key}=96" for key in thresholds))
 
-        drained = done(pair, "drain", "i-0", "-y", "--deadline", "60", "-m", "maintenance")
-        assert "i-0: safe to delete" in drained.stderr
-        assert story.moves("drain")
-        assert num_used_blocks(client, "i-0") == 0
-        done(pair, "undrain", "i-0")
-        wait_for(lambda: num_running(client, "i-0"), "i-0 to serve again")
+        # The short ones may all end before the drain moves them; the long one does not.
+        (moving,) = begun(pair, [long])
+        moved = moving.status(client)
+        place = moved.instance_id
+        assert place is not None
+        drained = done(pair, "drain", place, "-y", "--deadline", "60", "-m", "maintenance")
+        assert f"{place}: safe to delete" in drained.stderr
+        assert moved.id in {event.request_id for event in story.moves("drain")}
+        wait_for(lambda: num_used_blocks(client, place) == 0, "its blocks to be free")
+        done(pair, "undrain", place)
+        wait_for(lambda: num_running(client, place), f"{place} to serve again")
 
         gone = json_of(pair, "scale", "-1", "-y", "--wait", "--deadline", "60")
         assert [drain["state"] for drain in gone["draining"]] == ["removed"]
         assert len(ids_of(client)) == 2
         assert load.check() >= len(wanted)
+        assert moving.result() == expected_of_long
     assert story.events("failed") == []

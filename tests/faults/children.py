@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.environment import AT_START
+
 T = TypeVar("T")
 
 PATIENCE_S = 20.0
@@ -46,7 +48,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=err,
                 bufsize=0,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=AT_START | {"OMP_NUM_THREADS": "1"},
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
