@@ -16,13 +16,15 @@ from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
+from tui.actions import registry
+from tui.actions.registry import ACTIONS, Action, Place
+from tui.actions.target import Target
 from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
 from tui.drawing.themes import THEMES
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import DashboardState, reduce
-from tui.input import commands, keys
-from tui.input.keys import KEYS, Key, Place
+from tui.input import commands
 from tui.options import Options
 from tui.panes.header import Liveness
 from tui.panes.instances import SORTS
@@ -61,7 +63,7 @@ class Dashboard(App[None]):
     .-stale TableView, .-stale #facts { text-opacity: 60%; }
     """
     )
-    BINDINGS = keys.bindings(Place.ANYWHERE)
+    BINDINGS = registry.bindings(Place.ANYWHERE)
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
     TITLE = "llumctl top"
@@ -149,7 +151,7 @@ class Dashboard(App[None]):
 
     def key_of(self, action_id: str) -> str:
         """The key of an action as people call it, after rebinding."""
-        return keys.first_of(action_id, self.options.keymap)
+        return registry.first_of(action_id, self.options.keymap)
 
     def bottom_line(self, *places: Place) -> Line:
         """A message if there is one, else trouble, else the keys."""
@@ -158,7 +160,7 @@ class Dashboard(App[None]):
         state = self.state
         stopped = state.stopped.reason if state.stopped else ""
         trouble = state.recording_failed or stopped or state.lost
-        pairs = keys.footer(
+        pairs = registry.footer(
             self.options.keymap,
             (*places, Place.ANYWHERE),
             replay=isinstance(self.source, ReplaySource),
@@ -199,17 +201,19 @@ class Dashboard(App[None]):
             self.source.change_speed(steps)
             self.redraw()
 
-    def open_instance(self, instance_id: str, request_id: str = "") -> None:
-        if self.shown.histories.get(instance_id) is None:
-            self.say(f"no instance {instance_id} is known")
+    def open(self, target: Target) -> None:
+        if not target.instance_id:
+            self.say("this row is about no instance")
+        elif self.shown.histories.get(target.instance_id) is None:
+            self.say(f"no instance {target.instance_id} is known")
         else:
-            self.push_screen(InstanceScreen(instance_id, request_id))
+            self.push_screen(InstanceScreen(target.instance_id, target.request_id))
 
     def on_table_view_copied(self, event: TableView.Copied) -> None:
         """The terminal copies (OSC 52) and does not answer, so the id is said too."""
-        if event.subject:
-            self.copy_to_clipboard(event.subject)
-            self.say(f"copied {printable(event.subject)}", Tone.GOOD)
+        if subject := event.target.subject:
+            self.copy_to_clipboard(subject)
+            self.say(f"copied {printable(subject)}", Tone.GOOD)
         else:
             self.say("this row has no id to copy")
 
@@ -235,7 +239,7 @@ class Dashboard(App[None]):
         elif command.name == "theme":
             self.theme = command.argument
         elif command.name == "instance":
-            self.open_instance(command.argument)
+            self.open(Target(command.argument))
         elif isinstance(screen, DashboardScreen) and command.name == "sort":
             screen.sort_by(command.argument)
         elif isinstance(screen, DashboardScreen):
@@ -263,17 +267,17 @@ class Dashboard(App[None]):
                 yield SystemCommand(
                     f"sort {name}", "order of the instances", self._command(f"sort {name}")
                 )
-            for key in KEYS:
-                if key.place is Place.MAIN and not key.replay:
-                    yield SystemCommand(key.text, self.key_of(key.action_id), self._action(key))
+            for each in ACTIONS:
+                if each.keys and each.place is Place.MAIN and not each.replay:
+                    yield SystemCommand(each.text, self.key_of(each.action_id), self._action(each))
         yield SystemCommand("help", "the keys", self.action_help)
         yield SystemCommand("quit", "leave", self.exit)
 
     def _command(self, text: str) -> Callable[[], None]:
         return lambda: self.run_command(text)
 
-    def _action(self, key: Key) -> Callable[[], Awaitable[bool]]:
-        return lambda: self.run_action(key.action, self.screen)
+    def _action(self, wanted: Action) -> Callable[[], Awaitable[bool]]:
+        return lambda: self.run_action(wanted.action, self.screen)
 
 
 def _progress(replay: ReplaySource) -> str:

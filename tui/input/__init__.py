@@ -1,1 +1,1 @@
-"""Keys and typed commands, and what the operator chose to see."""
+"""Rebound keys and typed commands."""

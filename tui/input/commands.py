@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.api.errors import NotFoundError, UsageError
+from tui.actions.registry import ACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Command:
     argument: str = ""
 
 
-NAMES = ("sort", "filter", "theme", "instance", "help", "quit")
+NAMES = tuple(each.typed.split()[0] for each in ACTIONS if each.typed)
 _ALIASES = {"q": "quit", "q!": "quit", "i": "instance"}
 
 

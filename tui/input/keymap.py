@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from textual.keys import KEY_ALIASES, Keys
 
-from tui.input.keys import KEYS, Key, Place, character_of, keys_of
+from tui.actions.key_names import character_of
+from tui.actions.registry import ACTIONS, Action, Place, keys_of
 
 FIXED = ("ctrl+c", "ctrl+q")
 """Keys that always leave: nobody must be caught in a dashboard."""
@@ -32,7 +33,7 @@ def checked(wanted: Mapping[str, str]) -> dict[str, str]:
         KeymapError: no such action, no such key, a key that is FIXED, or one that would mean two
             things in one place.
     """
-    known = {key.action_id: key for key in KEYS}
+    known = [each.action_id for each in ACTIONS if each.keys]
     keymap: dict[str, str] = {}
     for action_id, text in wanted.items():
         if action_id not in known:
@@ -42,7 +43,7 @@ def checked(wanted: Mapping[str, str]) -> dict[str, str]:
         keymap[action_id] = ",".join(_keys(action_id, text))
     for place in (Place.MAIN, Place.DETAIL, Place.HELP):
         active = (place, Place.TABLE, Place.ANYWHERE)
-        _check_clashes([key for key in KEYS if key.place in active], keymap)
+        _check_clashes([each for each in ACTIONS if each.place in active], keymap)
     return keymap
 
 
@@ -67,9 +68,9 @@ def _exists(name: str) -> bool:
     return name in _NAMED or key in _NAMED or character_of(key) is not None
 
 
-def _check_clashes(entries: list[Key], keymap: Mapping[str, str]) -> None:
+def _check_clashes(entries: list[Action], keymap: Mapping[str, str]) -> None:
     """Blames the rebound action of two that clash; if both were, the later one."""
-    meanings: dict[str, Key] = {}
+    meanings: dict[str, Action] = {}
     places = {action_id: place for place, action_id in enumerate(keymap, start=1)}
     for key in sorted(entries, key=lambda key: places.get(key.action_id, 0)):
         for name in keys_of(key, keymap):

@@ -8,6 +8,7 @@ from controller.api.text import events as event_words
 from controller.api.text.events import Severity
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.models import Event
+from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
 from tui.feed.state import DashboardState, Entry
@@ -33,9 +34,11 @@ class EventRow:
         return str(self.entry.seq)
 
     @property
-    def subject(self) -> str:
+    def target(self) -> Target:
         event = self.entry.event
-        return (event.request_id or event_words.member(event)) if event else ""
+        if event is None:
+            return NOTHING
+        return Target(event.instance_id or "", event.request_id or "", event_words.member(event))
 
     @property
     def text(self) -> str:

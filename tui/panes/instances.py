@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Span, Tone
 from tui.drawing.table import Column
@@ -47,8 +48,8 @@ class InstanceRow:
         return self.item.id
 
     @property
-    def subject(self) -> str:
-        return self.item.id
+    def target(self) -> Target:
+        return Target(self.item.id)
 
     @property
     def text(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import EndedMoveStatus, MoveStatus
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
@@ -42,15 +43,11 @@ class MigrationRow:
         return self.move.migration_id
 
     @property
-    def instance_id(self) -> str:
-        """The instance that has the request."""
+    def target(self) -> Target:
+        """The request, and the instance that has it."""
         move = self.move
         gone = isinstance(move, EndedMoveStatus) and move.outcome == "migrated"
-        return move.to_instance_id if gone else move.from_instance_id
-
-    @property
-    def subject(self) -> str:
-        return self.move.request_id
+        return Target(move.to_instance_id if gone else move.from_instance_id, move.request_id)
 
     @property
     def text(self) -> str:

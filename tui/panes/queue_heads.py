@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import InstanceStatus, QueueHeadStatus
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
@@ -25,8 +26,8 @@ class HeadRow:
         return self.instance.id
 
     @property
-    def subject(self) -> str:
-        return self.head.request_id
+    def target(self) -> Target:
+        return Target(self.instance.id, self.head.request_id)
 
     @property
     def text(self) -> str:

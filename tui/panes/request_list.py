@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import RequestList, RequestState, RequestStatus
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
@@ -22,8 +23,8 @@ class RequestRow:
         return self.item.id
 
     @property
-    def subject(self) -> str:
-        return self.item.id
+    def target(self) -> Target:
+        return Target(self.item.instance_id or "", self.item.id)
 
     @property
     def text(self) -> str:

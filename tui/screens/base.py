@@ -2,9 +2,9 @@
 
 from textual.screen import Screen
 
-from tui.input.keys import Place
+from tui.actions.registry import Place
+from tui.console import Console, console_of
 from tui.panes import header
-from tui.screens.host import ScreenHost, host_of
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 
@@ -15,11 +15,11 @@ class PaintedScreen(Screen[None]):
     PLACES: tuple[Place, ...] = ()
 
     @property
-    def dashboard(self) -> ScreenHost:
-        return host_of(self)
+    def console(self) -> Console:
+        return console_of(self)
 
     def paint_frame(self, header_lines: int) -> None:
-        app = self.dashboard
+        app = self.console
         self.set_class(app.is_stale, "-stale")
         top = self.query_one("#header", Lines)
         top.styles.height = header_lines

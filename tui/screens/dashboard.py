@@ -6,9 +6,10 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
+from tui.actions.registry import Place, bindings
+from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Pane, arrange
-from tui.input.keys import Place, bindings
 from tui.panes import event_list, instances, migrations, queue_heads
 from tui.panes.event_list import EventRow
 from tui.panes.instances import InstanceRow
@@ -17,7 +18,6 @@ from tui.panes.names import names
 from tui.panes.queue_heads import HeadRow
 from tui.panes.view import View
 from tui.screens.base import PaintedScreen
-from tui.screens.host import ScreenHost
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -42,7 +42,7 @@ class DashboardScreen(PaintedScreen):
         self._filter_before = ""
 
     def compose(self) -> ComposeResult:
-        glyphs = self.dashboard.glyphs
+        glyphs = self.console.glyphs
         yield Lines(id="header")
         yield TableView[InstanceRow](
             instances.COLUMNS,
@@ -79,7 +79,7 @@ class DashboardScreen(PaintedScreen):
     def show(self) -> None:
         if not self.is_mounted or not self.size.width:
             return
-        app, view = self.dashboard, self.view
+        app, view = self.console, self.view
         found = self._rows(app)
         arrangement = arrange(
             self.size.width,
@@ -97,7 +97,7 @@ class DashboardScreen(PaintedScreen):
             follow = pane is Pane.EVENTS and view.follow
             table.show(rows, self._title(pane, len(rows), num_all, arrangement), follow=follow)
 
-    def _rows(self, app: ScreenHost) -> dict[Pane, tuple[list[Any], int]]:
+    def _rows(self, app: Console) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
         named = names(app.shown, app.glyphs.ellipsis)
         rows: dict[Pane, list[Any]] = {
@@ -166,11 +166,11 @@ class DashboardScreen(PaintedScreen):
         return (*spans, *(Span(f"  {fact}", Tone.DIM) for fact in facts))
 
     def _tab(self, pane: Pane) -> str:
-        return f"{self.dashboard.key_of(f'pane_{pane}')} {_TITLES[pane]}"
+        return f"{self.console.key_of(f'pane_{pane}')} {_TITLES[pane]}"
 
     def _hint(self, action_id: str, word: str) -> str:
         """`[e]xpand`, or `[x] expand` where the word does not begin with the key."""
-        key = self.dashboard.key_of(action_id)
+        key = self.console.key_of(action_id)
         return f"[{key}]{word[1:]}" if key.lower() == word[0] else f"[{key}] {word}"
 
     # Keys
@@ -188,10 +188,10 @@ class DashboardScreen(PaintedScreen):
         self.show()
 
     def action_freeze(self) -> None:
-        self.dashboard.toggle_freeze()
+        self.console.toggle_freeze()
 
     def action_speed(self, steps: int) -> None:
-        self.dashboard.change_speed(steps)
+        self.console.change_speed(steps)
 
     def action_follow(self) -> None:
         self.view.follow = not self.view.follow
@@ -241,7 +241,7 @@ class DashboardScreen(PaintedScreen):
         else:
             self.show()
             if event.done and not event.given_up:
-                self.dashboard.run_command(event.text)
+                self.console.run_command(event.text)
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         if event.view.id == Pane.EVENTS:
@@ -250,20 +250,8 @@ class DashboardScreen(PaintedScreen):
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         row = next((row for row in event.view.items if row.id == event.item_id), None)
-        if isinstance(row, MigrationRow):
-            self.dashboard.open_instance(row.instance_id, row.subject)
-            return
-        if isinstance(row, HeadRow):
-            self.dashboard.open_instance(row.id, row.subject)
-            return
-        if event.view.id != Pane.EVENTS:
-            self.dashboard.open_instance(event.item_id)
-            return
-        found = row.entry.event if isinstance(row, EventRow) else None
-        if found is not None and found.instance_id:
-            self.dashboard.open_instance(found.instance_id, found.request_id or "")
-        else:
-            self.dashboard.say("this event is about no instance")
+        if row is not None:
+            self.console.open(row.target)
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         if isinstance(event.widget, TableView) and event.widget.id is not None:

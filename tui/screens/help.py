@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from tui.actions import registry
+from tui.actions.key_names import shown
+from tui.actions.registry import ACTIONS, Place, bindings
+from tui.actions.target import NOTHING, Target
+from tui.console import console_of
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
-from tui.input import keys
-from tui.input.keys import KEYS, Place, bindings
-from tui.screens.host import host_of
 from tui.widgets.table_view import TableView
 
 LEGEND: tuple[tuple[str, str], ...] = (
@@ -24,7 +26,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("WHY", "why it waits; fragmented: enough in all, not in one place"),
     ("!  >  +", "look at it; on its way out; on its way in"),
     ("/WORDS", "shows what has all of them; !WORD: what does not have it"),
-    (":", "sort COLUMN, filter TEXT, theme NAME, instance ID, quit"),
+    (":", ", ".join(each.typed for each in ACTIONS if each.typed)),
 )
 
 
@@ -33,7 +35,7 @@ class HelpRow:
     id: str
     name: str
     text: str
-    subject: str = ""
+    target: Target = NOTHING
 
 
 COLUMNS: tuple[Column[HelpRow], ...] = (
@@ -46,11 +48,11 @@ class HelpScreen(Screen[None]):
     BINDINGS = bindings(Place.HELP)
 
     def compose(self) -> ComposeResult:
-        app = host_of(self)
+        app = console_of(self)
         yield TableView[HelpRow](COLUMNS, app.glyphs, id="help")
 
     def on_mount(self) -> None:
-        app = host_of(self)
+        app = console_of(self)
         table = self.query_one(TableView)
         table.styles.height = "1fr"
         table.focus()
@@ -64,11 +66,11 @@ class HelpScreen(Screen[None]):
 def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
     found = [
         HelpRow(
-            key.action_id,
-            ", ".join(keys.shown(name) for name in keys.keys_of(key, keymap)),
-            f"{key.text} (replay)" if key.replay else key.text,
+            each.action_id,
+            ", ".join(shown(name) for name in registry.keys_of(each, keymap)),
+            f"{each.text} (replay)" if each.replay else each.text,
         )
-        for key in KEYS
-        if key.place is not Place.HELP
+        for each in ACTIONS
+        if each.keys and each.place is not Place.HELP
     ]
     return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]

@@ -8,10 +8,11 @@ from textual.app import ComposeResult
 from textual.events import Resize
 
 from controller.api.text.quantities import printable, time_of_day
+from tui.actions.registry import Place, bindings
+from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
 from tui.feed.state import DashboardState
-from tui.input.keys import Place, bindings
 from tui.panes import event_list, instances, request_list
 from tui.panes.facts import facts
 from tui.panes.names import names
@@ -31,7 +32,7 @@ class HistoryRow:
     what: Span
     detail: str
     zone: tzinfo | None
-    subject: str = ""
+    target: Target = NOTHING
 
     @property
     def text(self) -> str:
@@ -58,7 +59,7 @@ class InstanceScreen(PaintedScreen):
         self._impossible = False
 
     def compose(self) -> ComposeResult:
-        glyphs = self.dashboard.glyphs
+        glyphs = self.console.glyphs
         yield Lines(id="header")
         yield Lines(id="facts")
         yield TableView[RequestRow](request_list.COLUMNS, glyphs, id="requests", empty="none")
@@ -81,7 +82,7 @@ class InstanceScreen(PaintedScreen):
     def show(self) -> None:
         if not self.is_mounted or not self.size.width:
             return
-        app = self.dashboard
+        app = self.console
         self._ask()
         self.paint_frame(2 if self.size.width >= 110 else 1)
         lines = facts(
@@ -105,7 +106,7 @@ class InstanceScreen(PaintedScreen):
 
     def _ask(self) -> None:
         """Asks for the requests as often as statuses come; answers arrive with everything else."""
-        app = self.dashboard
+        app = self.console
         now_s = app.source.now_s()
         if self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s:
             self._asked_at_s = now_s
@@ -120,7 +121,7 @@ class InstanceScreen(PaintedScreen):
             return [], (name, Span("  asking ...", Tone.DIM))
         if answer.found is None:
             return [], (name, Span(f"  {printable(answer.reason)}", Tone.BAD))
-        rows = request_list.rows(answer.found, names(state, self.dashboard.glyphs.ellipsis))
+        rows = request_list.rows(answer.found, names(state, self.console.glyphs.ellipsis))
         count = f"{len(rows)} of {answer.found.num_matching}"
         spans = [name, Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
         if silent := answer.found.silent_frontends:

@@ -17,11 +17,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from tui.actions.registry import Place, bindings
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing import table
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.drawing.table import Column, Placed
-from tui.input.keys import Place, bindings
 from tui.widgets import tones
 
 HEAD_LINES = 2
@@ -36,8 +37,7 @@ class Identified(Protocol):
     def text(self) -> str: ...
 
     @property
-    def subject(self) -> str:
-        """The whole id of the instance or request that the row is about; else empty."""
+    def target(self) -> Target: ...
 
 
 Item = TypeVar("Item", bound=Identified)
@@ -60,11 +60,11 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self.item_id = item_id
 
     class Copied(Message):
-        """The operator wants the id of the row's subject; empty if it has none."""
+        """The operator wants the id of what the row is about."""
 
-        def __init__(self, subject: str) -> None:
+        def __init__(self, target: Target) -> None:
             super().__init__()
-            self.subject = subject
+            self.target = target
 
     class Moved(Message):
         """The operator moved the cursor; `at_end`: to the last row."""
@@ -252,7 +252,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
 
     def action_copy(self) -> None:
         if self.items:
-            self.post_message(self.Copied(self.items[self._cursor].subject))
+            self.post_message(self.Copied(self.items[self._cursor].target))
 
     def on_click(self, event: Click) -> None:
         row = event.y - HEAD_LINES + self._top

@@ -4,9 +4,10 @@ import pytest
 
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
-from tui.input import keymap, keys
+from tui.actions import key_names
+from tui.actions.registry import ACTIONS
+from tui.input import keymap
 from tui.input.keymap import KeymapError
-from tui.input.keys import KEYS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 
@@ -18,7 +19,7 @@ def refusal(wanted: dict[str, str]) -> KeymapError:
 
 
 def test_the_usual_keys_can_be_written_out() -> None:
-    usual = {key.action_id: ",".join(key.keys) for key in KEYS}
+    usual = {key.action_id: ",".join(key.keys) for key in ACTIONS if key.keys}
     assert keymap.checked(usual) == usual
 
 
@@ -53,7 +54,7 @@ def test_names_of_keys(text: str, taken: str | None) -> None:
 
 
 def test_every_usual_key_is_known_by_name() -> None:
-    for key in KEYS:
+    for key in ACTIONS:
         assert all(map(keymap._exists, key.keys)), key.action_id
 
 
@@ -170,4 +171,4 @@ async def test_the_screens_name_the_keys_in_force() -> None:
     ],
 )
 def test_keys_as_people_call_them(key: str, shown: str) -> None:
-    assert keys.shown(key) == shown
+    assert key_names.shown(key) == shown

@@ -18,11 +18,10 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
+from tui.actions.registry import ACTIONS, Place
 from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane
-from tui.input import keys
-from tui.input.keys import KEYS
 from tui.panes.instances import SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
@@ -35,30 +34,30 @@ TESTED: set[tuple[str, str]] = set()
 
 def presses(action_id: str) -> Callable[[Test], Test]:
     """The test runs once for each key of the action, as the argument `key`."""
-    (entry,) = [entry for entry in KEYS if entry.action_id == action_id]
+    (entry,) = [entry for entry in ACTIONS if entry.action_id == action_id]
     TESTED.update((action_id, key) for key in entry.keys)
     return pytest.mark.parametrize("key", entry.keys)
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
-    assert {(entry.action_id, key) for entry in KEYS for key in entry.keys} == TESTED
+    assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
 
 def test_no_key_means_two_things_in_one_place() -> None:
-    anywhere = [key for entry in KEYS if entry.place is keys.Place.ANYWHERE for key in entry.keys]
-    for place in (keys.Place.MAIN, keys.Place.DETAIL, keys.Place.HELP):
-        places = (place, keys.Place.TABLE)
-        found = [key for entry in KEYS if entry.place in places for key in entry.keys] + anywhere
+    anywhere = [key for entry in ACTIONS if entry.place is Place.ANYWHERE for key in entry.keys]
+    for place in (Place.MAIN, Place.DETAIL, Place.HELP):
+        places = (place, Place.TABLE)
+        found = [key for entry in ACTIONS if entry.place in places for key in entry.keys] + anywhere
         assert len(found) == len(set(found))
 
 
 def test_keys_that_tmux_and_accidents_claim_are_free() -> None:
     claimed = {"ctrl+a", "ctrl+b", "ctrl+d", "ctrl+k"}
-    assert not claimed & {key for entry in KEYS for key in entry.keys}
+    assert not claimed & {key for entry in ACTIONS for key in entry.keys}
 
 
 def test_action_ids_are_unique() -> None:
-    assert len({entry.action_id for entry in KEYS}) == len(KEYS)
+    assert len({entry.action_id for entry in ACTIONS}) == len(ACTIONS)
 
 
 def main(app: Dashboard) -> DashboardScreen:
@@ -522,8 +521,8 @@ async def test_help(source: FakeSource, key: str) -> None:
         await pilot.press(key)
         assert isinstance(app.screen, HelpScreen)
         text = await drawn(pilot)
-        for entry in KEYS:
-            if entry.place is not keys.Place.HELP:
+        for entry in ACTIONS:
+            if entry.keys and entry.place is not Place.HELP:
                 assert entry.text in text
         await pilot.press(key)
         assert isinstance(app.screen, HelpScreen)

@@ -8,12 +8,13 @@ import pytest
 from controller.api.errors import LlumctlError
 from controller.api.wire.models import Event, InstanceState, QueueHeadStatus, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
+from tui.actions import registry
+from tui.actions.registry import Place
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
-from tui.input import commands, keys
-from tui.input.keys import Place
+from tui.input import commands
 from tui.panes import event_list, header, instances, migrations, queue_heads
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
@@ -284,7 +285,7 @@ def test_moves_under_way_come_first_then_those_that_ended() -> None:
         ],
         ["r66c2", "i-3>i-1", "migrated", "42", "31ms", "4.0s", "by hand"],
     ]
-    assert [row.instance_id for row in found] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
+    assert [row.target.instance_id for row in found] == ["i-3", "i-3", "i-0", "i-1", "i-3", "i-1"]
     assert migrations.rows(DashboardState(), Names([], "…")) == []
 
 
@@ -434,7 +435,7 @@ def test_commands(typed: str, name: str, argument: str) -> None:
         ("sotr kv", 2, "no command 'sotr': did you mean sort?"),
         ("sort frenness", 2, "did you mean freeness?"),
         ("sort", 2, "sort what?"),
-        ("xyz", 2, "no command 'xyz': sort, filter,"),
+        ("xyz", 2, "no command 'xyz': filter, sort,"),
         ("theme pink", 2, "no theme 'pink': default"),
         ("instance i-9", 4, "did you mean i-"),
         ("quit now", 2, "takes no argument"),
@@ -448,7 +449,7 @@ def test_commands_that_are_none_name_the_nearest(typed: str, code: int, words: s
 
 
 def test_the_footer_keeps_help_and_quit() -> None:
-    pairs = keys.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
+    pairs = registry.footer({}, (Place.TABLE, Place.MAIN, Place.ANYWHERE), replay=False)
     assert ("Enter", "detail") in pairs
     for width in (120, 80, 40, 10):
         line = key_line(pairs, width)
@@ -458,7 +459,7 @@ def test_the_footer_keeps_help_and_quit() -> None:
 
 def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
     places = (Place.MAIN, Place.ANYWHERE)
-    assert ("x", "quit") in keys.footer({"quit": "x"}, places, replay=False)
-    replayed = keys.footer({}, places, replay=True)
+    assert ("x", "quit") in registry.footer({"quit": "x"}, places, replay=False)
+    replayed = registry.footer({}, places, replay=True)
     assert ("[", "slower") in replayed
     assert ("Space", "pause") in replayed

@@ -12,6 +12,7 @@ from tests.unit.tui.tui_support import (
     drawn,
     settle,
 )
+from tui.actions.target import Target
 from tui.drawing.format import ASCII, Span, Tone
 from tui.drawing.layout import Pane
 from tui.drawing.themes import THEMES
@@ -98,7 +99,7 @@ async def test_questions_about_requests_go_on_and_failures_are_said(source: Fake
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.frames(3))
         await settle(app, pilot)
-        app.open_instance("i-3")
+        app.open(Target("i-3"))
         await settle(app, pilot)
         assert "asking ..." in await drawn(pilot)
         assert source.asked == ["i-3"]
@@ -118,7 +119,7 @@ async def test_two_thousand_requests_scroll(source: FakeSource) -> None:
     async with dashboard(source) as (app, pilot):
         source.feed(synthetic.frames(3))
         await settle(app, pilot)
-        app.open_instance("i-3")
+        app.open(Target("i-3"))
         source.clock_s += 1
         await settle(app, pilot)
         await pilot.press("G")

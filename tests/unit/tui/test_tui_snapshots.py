@@ -5,6 +5,7 @@ import pytest
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, WIDE, FakeSource, dashboard, settle
+from tui.actions.target import Target
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
 
@@ -50,7 +51,7 @@ async def test_instance(size: tuple[int, int]) -> None:
     async with dashboard(source, size) as (app, pilot):
         source.feed(synthetic.frames(70))
         await settle(app, pilot)
-        app.open_instance("i-3")
+        app.open(Target("i-3"))
         await settle(app, pilot)
         svg_snapshots.check(app, named("instance", size))
 

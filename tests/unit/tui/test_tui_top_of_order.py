@@ -5,6 +5,7 @@ import pytest
 from controller.api.wire.models import InstanceState, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, FakeSource, dashboard, drawn, settle
+from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE
 from tui.drawing.layout import Pane
@@ -116,7 +117,7 @@ async def test_the_history_of_an_instance_shows_the_newest(source: FakeSource) -
     async with dashboard(source, NARROW) as (app, pilot):
         source.feed(synthetic.frames(60, num_instances=4, events_per_s=8))
         await settle(app, pilot)
-        app.open_instance("i-1")
+        app.open(Target("i-1"))
         await settle(app, pilot)
         source.clock_s += 1
         more = synthetic.frames(120, num_instances=4, events_per_s=8)

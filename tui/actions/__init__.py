@@ -1,0 +1,1 @@
+"""What an operator can do: every action once, when it is locked, and what became of it."""

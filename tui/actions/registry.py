@@ -1,0 +1,135 @@
+"""Every action of the dashboard, once.
+
+Bindings, footer, help, palette, typed commands, rebound keys and the tests read this
+table. Keys that terminals, tmux and accidents claim are not used: ctrl-a, ctrl-b, ctrl-d, ctrl-k.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from textual.binding import Binding, BindingType
+
+from tui.actions.key_names import shown
+
+
+class Place(StrEnum):
+    TABLE = "table"
+    """The table that has the focus."""
+    MAIN = "main"
+    DETAIL = "detail"
+    HELP = "help"
+    ANYWHERE = "anywhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    action_id: str
+    keys: tuple[str, ...]
+    """The keys by Textual's names; none for what can only be typed."""
+    action: str
+    text: str
+    place: Place
+    footer: str = ""
+    """A short word for the footer; empty for a key that is not there."""
+    typed: str = ""
+    """What is typed after `:` instead, with the name of its argument; empty: a key only."""
+    replay: bool = False
+    """Whether the key works in a replay only."""
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("row_down", ("j", "down"), "move(1)", "next row", Place.TABLE),
+    Action("row_up", ("k", "up"), "move(-1)", "previous row", Place.TABLE),
+    Action("row_page_down", ("pagedown",), "page(1)", "a page down", Place.TABLE),
+    Action("row_page_up", ("pageup",), "page(-1)", "a page up", Place.TABLE),
+    Action("row_first", ("g", "home"), "first", "first row", Place.TABLE),
+    Action("row_last", ("G", "end"), "last", "last row", Place.TABLE),
+    Action(
+        "row_open", ("enter",), "open", "the instance of this row", Place.TABLE, footer="detail"
+    ),
+    Action("back", ("escape",), "back", "zoom off, then back to the instances", Place.MAIN),
+    Action(
+        "back_main", ("escape", "backspace"), "back", "back to the dashboard", Place.DETAIL, "back"
+    ),
+    Action("help_close", ("escape", "backspace"), "back", "close the help", Place.HELP),
+    Action("filter", ("slash",), "filter", "filter this pane", Place.MAIN, "filter", "filter TEXT"),
+    Action("sort", ("s",), "sort", "sort by the next column", Place.MAIN, "sort", "sort COLUMN"),
+    Action("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.MAIN),
+    Action(
+        "freeze",
+        ("space",),
+        "freeze",
+        "freeze the screen (in a replay: pause)",
+        Place.MAIN,
+        footer="freeze",
+    ),
+    Action(
+        "replay_slower", ("[",), "speed(-1)", "half the speed", Place.MAIN, "slower", replay=True
+    ),
+    Action(
+        "replay_faster", ("]",), "speed(1)", "twice the speed", Place.MAIN, "faster", replay=True
+    ),
+    Action("events_follow", ("F",), "follow", "follow the newest event", Place.MAIN),
+    Action(
+        "events_expand",
+        ("e",),
+        "expand",
+        "events with causes and figures",
+        Place.MAIN,
+        footer="events",
+    ),
+    Action("pane_zoom", ("z",), "zoom", "this pane on the whole screen", Place.MAIN, footer="zoom"),
+    Action("pane_instances", ("0",), "pane('instances')", "to the instances", Place.MAIN),
+    Action("pane_migrations", ("1",), "pane('migrations')", "to the migrations", Place.MAIN),
+    Action("pane_queue", ("2",), "pane('queue')", "to the queue heads", Place.MAIN),
+    Action("pane_events", ("3",), "pane('events')", "to the events", Place.MAIN),
+    Action("pane_next", ("tab",), "next_pane(1)", "to the next pane", Place.MAIN),
+    Action("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.MAIN),
+    Action("theme", (), "", "colours", Place.MAIN, typed="theme NAME"),
+    Action("instance", (), "", "an instance by its id", Place.MAIN, typed="instance ID"),
+    Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
+    Action("command", ("colon",), "command", "type a command", Place.MAIN, footer="cmd"),
+    Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
+    Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
+    Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),
+)
+
+
+def bindings(*places: Place) -> list[BindingType]:
+    return [
+        Binding(",".join(each.keys), each.action, each.text, show=False, id=each.action_id)
+        for each in ACTIONS
+        if each.keys and each.place in places
+    ]
+
+
+def action_of(action_id: str) -> Action:
+    (found,) = (each for each in ACTIONS if each.action_id == action_id)
+    return found
+
+
+def keys_of(action: Action, keymap: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys in force, after rebinding."""
+    rebound = keymap.get(action.action_id)
+    return action.keys if rebound is None else tuple(rebound.split(","))
+
+
+def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
+    """The key of an action as people call it; where there are several, the first."""
+    return shown(keys_of(action_of(action_id), keymap)[0])
+
+
+def footer(
+    keymap: Mapping[str, str], places: Iterable[Place], *, replay: bool
+) -> list[tuple[str, str]]:
+    """(key, word) pairs for the bottom line."""
+    wanted = set(places)
+    return [
+        (
+            shown(keys_of(each, keymap)[0]),
+            "pause" if replay and each.action_id == "freeze" else each.footer,
+        )
+        for each in ACTIONS
+        if each.footer and each.place in wanted and (replay or not each.replay)
+    ]
