@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 
+from controller.api.settings.console import ConsoleTable
 from tui.drawing.format import UNICODE, Glyphs
 from tui.drawing.themes import DEFAULT
 
@@ -16,6 +17,8 @@ class Options:
     theme: str = DEFAULT
     zone: tzinfo | None = None
     keymap: Mapping[str, str] = field(default_factory=dict)
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """When there is an alarm."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

@@ -1,6 +1,8 @@
 """`llumctl status`: how the cluster is, once or again and again."""
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,11 +44,12 @@ def status(
     elif every is not None:
         raise UsageError("--every: only with --watch", "llumctl status --watch --every 5")
     name = config_file.cluster_name(cluster)
+    text_of = _texts(output_format)
     found = fetch(name, timeout)
     if watch:
-        _watch(name, found, output_format, every or DEFAULT_EVERY_S, timeout)
+        _watch(name, found, text_of, output_format, every or DEFAULT_EVERY_S, timeout)
         return
-    if text := _text(found, output_format):
+    if text := text_of(found):
         output.emit(text)
     if check and (complaints := unwell(found)):
         for line in complaints:
@@ -75,15 +78,21 @@ def unwell(found: "ClusterStatus") -> list[str]:
     return lines
 
 
-def _text(found: "ClusterStatus", output_format: Format) -> str:
+def _texts(output_format: Format) -> "Callable[[ClusterStatus], str]":
+    """How a status is shown. Raises UsageError where the alarms of a table are set wrong."""
     if output_format is Format.NAME:
-        return "\n".join(item.id for item in found.instances)
-    if output_format in (Format.TABLE, Format.WIDE):
-        from llumctl.text import status as status_table
+        return lambda found: "\n".join(item.id for item in found.instances)
+    if output_format not in (Format.TABLE, Format.WIDE):
+        return lambda found: output.encode(output_format, found, found.instances)
+    from llumctl.config import settings
+    from llumctl.text import status as status_table
 
-        colours = output.use_colours(sys.stdout)
-        return status_table.render(found, wide=output_format is Format.WIDE, colours=colours)
-    return output.encode(output_format, found, found.instances)
+    return functools.partial(
+        status_table.render,
+        wide=output_format is Format.WIDE,
+        colours=output.use_colours(sys.stdout),
+        limits=settings.load_console(),
+    )
 
 
 def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
@@ -100,7 +109,12 @@ def _refuse_unwatchable(output_format: Format, *, check: bool) -> None:
 
 
 def _watch(
-    cluster: str, first: "ClusterStatus", output_format: Format, every_s: float, timeout_s: float
+    cluster: str,
+    first: "ClusterStatus",
+    text_of: "Callable[[ClusterStatus], str]",
+    output_format: Format,
+    every_s: float,
+    timeout_s: float,
 ) -> None:
     from llumctl.following import status_watch
 
@@ -109,7 +123,7 @@ def _watch(
     def render(status: "ClusterStatus") -> str:
         if lines_only:
             return output.json_text(output.plain(status))
-        return _text(status, output_format)
+        return text_of(status)
 
     status_watch.watch(
         cluster, first, render, every_s=every_s, timeout_s=timeout_s, lines_only=lines_only

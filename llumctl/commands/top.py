@@ -19,6 +19,7 @@ from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
+    from controller.api.settings.console import ConsoleTable
     from tui.feed.source import Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
@@ -33,6 +34,7 @@ class Look:
     theme: str
     ascii_only: bool
     keymap: Mapping[str, str]
+    limits: "ConsoleTable"
 
 
 def top(
@@ -70,12 +72,13 @@ def top(
     if replay is not None and (record is not None or cluster is not None):
         raise UsageError("--replay goes with neither --record nor --cluster", "llumctl top --help")
     _check_terminal()
+    from llumctl.config import settings
     from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
 
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
-    look = Look(chosen, ascii_only, _keymap())
+    look = Look(chosen, ascii_only, _keymap(), settings.load_console())
     with contextlib.ExitStack() as stack:
         if replay is not None:
             source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
@@ -143,6 +146,7 @@ def _run(source: "Source", look: Look, *, recording: bool) -> None:
         glyphs=ASCII if look.ascii_only or not _has_glyphs() else UNICODE,
         theme=look.theme,
         keymap=look.keymap,
+        limits=look.limits,
         recording=recording,
         tick_s=tick_s(source),
     )

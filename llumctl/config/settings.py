@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from controller.api.errors import UsageError
+from controller.api.settings.console import ConsoleTable
 from controller.api.settings.settings import Settings
 from llumctl.config import config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
@@ -75,15 +76,25 @@ def load_with_origins(
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
     """`[keys]` alone, with where each came from: the dashboard also starts beside settings that
     `up` would refuse. Raises UsageError."""
+    settings, origins = _load_table("keys", environ)
+    return settings.keys, origins
+
+
+def load_console(environ: Mapping[str, str] | None = None) -> ConsoleTable:
+    """`[console]` alone, as for `[keys]`. Raises UsageError."""
+    return _load_table("console", environ)[0].console
+
+
+def _load_table(name: str, environ: Mapping[str, str] | None = None) -> tuple[Settings, Origins]:
     environ = os.environ if environ is None else environ
     file = config_file.find(None, environ)
     origins = Origins(file)
     data: dict[str, Any] = {}
-    if file is not None and "keys" in file.tables:
-        data["keys"] = file.tables["keys"]
-    for (table, key), value in _from_environment(environ, origins, ("keys",)).items():
+    if file is not None and name in file.tables:
+        data[name] = file.tables[name]
+    for (table, key), value in _from_environment(environ, origins, (name,)).items():
         _put(data, table, key, value)
-    return _validated(data, origins).keys, origins
+    return _validated(data, origins), origins
 
 
 def parse_engine_arg(argument: str) -> tuple[str, Any]:

@@ -2,21 +2,28 @@
 
 from collections.abc import Callable
 
+from controller.api.settings.console import ConsoleTable
+from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from llumctl.text import output
 
+MAX_ALARMS = 5
+DEFAULT_LIMITS = ConsoleTable()
+
 Column = tuple[str, Callable[[InstanceStatus], str]]
 
 
-def render(status: ClusterStatus, *, wide: bool, colours: bool) -> str:
-    """A line about the cluster, its instances, and if wide its frontends. How far drains are is
-    shown while there are any."""
+def render(
+    status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
+) -> str:
+    """A line about the cluster, one for each alarm, its instances, and if wide its frontends. How
+    far drains are is shown while there are any."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.drain for item in status.instances):
         columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
     parts = [
-        _summary(status),
+        "\n".join([_summary(status), *_alarms(alarms(status, limits), colours=colours)]),
         output.table(
             [name for name, _ in columns],
             [[cell(item) for _, cell in columns] for item in status.instances],
@@ -53,6 +60,14 @@ def _summary(status: ClusterStatus) -> str:
         f"controller up {duration(status.uptime_s)}",
     )
     return "  ".join(printable(fact) for fact in facts)
+
+
+def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
+    """The worst ones, and how many there are beside them."""
+    lines = [f"! {alarm.text}" for alarm in found[:MAX_ALARMS]]
+    if more := found[MAX_ALARMS:]:
+        lines.append(f"! and {len(more)} more: {', '.join(alarm.subject for alarm in more)}")
+    return [output.paint(line, output.RED) for line in lines] if colours else lines
 
 
 def _drain(item: InstanceStatus) -> str:

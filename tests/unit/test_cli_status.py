@@ -64,6 +64,30 @@ def test_drains_have_a_column_while_there_are_any(capsys: Captured) -> None:
     assert "DRAIN" not in columns(out)[0]
 
 
+def test_alarms_stand_below_the_cluster(capsys: Captured) -> None:
+    failed = [instance(f"i-{n}", InstanceState.FAILED, detail="no GPU") for n in range(1, 8)]
+    _, out, _ = shown(cluster(instance(), *failed), capsys)
+    lines = out.splitlines()
+    assert lines[1] == "! i-1: failed (no GPU)"
+    assert lines[6:8] == ["! and 2 more: i-6, i-7", ""]
+    assert len(columns(out)) == 8
+
+
+def test_alarms_have_limits_in_the_config_file(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "llumctl.toml"
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
+    config.write_text("[console]\nalarm_head_waited_s = 3\n")
+    code, out, _ = shown(cluster(instance()), capsys)
+    assert "! i-0: 1 wait, head for 3.2s needs 118 of 50 blocks" in out.splitlines()
+    config.write_text("[console]\nalarm_head_waited_s = -1\n")
+    code, out, err = shown(cluster(instance()), capsys)
+    assert (code, out) == (2, "")
+    assert f"{config}:2: console.alarm_head_waited_s" in err
+    assert shown(cluster(instance()), capsys, "-o", "json")[0] == 0
+
+
 def test_an_emulated_cluster_says_so(capsys: Captured) -> None:
     _, out, _ = shown(cluster(instance()).model_copy(update={"engine": "emulated"}), capsys)
     assert "model embedded  engine emulated  policy" in out

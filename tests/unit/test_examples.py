@@ -23,8 +23,8 @@ CONFIG = EXAMPLES / "llumctl.toml"
 CLIENTS = [EXAMPLES / "stream_client.py", EXAMPLES / "priority_client.py"]
 SCRIPTS = {"drain-for-maintenance.sh": "INSTANCE COMMAND...", "nightly-scale.sh": "INSTANCES"}
 
-_COMMENTED_KEY = re.compile(r"^# (?=[a-z_]+ = )", re.MULTILINE)
-_KEY = re.compile(r"^(?:# )?([a-z_]+)(?: = |: )", re.MULTILINE)
+_COMMENTED_KEY = re.compile(r"^# (?=[a-z0-9_]+ = )", re.MULTILINE)
+_KEY = re.compile(r"^(?:# )?([a-z0-9_]+)(?: = |: )", re.MULTILINE)
 
 
 def sections(text: str) -> dict[str, str]:

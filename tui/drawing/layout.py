@@ -6,6 +6,7 @@ from enum import StrEnum
 WIDE = 110
 TALL = 10
 """Below this many lines there is one pane only."""
+MIN_FOR_ALARM = 6
 MIN_LOWER = 5
 
 
@@ -31,6 +32,7 @@ class Arrangement:
     queue heads, and events are on the right of both."""
 
     header_lines: int
+    alarm_lines: int
     boxes: dict[Pane, Box]
     tabs: bool
     """The lower panes share one place."""
@@ -41,6 +43,7 @@ def arrange(
     height: int,
     *,
     num_instances: int,
+    alarm: bool = False,
     tab: Pane,
     zoomed: Pane | None = None,
     expanded: bool = False,
@@ -50,11 +53,12 @@ def arrange(
     whole width below and half of the height."""
     wide = width >= WIDE
     header_lines = 2 if wide and height >= TALL else min(1, max(0, height - 2))
-    room = max(1, height - header_lines - 1)
+    alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
+    room = max(1, height - header_lines - alarm_lines - 1)
     if zoomed is None and height < TALL:
         zoomed = focused
     if zoomed is not None:
-        return Arrangement(header_lines, {zoomed: Box(width, room)}, tabs=not wide)
+        return Arrangement(header_lines, alarm_lines, {zoomed: Box(width, room)}, tabs=not wide)
     side_by_side = wide and not expanded
     most_upper = room // 2 if expanded else room - max(MIN_LOWER, room * 3 // 10)
     upper = max(3, min(num_instances + 2, most_upper))
@@ -70,4 +74,4 @@ def arrange(
         }
     else:
         boxes[Pane.EVENTS if expanded else tab] = Box(width, lower)
-    return Arrangement(header_lines, boxes, tabs=not side_by_side)
+    return Arrangement(header_lines, alarm_lines, boxes, tabs=not side_by_side)

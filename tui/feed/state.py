@@ -96,6 +96,9 @@ class History:
 
     samples: tuple[Sample, ...] = ()
     changes: tuple[Change, ...] = ()
+    head_id: str = ""
+    """The request that is the queue head now, and since when it has been seen as such."""
+    head_since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,17 @@ class DashboardState:
     def instance(self, instance_id: str) -> InstanceStatus | None:
         instances = self.status.instances if self.status else ()
         return next((item for item in instances if item.id == instance_id), None)
+
+    def evicted_heads_s(self) -> dict[str, float]:
+        """By instance: how long its queue head has been seen, for heads that were evicted."""
+        return {
+            item.id: history.samples[-1].time_s - history.head_since_s
+            for item in (self.status.instances if self.status else ())
+            if item.queue_head
+            and item.queue_head.evicted
+            and (history := self.histories.get(item.id))
+            and history.samples
+        }
 
     def age_s(self, now_s: float) -> float | None:
         """The age of the newest status; None before the first."""
@@ -229,14 +243,22 @@ def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
 def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
     freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
     samples = (*_recent(history.samples, time_s), Sample(time_s, freeness))
+    history = _with_head(replace(history, samples=samples), item, time_s)
     change = Change(time_s, item.state, item.incarnation, item.detail)
     last = history.changes[-1] if history.changes else None
     if last and (last.state, last.incarnation) == (change.state, change.incarnation):
         if last.detail == change.detail:
-            return replace(history, samples=samples)
+            return history
         kept = replace(last, detail=change.detail)
-        return History(samples, (*history.changes[:-1], kept))
-    return History(samples, (*history.changes, change)[-MAX_CHANGES:])
+        return replace(history, changes=(*history.changes[:-1], kept))
+    return replace(history, changes=(*history.changes, change)[-MAX_CHANGES:])
+
+
+def _with_head(history: History, item: InstanceStatus, time_s: float) -> History:
+    head_id = item.queue_head.request_id if item.queue_head else ""
+    if head_id == history.head_id and history.head_since_s <= time_s:
+        return history
+    return replace(history, head_id=head_id, head_since_s=time_s)
 
 
 def _departed(history: History, time_s: float) -> History:

@@ -1,5 +1,6 @@
 """An instance's status in words and figures."""
 
+from controller.api.text.alarms import free_blocks
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
@@ -23,7 +24,7 @@ def facts(
     name = Span(f" {instance_id}", Tone.STRONG)
     if item is None:
         return [(name, Span("  is no longer part of the cluster", Tone.BAD))]
-    title = [name, Span(f"  {item.state}", instances.state_tone(item.state))]
+    title = [name, Span("  "), instances.state_word(item)]
     if item.detail:
         title.append(Span(f"  {printable(item.detail)}"))
     history = state.histories.get(instance_id, History())
@@ -87,7 +88,7 @@ def _head(item: InstanceStatus) -> Line:
     head = item.queue_head
     if head is None:
         return (label, Span("nobody waits", Tone.DIM))
-    free = fmt.number(queue_heads.free_blocks(item))
+    free = fmt.number(free_blocks(item))
     words = (
         f"{head.request_id}  {head.level}  waited {duration(head.waited_s)}"
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"

@@ -46,15 +46,22 @@ class Liveness:
 
 
 def lines(
-    shown: DashboardState, live: Liveness, width: int, count: int, glyphs: Glyphs
+    shown: DashboardState,
+    live: Liveness,
+    width: int,
+    count: int,
+    glyphs: Glyphs,
+    *,
+    alarm: bool = False,
 ) -> list[Line]:
-    """`count` is 1 or 2; `shown` may be older than the stream (frozen)."""
+    """`count` is 1 or 2; `shown` may be older than the stream (frozen). While there is an alarm
+    nothing in the header looks well."""
     status = shown.status
     clock = Fact((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
     if count == 1:
         middle = (
             _name(live),
-            _age(live, glyphs, brief=True),
+            _age(live, glyphs, brief=True, alarm=alarm),
             _badges(live),
             *_vitals(status, brief=True),
         )
@@ -62,8 +69,8 @@ def lines(
     middle = (
         Fact((Span("llumctl", Tone.STRONG),), drop=8),
         _name(live),
-        *_identity(status),
-        _age(live, glyphs, brief=False),
+        *_identity(status, alarm=alarm),
+        _age(live, glyphs, brief=False, alarm=alarm),
         _badges(live),
         *_setup(status),
     )
@@ -77,7 +84,7 @@ def _name(live: Liveness) -> Fact:
     return Fact((Span(printable(live.cluster), Tone.STRONG),))
 
 
-def _age(live: Liveness, glyphs: Glyphs, *, brief: bool) -> Fact:
+def _age(live: Liveness, glyphs: Glyphs, *, brief: bool, alarm: bool) -> Fact:
     """`* live 0.4s ago`, `! STALE 12s`, `! STOPPED 12s` or `REPLAY 1m05s x1`."""
     age_s = live.state.age_s(live.now_s)
     if live.state.stopped is not None:
@@ -92,18 +99,20 @@ def _age(live: Liveness, glyphs: Glyphs, *, brief: bool) -> Fact:
     if age_s is None:
         return Fact((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"
-    return Fact((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", Tone.GOOD),))
+    tone = Tone.PLAIN if alarm else Tone.GOOD
+    return Fact((Span(f"{glyphs.bullet} live {duration(age_s)}{ago}", tone),))
 
 
 def _badges(live: Liveness) -> Fact:
     return Fact((Span(" ".join(f"[{badge}]" for badge in live.badges), Tone.STRONG),))
 
 
-def _identity(status: ClusterStatus | None) -> list[Fact]:
+def _identity(status: ClusterStatus | None, *, alarm: bool) -> list[Fact]:
     if status is None:
         return []
+    state = Span(f"! {status.state}", Tone.BAD)
     return [
-        Fact((Span(str(status.state), _TONES[status.state]),), drop=1),
+        Fact((state if alarm else Span(str(status.state), _TONES[status.state]),), drop=1),
         Fact((Span(printable(status.endpoint_url)),), drop=5),
     ]
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from controller.api.text.alarms import in_need, is_reserved
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
 from tui.actions.target import Target
@@ -55,7 +56,7 @@ class InstanceRow:
     def text(self) -> str:
         """What a filter looks at."""
         item = self.item
-        return f"{item.id} {item.state} {item.node} {item.detail}"
+        return f"{item.id} {state_word(item).text} {item.node} {item.detail}"
 
 
 def rows(state: DashboardState, glyphs: Glyphs) -> list[InstanceRow]:
@@ -84,21 +85,26 @@ def attention(item: InstanceStatus) -> str:
     """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in."""
     if item.state in _GLYPHS:
         return _GLYPHS[item.state]
-    is_full = item.freeness_steps is not None and item.freeness_steps < 0
     has_a_say = item.state is InstanceState.ACTIVE and item.detail
-    return "!" if is_full or has_a_say else " "
+    return "!" if in_need(item) or has_a_say else " "
 
 
 def state_tone(state: InstanceState) -> Tone:
     return _TONES[state]
 
 
+def state_word(item: InstanceStatus) -> Span:
+    """An active instance that is kept free for requests of a high priority is `reserved`."""
+    if item.state is InstanceState.ACTIVE and is_reserved(item):
+        return Span("reserved", Tone.STRONG)
+    return Span(str(item.state), _TONES[item.state])
+
+
 def freeness(item: InstanceStatus) -> Span:
     """A draining instance has none, whatever it reports."""
     if item.state is InstanceState.DRAINING:
         return Span("-inf", Tone.WARN)
-    steps = item.freeness_steps
-    return Span(fmt.number(steps), Tone.BAD if steps is not None and steps < 0 else Tone.PLAIN)
+    return Span(fmt.number(item.freeness_steps), Tone.BAD if in_need(item) else Tone.PLAIN)
 
 
 def virtual_ratio(item: InstanceStatus) -> float | None:
@@ -126,6 +132,15 @@ def moving(item: InstanceStatus) -> str:
     return f"{item.num_moves_in}/{item.num_moves_out}"
 
 
+def ttft(item: InstanceStatus) -> Span:
+    """`1.9s`; or `>52s` where no request got its first token lately and the queue head waits for
+    its own."""
+    head = item.queue_head
+    if item.ttft_p99_s is None and head is not None and not head.evicted:
+        return Span(f">{latency(head.waited_s)}", Tone.WARN)
+    return Span(latency(item.ttft_p99_s))
+
+
 def _identity(row: InstanceRow, _: int) -> Span:
     glyph = attention(row.item)
     tone = {"!": Tone.BAD, " ": Tone.PLAIN}.get(glyph, Tone.WARN)
@@ -133,7 +148,7 @@ def _identity(row: InstanceRow, _: int) -> Span:
 
 
 def _state(row: InstanceRow, _: int) -> Span:
-    return Span(str(row.item.state), state_tone(row.item.state))
+    return state_word(row.item)
 
 
 def _trend(row: InstanceRow, width: int) -> Span:
@@ -146,8 +161,7 @@ def kv(item: InstanceStatus) -> Span:
         return Span("-", Tone.DIM)
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
     figures = f"{fmt.percent(used):>3}|{fmt.percent(wanted)}%"
-    over = wanted is not None and 1 < wanted < float("inf")
-    tone = Tone.BAD if over else Tone.PLAIN
+    tone = Tone.BAD if in_need(item) and item.state is not InstanceState.DRAINING else Tone.PLAIN
     return Span(f"{fmt.bar(used, wanted, BAR_WIDTH)} {figures}", tone)
 
 
@@ -183,14 +197,7 @@ COLUMNS: tuple[Column[InstanceRow], ...] = (
     ),
     Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
     Column("headroom", "HEADROOM", 9, _headroom, right=True, drop=6),
-    Column(
-        "ttft",
-        "TTFT99",
-        6,
-        _span(lambda row: latency(row.item.ttft_p99_s)),
-        right=True,
-        drop=2,
-    ),
+    Column("ttft", "TTFT99", 6, lambda row, _: ttft(row.item), right=True, drop=2),
     Column("up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=7),
 )
 
@@ -216,10 +223,11 @@ Value = tuple[float, ...] | None
 
 
 def _freeness(row: InstanceRow) -> Value:
+    """Instances in need come before those that are kept free for a high priority."""
     state, steps = row.item.state, row.item.freeness_steps
     if state in _WORST:
         return (0, _WORST.index(state))
-    return None if steps is None else (1, steps)
+    return None if steps is None else (2 - in_need(row.item), steps)
 
 
 def _figure(of: Callable[[InstanceRow], float | None]) -> Callable[[InstanceRow], Value]:

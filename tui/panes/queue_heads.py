@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from controller.api.text.alarms import free_blocks
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import InstanceStatus, QueueHeadStatus
 from tui.actions.target import Target
@@ -45,13 +46,6 @@ def rows(state: DashboardState, names: Names) -> list[HeadRow]:
 def why(head: QueueHeadStatus) -> str:
     evicted = " (evicted)" if head.evicted else ""
     return f"{head.why or '-'}{evicted}"
-
-
-def free_blocks(item: InstanceStatus) -> int | None:
-    """Blocks that a queued request may take: free ones above the watermark."""
-    if item.num_free_blocks is None:
-        return None
-    return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
 def _why(row: HeadRow, width: int) -> Span:

@@ -2,9 +2,10 @@
 
 from textual.screen import Screen
 
+from controller.api.text.alarms import Alarm
 from tui.actions.registry import Place
 from tui.console import Console, console_of
-from tui.panes import header
+from tui.panes import alarm_line, header
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 
@@ -18,13 +19,19 @@ class PaintedScreen(Screen[None]):
     def console(self) -> Console:
         return console_of(self)
 
-    def paint_frame(self, header_lines: int) -> None:
-        app = self.console
+    def alarms(self) -> list[Alarm]:
+        return alarm_line.burning(self.console.shown, self.console.options.limits)
+
+    def paint_frame(self, header_lines: int, alarms: list[Alarm]) -> None:
+        """`alarms`: the worst first; they get a line of their own."""
+        app, width = self.console, self.size.width
         self.set_class(app.is_stale, "-stale")
         top = self.query_one("#header", Lines)
-        top.styles.height = header_lines
+        top.styles.height = header_lines + bool(alarms)
         lines = header.lines(
-            app.shown, app.liveness(), self.size.width, max(1, header_lines), app.glyphs
+            app.shown, app.liveness(), width, max(1, header_lines), app.glyphs, alarm=bool(alarms)
         )
+        if alarms:
+            lines.append(alarm_line.line(alarms, width, app.glyphs))
         top.show(lines, bar=app.is_barred)
         self.query_one(Bottom).say(app.bottom_line(*self.PLACES))

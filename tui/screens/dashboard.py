@@ -80,18 +80,19 @@ class DashboardScreen(PaintedScreen):
         if not self.is_mounted or not self.size.width:
             return
         app, view = self.console, self.view
-        found = self._rows(app)
+        found, alarms = self._rows(app), self.alarms()
         arrangement = arrange(
             self.size.width,
             self.size.height,
             num_instances=len(app.shown.status.instances) if app.shown.status else 0,
+            alarm=bool(alarms),
             tab=view.tab,
             zoomed=view.zoomed,
             expanded=view.expanded,
             focused=view.focused,
         )
         self._place(arrangement)
-        self.paint_frame(arrangement.header_lines)
+        self.paint_frame(arrangement.header_lines, alarms[: arrangement.alarm_lines and None])
         for pane, (rows, num_all) in found.items():
             table = self.table(pane)
             follow = pane is Pane.EVENTS and view.follow

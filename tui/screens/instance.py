@@ -84,7 +84,7 @@ class InstanceScreen(PaintedScreen):
             return
         app = self.console
         self._ask()
-        self.paint_frame(2 if self.size.width >= 110 else 1)
+        self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
         lines = facts(
             app.shown, self.instance_id, self.size.width, app.glyphs, self._request_shown()
         )

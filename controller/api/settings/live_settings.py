@@ -89,7 +89,12 @@ def _is_live(key: str) -> bool:
 
 def _not_live(key: str, settings: Settings) -> SettingError:
     table = key.partition(".")[0]
-    if any(each.key == key for each in _all(settings)) or table in ("engine", "keys"):
+    if table in ("console", "keys"):
+        return SettingError(
+            f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
+            "llumctl config path",
+        )
+    if any(each.key == key for each in _all(settings)) or table == "engine":
         return SettingError(
             f"{key[:60]} cannot be changed while the cluster runs: it takes a restart",
             "llumctl down      then      llumctl up",

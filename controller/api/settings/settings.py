@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from controller.api.settings.bounds import MAX_INSTANCES
+from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
 from controller.api.settings.table import Port, Seconds, Table
 
@@ -171,6 +172,7 @@ class Settings(Table):
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""
     emulated: EmulatedTable = EmulatedTable()
+    console: ConsoleTable = ConsoleTable()
     keys: dict[str, str] = Field(default_factory=dict)
     """Keys of the dashboard: action id -> a key, or several between commas. Only `llumctl top`
     reads them."""

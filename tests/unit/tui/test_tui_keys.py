@@ -111,7 +111,7 @@ async def test_page_down(source: FakeSource, key: str) -> None:
         await pilot.press(key)
         place = order(app).index(cursor(app) or "")
         assert place > 5
-        assert f"{place - 12}-{place + 1} of 64" in await drawn(pilot)
+        assert f"{place - 11}-{place + 1} of 64" in await drawn(pilot)
 
 
 @presses("row_page_up")

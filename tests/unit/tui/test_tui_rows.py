@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 
 from controller.api.errors import LlumctlError
+from controller.api.settings.console import ConsoleTable
 from controller.api.wire.models import Event, InstanceState, QueueHeadStatus, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
 from tui.actions.registry import Place
 from tui.drawing import table
-from tui.drawing.format import ASCII, UNICODE, Line, width_of
+from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.input import commands
-from tui.panes import event_list, header, instances, migrations, queue_heads
+from tui.panes import alarm_line, event_list, header, instances, migrations, queue_heads
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
@@ -52,7 +53,7 @@ def test_an_instance_in_full() -> None:
         num_running_reqs=41,
         num_waiting_reqs=6,
         num_running_by_level={"normal": 38, "high": 3},
-        headroom_blocks=751,
+        headroom_blocks=151,
         num_moves_out=2,
         ttft_p99_s=4.1,
     )
@@ -67,10 +68,36 @@ def test_an_instance_in_full() -> None:
         "wait": "6",
         "levels": "3/38",
         "moves": "0/2",
-        "headroom": "751 blk",
+        "headroom": "151 blk",
         "ttft": "4.1s",
         "up": "2h00m",
     }
+
+
+def test_an_instance_kept_free_for_a_high_priority_is_reserved_and_not_in_trouble() -> None:
+    kept = synthetic.instance(
+        "i-3", freeness_steps=-196.0, virtual_usage_blocks=1198, headroom_blocks=751
+    )
+    found = cells(kept)
+    assert (found["id"], found["state"], found["freeness"]) == ("i-3", "reserved", "-196")
+    assert instances.freeness(kept).tone is instances.kv(kept).tone is Tone.PLAIN
+    rows = instances.rows(
+        state_of(kept, synthetic.instance("i-4", freeness_steps=-3.0, virtual_usage_blocks=995)),
+        UNICODE,
+    )
+    assert ids(instances.ordered(rows, "freeness", descending=False)) == ["i-4", "i-3"]
+    assert instances.matches(rows[0].text, "reserved")
+
+
+def test_a_starved_instance_shows_how_long_its_queue_head_has_waited() -> None:
+    head = QueueHeadStatus(
+        request_id="r8", level="high", demand_blocks=118, waited_s=52.0, evicted=False
+    )
+    assert cells(synthetic.instance(ttft_p99_s=None, queue_head=head))["ttft"] == ">52s"
+    assert cells(synthetic.instance(ttft_p99_s=1.9, queue_head=head))["ttft"] == "1.9s"
+    assert cells(synthetic.instance(ttft_p99_s=None))["ttft"] == "-"
+    evicted = head.model_copy(update={"evicted": True})  # it has had its first token
+    assert cells(synthetic.instance(ttft_p99_s=None, queue_head=evicted))["ttft"] == "-"
 
 
 def test_a_draining_instance_has_none_left() -> None:
@@ -301,6 +328,37 @@ def test_the_header_counts_the_moves() -> None:
 
 def liveness(state: DashboardState, now_s: float, *badges: str) -> Liveness:
     return Liveness(state, now_s, 1.0, "prod-a", ("READ", *badges), UTC)
+
+
+@pytest.mark.parametrize("width", range(20, 221, 3))
+def test_the_alarm_line_names_the_worst_and_counts_the_others(width: int) -> None:
+    head = QueueHeadStatus(
+        request_id="r8", level="high", demand_blocks=280, waited_s=182.0, evicted=False
+    )
+    worst = synthetic.instance(
+        "i-6", num_waiting_reqs=61, num_free_blocks=196, queue_head=head, ttft_p99_s=166.0
+    )
+    others = [synthetic.instance(f"i-{n}", ttft_p99_s=10.0 + n) for n in (9, 8, 7, 5)]
+    found = alarm_line.burning(state_of(*others, worst), ConsoleTable())
+    shown = text(alarm_line.line(found, width, UNICODE))
+    assert len(shown) <= width
+    assert shown.startswith(" ! i-6: 61 wait")
+    assert len(alarm_line.line(found[:1], width, UNICODE)[0].text) <= width
+    if width < 76:
+        assert shown.endswith("+4")
+    if width > 110:
+        assert shown.endswith("  also i-9, i-8, i-7, i-5")
+
+
+def test_nothing_in_the_header_looks_well_while_there_is_an_alarm() -> None:
+    state = state_of(synthetic.instance("i-0"))
+    live = liveness(state, synthetic.START_S)
+    for count in (1, 2):
+        for alarm in (False, True):
+            lines = header.lines(state, live, 150, count, UNICODE, alarm=alarm)
+            good = [span.text for line in lines for span in line if span.tone is Tone.GOOD]
+            assert bool(good) is not alarm
+    assert "  ! ready  " in text(header.lines(state, live, 150, 2, UNICODE, alarm=True)[0])
 
 
 def headed(

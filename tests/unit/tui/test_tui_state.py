@@ -6,6 +6,7 @@ from controller.api.wire.models import (
     GapFrame,
     InstanceState,
     PingFrame,
+    QueueHeadStatus,
     StatusFrame,
 )
 from tests.unit.tui import tui_synthetic as synthetic
@@ -146,3 +147,20 @@ def test_ages_are_by_our_clock_and_times_by_the_controllers() -> None:
 
 def test_a_recording_that_failed_is_remembered() -> None:
     assert reduce(DashboardState(), [RecordingFailed("disk full", 1.0)]).recording_failed
+
+
+def test_an_evicted_queue_head_has_waited_since_it_was_first_seen() -> None:
+    def at(time_s: float, request_id: str, *, evicted: bool = True) -> Arrived:
+        head = QueueHeadStatus(
+            request_id=request_id, level="normal", demand_blocks=1, waited_s=99.0, evicted=evicted
+        )
+        return status(time_s, synthetic.instance("i-0", queue_head=head))
+
+    heard = [at(1.0, "r1"), at(4.0, "r1")]
+    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 3.0}
+    heard.append(at(5.0, "r2"))
+    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 0.0}
+    heard.append(at(9.0, "r2", evicted=False))
+    assert reduce(DashboardState(), heard).evicted_heads_s() == {}
+    heard.append(at(3.0, "r2"))  # the clock was set back
+    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 0.0}

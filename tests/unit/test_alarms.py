@@ -1,0 +1,161 @@
+"""Alarms: which trouble is the worst, its cause in words, and the limits."""
+
+from typing import Any
+
+import pytest
+
+from controller.api.settings.console import ConsoleTable
+from controller.api.text.alarms import alarms, in_need, is_reserved
+from controller.api.wire.models import (
+    ClusterState,
+    DrainStatus,
+    EndedMoveStatus,
+    FrontendStatus,
+    InstanceState,
+    InstanceStatus,
+    QueueHeadStatus,
+)
+from tests.unit.cli_support import cluster
+from tests.unit.tui import tui_synthetic as synthetic
+
+LIMITS = ConsoleTable()
+
+
+def head(waited_s: float = 180.0, **fields: Any) -> QueueHeadStatus:
+    known: dict[str, Any] = {
+        "request_id": "r1",
+        "level": "normal",
+        "demand_blocks": 280,
+        "evicted": False,
+        "why": "fragmented",
+    }
+    return QueueHeadStatus(waited_s=waited_s, **(known | fields))
+
+
+def texts(
+    *found: InstanceStatus, limits: ConsoleTable = LIMITS, heads: Any = None, **fields: Any
+) -> list[str]:
+    status = cluster(*found).model_copy(update=fields)
+    return [alarm.text for alarm in alarms(status, limits, heads)]
+
+
+def test_the_worst_is_named_with_its_cause() -> None:
+    starved = synthetic.instance(
+        "i-6",
+        num_waiting_reqs=61,
+        queue_head=head(),
+        num_free_blocks=196,
+        ttft_p99_s=166.0,
+    )
+    slow = synthetic.instance("i-2", ttft_p99_s=11.0)
+    assert texts(synthetic.instance("i-0"), slow, starved) == [
+        "i-6: 61 wait, head for 3m00s needs 280 of 186 blocks; P99 TTFT 2m46s;"
+        " memory is fragmented",
+        "i-2: P99 TTFT 11s",
+    ]
+
+
+def test_a_quiet_cluster_has_none() -> None:
+    assert texts(synthetic.instance("i-0", num_waiting_reqs=19, queue_head=head(9.9))) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits"),
+    [
+        ({"num_waiting_reqs": 5}, {"alarm_waiting_reqs": 5}),
+        ({"queue_head": head(2.0)}, {"alarm_head_waited_s": 2.0}),
+        ({"ttft_p99_s": 3.0}, {"alarm_ttft_p99_s": 3.0}),
+    ],
+)
+def test_limits(fields: dict[str, Any], limits: dict[str, Any]) -> None:
+    item = synthetic.instance("i-0", **fields)
+    assert not texts(item)
+    assert len(texts(item, limits=ConsoleTable(**limits))) == 1
+    worse = synthetic.instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0)
+    never = ConsoleTable(alarm_head_waited_s=0, alarm_waiting_reqs=0, alarm_ttft_p99_s=0)
+    assert not texts(worse, limits=never)
+
+
+def test_members_that_do_not_serve_come_first_and_in_words() -> None:
+    def member(id_: str, state: InstanceState, detail: str = "") -> InstanceStatus:
+        return synthetic.instance(id_, state, detail=detail, age_s=12.0)
+
+    slow = synthetic.instance("i-0", ttft_p99_s=99.0)
+    restarting = member("i-1", InstanceState.RESTARTING)
+    stalled = member("i-2", InstanceState.STALLED)
+    failed = member("i-3", InstanceState.FAILED, "CUDA out of memory")
+    busy = member("i-4", InstanceState.ACTIVE, "computes without a request")
+    assert texts(busy, slow, restarting, stalled, failed) == [
+        "i-3: failed (CUDA out of memory)",
+        "i-2: stalled, last heard of 12s ago",
+        "i-1: restarting, last heard of 12s ago",
+        "i-0: P99 TTFT 1m39s",
+        "i-4: computes without a request",
+    ]
+    assert not texts(member("i-5", InstanceState.STARTING, "loading weights"))
+    assert not texts(failed, state=ClusterState.STOPPING)
+
+
+def test_frontends_too() -> None:
+    down = FrontendStatus(id="f-0", state=InstanceState.RESTARTING, incarnation=2)
+    slow = FrontendStatus(id="f-1", state=InstanceState.ACTIVE, incarnation=1, ttft_p99_s=20.0)
+    assert texts(synthetic.instance(), frontends=(slow, down)) == [
+        "f-0: restarting",
+        "f-1: P99 TTFT 20s over all instances",
+    ]
+
+
+def test_the_age_of_an_evicted_head_is_no_wait() -> None:
+    item = synthetic.instance("i-0", num_waiting_reqs=1, queue_head=head(evicted=True))
+    assert not texts(item)
+    assert not texts(item, heads={"i-0": 9.0})
+    assert texts(item, heads={"i-0": 30.0}) == ["i-0: 1 wait, head for 30s; memory is fragmented"]
+
+
+def test_a_drain_that_is_stuck() -> None:
+    drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
+    item = synthetic.instance("i-0", InstanceState.DRAINING, drain=drain)
+    assert not texts(item, time_s=99.0)
+    assert texts(item, time_s=160.0) == ["i-0: drain 1m00s over its deadline, 2 requests left"]
+
+
+def test_held_requests_and_moves_that_fail_are_the_clusters() -> None:
+    moves = tuple(
+        EndedMoveStatus(
+            migration_id=f"m-{place}",
+            request_id="r",
+            from_instance_id="i-3",
+            to_instance_id=f"i-{min(place, 1)}",
+            outcome="kept" if place else "migrated",
+            why="the link broke" if place else "",
+            ended_s=1.0,
+            num_blocks=1,
+            num_bytes=1,
+        )
+        for place in range(4)
+    )
+    counts = {"num_failed_moves_last_minute": 43, "num_migrated_last_minute": 12}
+    assert texts(synthetic.instance(), num_held_reqs=61, ended_moves=moves, **counts) == [
+        "cluster: 61 requests are held, as no instance takes any",
+        "cluster: 43 of 55 moves came to nothing, mostly i-3>i-1 the link broke",
+    ]
+    assert not texts(synthetic.instance(), **(counts | {"num_migrated_last_minute": 43}))
+
+
+def test_kept_free_is_not_in_need() -> None:
+    """M is 990 blocks: with 751 of headroom 1,198 are wanted, without it 447."""
+    fields = {"freeness_steps": -80.0, "virtual_usage_blocks": 1198}
+    kept = synthetic.instance(headroom_blocks=751, **fields)
+    assert is_reserved(kept)
+    assert not in_need(kept)
+    full = synthetic.instance(headroom_blocks=100, **fields)
+    assert in_need(full)
+    assert not is_reserved(full)
+    free = synthetic.instance(headroom_blocks=751)
+    assert not is_reserved(free)
+    assert not in_need(free)
+
+
+def test_foreign_text_cannot_drive_the_terminal() -> None:
+    failed = synthetic.instance("i-3", InstanceState.FAILED, detail="\x1b[2J")
+    assert texts(failed) == ["i-3: failed (\\x1b[2J)"]
