@@ -10,8 +10,8 @@ from controller.adapters.vllm.endpoint.error_bodies import (
     INTERNAL,
     TYPES,
     error_body,
-    error_event,
     error_type,
+    last_events,
     reshape,
     reshape_event,
 )
@@ -95,6 +95,6 @@ def test_an_error_in_a_stream_of_another_shape(event: bytes) -> None:
 
 
 def test_the_end_of_a_failed_stream() -> None:
-    error, done, nothing = error_event(504, "late").split(b"\n\n")
+    error, done, nothing = last_events(504, "late", "/v1/completions").split(b"\n\n")
     assert read(error.removeprefix(b"data: "))["code"] == 504
     assert (done, nothing) == (b"data: [DONE]", b"")
