@@ -9,6 +9,7 @@ from controller.api.errors import UsageError
 from controller.api.version import own_version
 from llumctl import errors
 from llumctl.commands import (
+    abort,
     bench,
     config,
     doctor,
@@ -52,6 +53,7 @@ app.command("requests")(requests.requests)
 app.command("explain")(explain.explain)
 app.command("migrate")(migrate.migrate)
 app.command("priority")(priority.priority)
+app.command("abort")(abort.abort)
 app.command("drain")(drain.drain)
 app.command("undrain")(undrain.undrain)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)

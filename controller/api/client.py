@@ -38,6 +38,8 @@ from controller.api.wire.models import (
 )
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from controller.api.wire.operations import (
+    AbortReport,
+    AbortRequest,
     DrainList,
     DrainReport,
     DrainRequest,
@@ -97,6 +99,7 @@ Answer = TypeVar(
     DrainList,
     ScaleReport,
     PriorityReport,
+    AbortReport,
 )
 Params = Mapping[str, str | int | float | list[str]]
 
@@ -226,6 +229,12 @@ class ControlClient:
     def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
         path = f"/v1/requests/{quote(reference, safe='')}/priority"
         return self._call(PriorityReport, "POST", path, wanted)
+
+    def abort(self, reference: str, wanted: AbortRequest) -> AbortReport:
+        """Returns when the request is over. Raises RefusedError if it was already."""
+        path = f"/v1/requests/{quote(reference, safe='')}/abort"
+        key = "" if wanted.dry_run else secrets.token_hex(8)
+        return self._call(AbortReport, "POST", path, wanted, key=key)
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE
-from controller.api.text.quantities import printable
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Reference, one_line
 from llumctl.config import config_file
@@ -54,5 +53,5 @@ def _text(report: "PriorityReport", output_format: Format) -> str:
             ("instance", report.instance_id or "-"),
             ("level", f"{report.previous} -> {report.level}"),
         )
-        return "\n".join(f"{name:<9}  {printable(value)}" for name, value in facts)
+        return output.facts(facts)
     return output.encode(output_format, report, (report,))

@@ -101,6 +101,12 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
+def facts(facts: Sequence[tuple[str, str]]) -> str:
+    """Names and values, one to a line."""
+    width = max(len(name) for name, _ in facts)
+    return "\n".join(f"{name:<{width}}  {printable(value)}" for name, value in facts)
+
+
 def table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from controller.api.client import ControlClient
@@ -200,6 +202,53 @@ def test_a_request_that_becomes_urgent_gets_its_instance_to_itself(
     assert (changed.request_id, "somebody waits" in changed.reason) == (request_id, True)
     check([urgent, *neighbours])
     assert story.events("evicted", "failed") == []
+
+
+def test_an_operator_ends_requests(cluster: Cluster, client: ControlClient) -> None:
+    """Each client gets one error that says so, streamed or not; the others' answers are whole."""
+    story = Story(client)
+    other, streamed = answers(cluster, 2, 64, 400)
+    request_id = streamed.status(client).id
+    assert (
+        "running -> would be aborted"
+        in done(cluster, "abort", request_id, "--dry-run", code=10).stdout
+    )
+    done(cluster, "abort", request_id, "-m", "a test of it")
+    wait_for(lambda: streamed.ended, "the stream to end")
+    error = streamed.error["error"]
+    assert (error["code"], error["type"]) == (410, "RequestAbortedError")
+    assert error["message"] == "an operator ended this request"
+    assert "it was aborted" in done(cluster, "abort", request_id, code=5).stderr
+
+    body = {"model": "embedded", "prompt": "A door", "max_tokens": 400, "ignore_eos": True, "n": 2}
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(
+            httpx.post,
+            f"{cluster.url}/v1/completions",
+            json=body | {"temperature": 1.0},
+            headers={"X-Request-Id": "two-choices"},
+            timeout=60,
+        )
+        client_id = wait_for(
+            lambda: next(
+                (r.client_id for r in client.requests().requests if "two-choices" in r.client_id),
+                None,
+            ),
+            "the request to be known",
+        )
+        found = json_of(cluster, "abort", client_id)
+    assert len(found["request_ids"]) == 2
+    assert whole.result().status_code == 410
+    assert whole.result().json()["error"]["message"] == "an operator ended this request"
+
+    ended = story.events("aborted")
+    assert {event.request_id for event in ended} == {request_id, *found["request_ids"]}
+    assert all(event.actor for event in ended)
+    check([other])
+    wait_for(
+        lambda: not any(num_used_blocks(client, each) for each in ids_of(client)), "free blocks"
+    )
+    assert story.events("failed") == []
 
 
 def _step_s(client: ControlClient, instance_id: str) -> float:

@@ -227,6 +227,7 @@ async def frontend(member_id: str, key: str, controller_address: str, **_others:
         RouterEvents(
             on_failed=on_error,
             on_refused=on_error,
+            on_aborted=on_error,
             on_directory=lambda entries: say(
                 "directory", addresses=[entry.address for entry in entries]
             ),

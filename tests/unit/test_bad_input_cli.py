@@ -179,6 +179,7 @@ NEEDED = {
     "explain": ["r-1"],
     "scale": ["3"],
     "priority": ["r-1", "high"],
+    "abort": ["r-1"],
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)

@@ -41,6 +41,11 @@ def priority(name: str, content: bytes, status: int = 400, code: str = "bad_requ
     return Case(f"priority: {name}", status, code, path, "POST", content=content)
 
 
+def abort(name: str, content: bytes, status: int = 400, code: str = "bad_request") -> Case:
+    path = "/v1/requests/r-99/abort"
+    return Case(f"abort: {name}", status, code, path, "POST", content=content)
+
+
 def settings(name: str, content: bytes, code: str = "bad_request") -> Case:
     return Case(f"settings: {name}", 400, code, "/v1/settings", "PATCH", content=content)
 
@@ -146,6 +151,11 @@ CASES = [
     priority("a long reason", b'{"level": "high", "reason": "' + b"x" * 300 + b'"}'),
     priority("a trial perhaps", b'{"level": "high", "dry_run": "perhaps"}'),
     priority("an unknown request", b'{"level": "high"}', 404, "no_such_request"),
+    abort("broken JSON", b'{"reason": '),
+    abort("an unknown word", b'{"force": true}'),
+    abort("a long reason", b'{"reason": "' + b"x" * 300 + b'"}'),
+    abort("an unknown request", b"{}", 404, "no_such_request"),
+    Case("an abort to look at", 405, "method_not_allowed", "/v1/requests/r-99/abort"),
     Case("a priority of nothing", 404, "not_found", "/v1/requests//priority", "POST"),
     Case("a priority to look at", 405, "method_not_allowed", "/v1/requests/r-99/priority"),
     settings("no body", b""),

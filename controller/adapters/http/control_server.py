@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Scope
 
+from controller.adapters.http.abort import find_abort
 from controller.adapters.http.answers import json_answer
 from controller.adapters.http.errors import (
     ApiError,
@@ -44,7 +45,7 @@ from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
 from controller.api.wire.models import ClusterStatus, EventPage, StopProgress, StopRequest
 from controller.api.wire.moves import MigrateRequest
-from controller.api.wire.operations import PriorityRequest
+from controller.api.wire.operations import AbortRequest, PriorityRequest
 from controller.api.wire.settings import SettingsPatch
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
@@ -113,6 +114,7 @@ class ControlServer:
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
                 Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
                 Route("/v1/requests/{reference}/priority", self._priority, methods=["POST"]),
+                Route("/v1/requests/{reference}/abort", once(self._abort), methods=["POST"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", self._change_settings, methods=["PATCH"]),
                 *steer.routes,
@@ -243,6 +245,15 @@ class ControlServer:
         deed = (change.action, change.record.request_id)
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
             return json_answer(await change.run(operation.cause_id, operation.actor))
+
+    async def _abort(self, request: Request) -> Response:
+        wanted = AbortRequest.model_validate_json(await request.body() or b"{}")
+        abort = await find_abort(self._controller, request.path_params["reference"], wanted)
+        if wanted.dry_run:
+            return json_answer(await abort.run())
+        deed = (abort.action, abort.record.request_id)
+        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+            return json_answer(await abort.run(operation.cause_id, operation.actor))
 
     async def _change_settings(self, request: Request) -> Response:
         patch = SettingsPatch.model_validate_json(await request.body())

@@ -1,7 +1,7 @@
 """Calls that take effect once, however often they come: a client that missed the answer repeats
 its call with the same `Idempotency-Key`, and gets the answer of the first time.
 
-Moves, drains and undrains need that: the second one would find another state, or count its
+Moves, drains, undrains and aborts need that: the second one would find another state, or count its
 deadline anew. Only this process keeps the answers: a controller that starts again carries such a
 call out once more.
 """

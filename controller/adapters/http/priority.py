@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
+from controller.adapters.http.live_requests import LiveRequest
 from controller.adapters.http.requests import find_record
 from controller.api.state.audit import one_short_line
 from controller.api.wire.operations import PriorityReport, PriorityRequest
 from controller.core.load.snapshot import Level
-from controller.core.record.request_record import ENDED, RequestRecord
+from controller.core.record.request_record import RequestRecord
 from controller.runtime.controller.controller import Controller
-from controller.runtime.controller.queries import MemberDiedError
 from controller.runtime.messages.operations import RankChangeAnswered, RankChangeAsked
 
 
@@ -17,10 +17,13 @@ from controller.runtime.messages.operations import RankChangeAnswered, RankChang
 class PriorityChange:
     """A change of a live request's priority to `level`."""
 
-    controller: Controller
-    record: RequestRecord
+    request: LiveRequest
     level: Level
     wanted: PriorityRequest
+
+    @property
+    def record(self) -> RequestRecord:
+        return self.request.record
 
     @property
     def action(self) -> str:
@@ -39,34 +42,17 @@ class PriorityChange:
         """Returns when the request's frontend has noted the new level, which counts from then on
         wherever the request is. Raises ApiError."""
         record, wanted = self.record, self.wanted
-        frontend = self.controller.roster.members.get(record.frontend_id)
-        if frontend is None or not frontend.alive:  # it died while the audit log was written
-            raise ended(record, f"its frontend {record.frontend_id} died")
-        try:
-            answer: RankChangeAnswered = await self.controller.queries.ask(
-                record.frontend_id,
-                lambda query_id: RankChangeAsked(
-                    query_id,
-                    record.request_id,
-                    self.level.rank,
-                    cause_id=cause_id,
-                    actor=actor,
-                    reason=one_short_line(wanted.reason),
-                    dry_run=wanted.dry_run,
-                ),
+        answer: RankChangeAnswered = await self.request.ask(
+            lambda query_id: RankChangeAsked(
+                query_id,
+                record.request_id,
+                self.level.rank,
+                cause_id=cause_id,
+                actor=actor,
+                reason=one_short_line(wanted.reason),
+                dry_run=wanted.dry_run,
             )
-        except TimeoutError as error:
-            raise ApiError(
-                504,
-                "no_answer",
-                f"frontend {record.frontend_id}, which has the request, did not answer in time;"
-                " it may still change the priority",
-                f"llumctl requests {record.request_id}",
-            ) from error
-        except MemberDiedError as error:
-            raise ended(record, f"its frontend {record.frontend_id} died") from error
-        if answer.code:
-            raise ended(record, "it ended meanwhile")
+        )
         return self._report(answer.previous_level, answer.instance_id)
 
     def _report(self, previous: str, instance_id: str | None) -> PriorityReport:
@@ -94,15 +80,6 @@ async def find_priority_change(
             f"llumctl priority REQ {next(iter(levels))}",
         )
     record = await find_record(controller, reference)
-    if record.state in ENDED:
-        raise ended(record, f"it has {record.state}")
-    return PriorityChange(controller, record, level, wanted)
-
-
-def ended(record: RequestRecord, why: str) -> ApiError:
-    return ApiError(
-        409,
-        "ended",
-        f"the priority of request {record.request_id} cannot change: {why}",
-        "llumctl requests",
-    )
+    cannot = f"the priority of request {record.request_id} cannot change"
+    request = LiveRequest(controller, record, cannot, "change the priority")
+    return PriorityChange(request, level, wanted)

@@ -13,6 +13,8 @@ from controller.core.record.request_record import RequestState as CoreState
 from controller.runtime.controller.controller import Controller
 
 MAX_REFERENCE_CHARS = 256
+MAX_MATCHES = 200
+"""More than a request has choices."""
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
 
@@ -57,10 +59,13 @@ async def find_request(controller: Controller, reference: str) -> RequestDetail:
     return request_detail(record, time.time(), refusals.get(record.request_id))
 
 
-async def find_record(controller: Controller, reference: str) -> RequestRecord:
+async def find_record(
+    controller: Controller, reference: str, *, any_choice: bool = False
+) -> RequestRecord:
     """Finds a request by its id, the client's id, the beginning of an id, or an id as tables
     shorten it. Of several that match equally well, the only live one is meant, as clients use
-    their ids again.
+    their ids again. `any_choice`: if the live ones are the choices of one client's request, any of
+    them will do.
 
     Raises ApiError."""
     if not reference or len(reference) > MAX_REFERENCE_CHARS:
@@ -75,7 +80,7 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
         _serving_frontends(controller),
         matching=reference,
         history=True,
-        max_requests=100,
+        max_requests=MAX_MATCHES,
     )
     # Requests that match best come first, and live ones first among those.
     best = found.requests[0].match(reference) if found.requests else Match.NONE
@@ -83,6 +88,11 @@ async def find_record(controller: Controller, reference: str) -> RequestRecord:
     live = [record for record in matches if record.state not in ENDED]
     if len(matches) == 1 or len(live) == 1:
         return (live or matches)[0]
+    one_client = (
+        len({(record.frontend_id, record.parent_id or record.request_id) for record in live}) == 1
+    )
+    if any_choice and one_client and len(found.requests) < MAX_MATCHES:
+        return live[0]
     if matches:
         # More requests may begin with the reference than were asked for.
         num = found.num_matching if best >= Match.BEGINNING else len(matches)

@@ -1,4 +1,4 @@
-"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority.
+"""Wire models of operators' changes to a running cluster: drain, undrain, scale, priority, abort.
 
 The compatibility rules are those of `models`. `deadline_s` in reports is in seconds since the
 epoch; `revision` counts the changes of the cluster's spec.
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_REASON_CHARS
-from controller.api.wire.models import SCHEMA_VERSION, WireModel
+from controller.api.wire.models import SCHEMA_VERSION, RequestState, WireModel
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal["draining", "drained", "active", "removed"]
@@ -169,4 +169,27 @@ class PriorityReport(WireModel):
     previous: str
     level: str
     instance_id: str | None = None
+    dry_run: bool = False
+
+
+class AbortRequest(_Order):
+    """Ends a live request: its client gets one error. The reason is not told to the client."""
+
+    reason: Reason = ""
+    dry_run: bool = False
+
+
+class AbortReport(WireModel):
+    """`state`, `instance_id` and `num_output_tokens` are how the request was when the order came;
+    the tokens may have reached the client."""
+
+    schema_version: int = SCHEMA_VERSION
+    request_id: str
+    client_id: str = ""
+    request_ids: tuple[str, ...] = ()
+    """All sequences that ended: the choices of one client's request (`n` > 1) end together."""
+    level: str = ""
+    state: RequestState
+    instance_id: str | None = None
+    num_output_tokens: int = 0
     dry_run: bool = False

@@ -42,7 +42,7 @@ class EventKind(StrEnum):
     PRIORITY_CHANGED = "priority_changed"
     FINISHED = "finished"
     ABORTED = "aborted"
-    """The client left."""
+    """The client left, or an operator ended the request."""
     FAILED = "failed"
     """The request ended in an error."""
     INSTANCE_STARTED = "instance_started"

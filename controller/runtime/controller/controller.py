@@ -54,6 +54,7 @@ from controller.runtime.messages.members import (
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
 from controller.runtime.messages.operations import (
+    AbortAnswered,
     RankChangeAnswered,
     ReliefFruitless,
     StatusIntervalSet,
@@ -253,6 +254,7 @@ class Controller:
             EventsReported: self.journal.told,
             RequestsAnswered: self.queries.answered,
             RankChangeAnswered: self.queries.answered,
+            AbortAnswered: self.queries.answered,
             MoveRefusalsAnswered: self.queries.answered,
             MoveAnswered: self._on_move_answer,
             ReliefFruitless: self.rescheduler.fruitless,

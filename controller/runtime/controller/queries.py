@@ -13,10 +13,10 @@ from typing import Any
 from controller.core.record.request_record import RequestRecord, RequestState, found_order
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveRefusalAsked, MoveRefusalsAnswered
-from controller.runtime.messages.operations import RankChangeAnswered
+from controller.runtime.messages.operations import AbortAnswered, RankChangeAnswered
 from controller.runtime.messages.requests import RequestsAnswered, RequestsAsked
 
-Answer = RequestsAnswered | RankChangeAnswered | MoveAnswered | MoveRefusalsAnswered
+Answer = RequestsAnswered | RankChangeAnswered | AbortAnswered | MoveAnswered | MoveRefusalsAnswered
 
 # A frontend answers within milliseconds, an instance between two steps; the event loop of either
 # may be held up by a large body.

@@ -222,8 +222,21 @@ class RequestBook:
         if finish_reason is not None:
             self.ended(request_id, _OUTCOMES.get(finish_reason, FINISHED), finish_reason)
 
+    def siblings(self, request_id: str) -> tuple[str, ...]:
+        """The live request, and the other live choices of the client's request; none of one that is
+        not live."""
+        entry = self._live.get(request_id)
+        if entry is None or entry.parent_id is None:
+            return () if entry is None else (request_id,)
+        return tuple(r for r, other in self._live.items() if other.parent_id == entry.parent_id)
+
     def ended(
-        self, request_id: str, state: RequestState, reason: str, cause_id: str | None = None
+        self,
+        request_id: str,
+        state: RequestState,
+        reason: str,
+        cause_id: str | None = None,
+        actor: str | None = None,
     ) -> None:
         """Notes a request's outcome; a second outcome is ignored."""
         entry = self._live.pop(request_id, None)
@@ -231,7 +244,7 @@ class RequestBook:
             return
         entry.state, entry.finish_reason = state, reason
         entry.end_time_s = self._wall_clock()
-        event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id)
+        event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id, actor)
         entry.remember(event)
         self._ended[request_id] = entry
         while len(self._ended) > self._max_ended:

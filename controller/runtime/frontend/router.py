@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.migration.ownership import Ownership
-from controller.core.record.request_record import RequestState
+from controller.core.record.request_record import ENDED, RequestState
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
@@ -27,7 +27,13 @@ from controller.runtime.messages.members import (
     InstanceEntry,
     Welcome,
 )
-from controller.runtime.messages.operations import FrontendLimits, RankChangeAsked, RankConfirmed
+from controller.runtime.messages.operations import (
+    AbortAnswered,
+    AbortAsked,
+    FrontendLimits,
+    RankChangeAsked,
+    RankConfirmed,
+)
 from controller.runtime.messages.requests import (
     RECEIVED_EVERY,
     AbortRequests,
@@ -42,6 +48,9 @@ from controller.runtime.messages.requests import (
     RequestsAsked,
 )
 
+# The operator's reason is for the record, and not for the client.
+TOLD_TO_THE_CLIENT = "an operator ended this request"
+
 
 @dataclass(frozen=True, slots=True)
 class RouterEvents:
@@ -51,6 +60,8 @@ class RouterEvents:
     """A live request (id, why) that no instance runs any more; it may be sent again."""
     on_refused: Callable[[str, str], None]
     """A request (id, why) that no instance would take."""
+    on_aborted: Callable[[str, str], None]
+    """A request (id, why) that an operator ended. It is over everywhere but at its client."""
     on_directory: Callable[[Sequence[InstanceEntry]], None]
     on_drain: Callable[[DrainFrontend], None]
     on_limits: Callable[[FrontendLimits], None]
@@ -81,6 +92,7 @@ class Router:
                 Directory: self._learn,
                 RankChangeAsked: self._change_rank,
                 RankConfirmed: self.rank_changes.confirmed,
+                AbortAsked: self._abort_asked,
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
                 FrontendLimits: events.on_limits,
@@ -141,12 +153,19 @@ class Router:
         self._mailbox.send(entry.address, encode(add), payload)
         self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded
 
-    def abort(self, request_ids: Sequence[str], outcome: RequestState, reason: str) -> None:
+    def abort(
+        self,
+        request_ids: Sequence[str],
+        outcome: RequestState,
+        reason: str,
+        cause_id: str | None = None,
+        actor: str | None = None,
+    ) -> None:
         """Forgets these requests and has their instances free their blocks; `outcome` is how they
-        ended for their clients."""
+        ended for their clients. `actor` wanted it."""
         by_address: dict[str, list[str]] = {}
         for request_id in request_ids:
-            self._book.ended(request_id, outcome, reason)
+            self._book.ended(request_id, outcome, reason, cause_id, actor)
             if route := self.routes.live.pop(request_id, None):
                 for holder in route.ownership.holders:
                     by_address.setdefault(holder.address, []).append(request_id)
@@ -221,6 +240,30 @@ class Router:
 
     def _change_rank(self, asked: RankChangeAsked) -> None:
         self.routes.send(self._member.controller_address, self.rank_changes.asked(asked))
+
+    def _abort_asked(self, asked: AbortAsked) -> None:
+        self.routes.send(self._member.controller_address, self._aborted(asked))
+
+    def _aborted(self, asked: AbortAsked) -> AbortAnswered:
+        """Ends the request as an operator asked, unless it is a dry run. Its siblings end with it,
+        as one HTTP answer has the choices of all of them."""
+        found = self._book.find(asked.request_id)
+        if found is None or found.state in ENDED:
+            return AbortAnswered(asked.query_id, "unknown" if found is None else "ended")
+        request_ids = self._book.siblings(asked.request_id)
+        if not asked.dry_run:
+            because = f": {asked.reason}" if asked.reason else ""
+            reason = f"an operator ended it{because}"
+            self.abort(request_ids, RequestState.ABORTED, reason, asked.cause_id, asked.actor)
+            self._events.on_aborted(asked.request_id, TOLD_TO_THE_CLIENT)
+        return AbortAnswered(
+            asked.query_id,
+            "",
+            request_ids,
+            found.state,
+            found.instance_id,
+            found.num_output_tokens,
+        )
 
     def _learn(self, directory: Directory) -> None:
         self._known.learn(directory.instances)

@@ -37,6 +37,8 @@ from controller.runtime.messages.moves import (
     TransferMessage,
 )
 from controller.runtime.messages.operations import (
+    AbortAnswered,
+    AbortAsked,
     DrainSet,
     FrontendLimits,
     RankChangeAnswered,
@@ -106,6 +108,8 @@ AnyMessage = (
     | TransferMessage
     | RankChangeAsked
     | RankChangeAnswered
+    | AbortAsked
+    | AbortAnswered
     | RankSet
     | RankConfirmed
     | DrainSet

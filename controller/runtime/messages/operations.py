@@ -4,6 +4,7 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.record.request_record import RequestState
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.messages.message import Message
 
@@ -82,6 +83,30 @@ class RankConfirmed(Message, frozen=True):
     instance_id: str
     incarnation: int
     hop: int
+
+
+class AbortAsked(Message, frozen=True):
+    """Controller to the request's frontend: end this request, and its siblings of `n` > 1, wherever
+    they are. With `dry_run`: which ones would end?"""
+
+    query_id: str
+    request_id: str
+    cause_id: str
+    actor: str
+    reason: str
+    dry_run: bool
+
+
+class AbortAnswered(Message, frozen=True):
+    """Frontend to controller. `code`: as of RankChangeAnswered. The rest is how the request was
+    before; `request_ids`: it and its siblings that lived."""
+
+    query_id: str
+    code: str = ""
+    request_ids: tuple[str, ...] = ()
+    state: RequestState | None = None
+    instance_id: str | None = None
+    num_output_tokens: int = 0
 
 
 class DrainSet(Message, frozen=True):

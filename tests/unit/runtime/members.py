@@ -92,6 +92,7 @@ class Frontend:
             RouterEvents(
                 on_failed=lambda r, why: self.ended[r].set_result("failed"),
                 on_refused=lambda r, why: self.ended[r].set_result("refused"),
+                on_aborted=lambda r, why: self.ended[r].set_result(why),
                 on_directory=lambda entries: self.known.__setitem__(
                     slice(None), [e.instance_id for e in entries if e.snapshot]
                 ),

@@ -41,6 +41,7 @@ class Told:
 
     failed: list[tuple[str, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+    aborted: list[tuple[str, str]] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
     limits: list[FrontendLimits] = field(default_factory=list)
     outputs: list[OutputsEmitted] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Bed:
         events = RouterEvents(
             on_failed=lambda *what: self.told.failed.append(what),
             on_refused=lambda *what: self.told.refused.append(what),
+            on_aborted=lambda *what: self.told.aborted.append(what),
             on_directory=lambda instances: None,
             on_drain=lambda drain: self.told.drains.append(drain.grace_s),
             on_limits=self.told.limits.append,

@@ -20,6 +20,7 @@ TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    410: "RequestAbortedError",
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",

@@ -14,6 +14,7 @@ from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
 from controller.api.settings.key_file import parse_line
 from controller.api.text.starts import IMPORTING
+from controller.core.record.request_record import RequestState
 from controller.ports.listener import Listener
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.request_book import RequestBook, RequestObserver
@@ -76,6 +77,7 @@ class OpenAIFrontend:
             RouterEvents(
                 on_failed=self._on_failed,
                 on_refused=self._on_refused,
+                on_aborted=self._on_aborted,
                 on_directory=self._on_directory,
                 on_drain=self._on_drain,
                 on_limits=self._on_limits,
@@ -153,10 +155,21 @@ class OpenAIFrontend:
     def _on_refused(self, request_id: str, why: str) -> None:
         self._fail(request_id, why, HTTPStatus.BAD_REQUEST)
 
-    def _fail(self, request_id: str, why: str, status: HTTPStatus) -> None:
+    def _on_aborted(self, request_id: str, why: str) -> None:
+        """Answers with a status after which clients' libraries do not send the request again by
+        themselves, as they do after 409, 429 and all from 500 on."""
+        self._fail(request_id, why, HTTPStatus.GONE, RequestState.ABORTED)
+
+    def _fail(
+        self,
+        request_id: str,
+        why: str,
+        status: HTTPStatus,
+        outcome: RequestState = RequestState.FAILED,
+    ) -> None:
         from vllm.exceptions import GracefulHTTPError
 
-        self._llm.fail(request_id, GracefulHTTPError(why, status))
+        self._llm.fail(request_id, GracefulHTTPError(why, status), outcome)
 
     def _on_directory(self, instances: Sequence[InstanceEntry]) -> None:
         if instances and not self._info.done():

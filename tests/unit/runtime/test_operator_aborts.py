@@ -1,0 +1,180 @@
+"""An operator ends a live request: wherever it is, its client hears of it once, and nothing of it
+is left at any instance.
+"""
+
+import asyncio
+
+import pytest
+from test_moves_under_faults import PHASES, Hold
+
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestState
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+)
+from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
+from controller.runtime.messages.operations import AbortAnswered, AbortAsked
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    DispatchAsked,
+    Dispatched,
+    DispatchUnused,
+    DispatchWithdrawn,
+)
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.fakes import FakeNetwork, settle, virtual_time
+from tests.unit.runtime.moving_cluster import MovingCluster
+from tests.unit.runtime.router_bed import Bed
+
+every_phase = pytest.mark.parametrize("hold", PHASES)
+
+
+def order(
+    query_id: str = "q", request_id: str = "r", *, reason: str = "", dry_run: bool = False
+) -> AbortAsked:
+    return AbortAsked(query_id, request_id, "op-1", "ann", reason, dry_run)
+
+
+async def abort(moving: MovingCluster, asked: AbortAsked) -> AbortAnswered:
+    moving.controller.send("f-0", asked)
+    await moving.until(lambda: asked.query_id in moving.controller.answers)
+    answer: AbortAnswered = moving.controller.answers[asked.query_id]
+    return answer
+
+
+# -- one that an instance has -------------------------------------------------------------
+
+
+async def test_of_one_that_runs(moving: MovingCluster) -> None:
+    await moving.stream()
+    answer = await abort(moving, order(reason="too long"))
+    assert answer == AbortAnswered("q", "", ("r",), RequestState.RUNNING, "i-0", 5)
+    assert await moving.ends() == TOLD_TO_THE_CLIENT, "the operator's reason stays here"
+    assert moving.frontend.tokens["r"] == tokens_of("r", 5)
+    record = moving.record()
+    assert (record.state, record.finish_reason) == (
+        RequestState.ABORTED,
+        "an operator ended it: too long",
+    )
+    (event,) = moving.events(EventKind.ABORTED)
+    assert (event.cause_id, event.actor) == ("op-1", "ann")
+    await moving.until(lambda: event in moving.controller.events)
+    await moving.nothing_is_left()
+
+
+async def test_of_one_that_is_queued(moving: MovingCluster) -> None:
+    await moving.stream()
+    moving.a.engine.admits = False
+    await moving.evict("r", moving.a)
+    assert (await abort(moving, order())).state is RequestState.EVICTED
+    assert await moving.ends() == TOLD_TO_THE_CLIENT
+    await moving.nothing_is_left()
+
+
+@every_phase
+async def test_in_each_phase_of_a_move(moving: MovingCluster, hold: Hold) -> None:
+    await moving.stream()
+    phase = await hold(moving)
+    assert (await abort(moving, order())).code == ""
+    phase.let_go()
+    assert await moving.ends() == TOLD_TO_THE_CLIENT
+    await moving.nothing_is_left()
+    assert moving.record().state is RequestState.ABORTED
+    assert len(moving.events(EventKind.ABORTED)) == 1
+
+
+async def test_a_dry_run_ends_nothing(moving: MovingCluster) -> None:
+    await moving.stream()
+    answer = await abort(moving, order(dry_run=True))
+    assert answer == AbortAnswered("q", "", ("r",), RequestState.RUNNING, "i-0", 5)
+    await moving.finishes()
+    assert not moving.events(EventKind.ABORTED)
+    await moving.nothing_is_left()
+
+
+async def test_of_one_that_has_ended_or_is_not_known(moving: MovingCluster) -> None:
+    await moving.stream()
+    await moving.finishes()
+    assert (await abort(moving, order())).code == "ended"
+    assert (await abort(moving, order("q-2", "another"))).code == "unknown"
+    assert moving.record().state is RequestState.FINISHED
+
+
+async def test_a_second_order_finds_it_ended(moving: MovingCluster) -> None:
+    await moving.stream()
+    assert (await abort(moving, order())).code == ""
+    assert (await abort(moving, order("q-2"))).code == "ended"
+    assert await moving.ends() == TOLD_TO_THE_CLIENT
+    await moving.nothing_is_left()
+
+
+# -- one that no instance has yet ---------------------------------------------------------
+
+
+@virtual_time
+async def test_of_one_that_is_held(network: FakeNetwork) -> None:
+    """The controller forgets it, and nobody is sent anything."""
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(order())
+    answer = await bed.controller.receive(AbortAnswered)
+    assert answer == AbortAnswered("q", "", ("r",), RequestState.DISPATCHING, None, 0)
+    withdrawn = DispatchWithdrawn(DispatchCancelled("r", "f-0"))
+    assert await bed.controller.receive(DispatchWithdrawn) == withdrawn
+    await submitted
+    assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
+    assert bed.router.num_live_reqs == 0
+    assert bed.instances["i-0"].inbox == []
+    await bed.router.close()
+
+
+@virtual_time
+async def test_as_its_dispatch_comes(network: FakeNetwork) -> None:
+    """The instance hears that the request does not come, or it would be counted there for ever."""
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 7)))
+    bed.say(order())
+    await submitted
+    assert await bed.instances["i-1"].receive(DispatchUnused) == DispatchUnused(1, 7)
+    assert bed.told.aborted == [("r", TOLD_TO_THE_CLIENT)]
+    assert bed.router.num_live_reqs == 0
+    await bed.router.close()
+
+
+# -- several choices of one request -------------------------------------------------------
+
+
+@virtual_time
+async def test_choices_of_one_request_end_together(network: FakeNetwork) -> None:
+    """The client has one answer for all of them, and gets one error; another request of the same
+    client goes on."""
+    bed = Bed(network)
+    await bed.know()
+    submitted: list[asyncio.Task[None]] = []
+    for number, (request_id, parent_id) in enumerate(
+        [("0_p", "p"), ("1_p", "p"), ("0_other", "other"), ("alone", None)]
+    ):
+        request = DispatchRequested(request_id, "f-0", 10, 0, 5.0)
+        submitting = bed.router.submit(request, [b"x"], "client", parent_id)
+        submitted.append(asyncio.create_task(submitting))
+        await bed.controller.receive(DispatchAsked, lambda a, r=request_id: a.asked.request_id == r)
+        bed.say(Dispatched(Dispatch(request_id, "f-0", "i-0", 1, number + 1)))
+    await asyncio.gather(*submitted)
+    bed.say(order(request_id="1_p"))
+    answer = await bed.controller.receive(AbortAnswered)
+    assert answer.request_ids == ("0_p", "1_p")
+    assert await bed.instances["i-0"].receive(AbortRequests) == AbortRequests(("0_p", "1_p"))
+    assert bed.told.aborted == [("1_p", TOLD_TO_THE_CLIENT)]
+    assert sorted(bed.router.live_request_ids) == ["0_other", "alone"]
+    bed.say(order("q-2", "alone"))
+    assert (await bed.controller.receive(AbortAnswered)).request_ids == ("alone",)
+    await settle()
+    assert bed.router.live_request_ids == ["0_other"]
+    await bed.router.close()
