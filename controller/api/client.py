@@ -13,12 +13,16 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from controller.api.errors import (
+    AnswerLostError,
     ConflictError,
+    LastInstanceError,
     LlumctlError,
+    NoSuchCallError,
     NotDrainingError,
     NotFoundError,
     RefusedError,
     TimedOutError,
+    UnderWayError,
     UnreachableError,
     UsageError,
 )
@@ -72,10 +76,13 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
         ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
     ),
     **dict.fromkeys(
-        ("key_reused", "last_instance", "min_instances", "max_instances", "no_room", "stopping"),
+        ("key_reused", "min_instances", "max_instances", "no_room", "stopping"),
         RefusedError,
     ),
+    "last_instance": LastInstanceError,
+    "no_such_call": NoSuchCallError,
     "not_draining": NotDrainingError,
+    "under_way": UnderWayError,
     **dict.fromkeys(("ambiguous", "plan_changed", "revision_conflict"), ConflictError),
 }
 """Looked up before the status: some answers with 409 are refusals, and no conflict."""
@@ -83,6 +90,7 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
 _CUT_OFF = (httpx.ReadError, httpx.RemoteProtocolError)
 _ANSWER_LOST = (*_CUT_OFF, httpx.ReadTimeout)
 """After these errors the controller may have done what was asked."""
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.InvalidURL)
 
 Answer = TypeVar(
     "Answer",
@@ -196,7 +204,17 @@ class ControlClient:
         path = f"/v1/requests/{quote(reference, safe='')}/explain"
         return self._call(Explanation, "GET", path)
 
-    def migrate(self, reference: str, wanted: MigrateRequest) -> MigrationReport:
+    def answer(self, answer: type[Answer], key: str) -> Answer:
+        """What the call with this key was answered; asking changes nothing.
+
+        Raises:
+            LlumctlError: whatever that call raised.
+            NoSuchCallError: the controller got no such call since it started.
+            UnderWayError: the call is not over.
+        """
+        return self._call(answer, "GET", f"/v1/answers/{quote(key, safe='')}")
+
+    def migrate(self, reference: str, wanted: MigrateRequest, *, key: str = "") -> MigrationReport:
         """Returns when the move is over, however it ended.
 
         Raises:
@@ -206,29 +224,32 @@ class ControlClient:
         """
         path = f"/v1/requests/{quote(reference, safe='')}/migrate"
         timeout_s = self._timeout_s + wanted.timeout_s
-        return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s)
+        return self._call(MigrationReport, "POST", path, wanted, timeout_s=timeout_s, key=key)
 
-    def drain(self, instance_id: str, wanted: DrainRequest) -> DrainReport:
+    def drain(self, instance_id: str, wanted: DrainRequest, *, key: str = "") -> DrainReport:
         """Returns when the drain has begun; it goes on without this client."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
-        key = "" if wanted.dry_run else secrets.token_hex(8)
-        return self._call(DrainReport, "POST", path, wanted, key=key)
+        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
+        again = bool(once) and not key
+        return self._call(DrainReport, "POST", path, wanted, key=once, repeatable=again)
 
-    def undrain(self, instance_id: str, wanted: UndrainRequest) -> DrainReport:
+    def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
         """Raises NotDrainingError: the instance is not being drained."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
-        return self._call(DrainReport, "POST", path, wanted)
+        return self._call(DrainReport, "POST", path, wanted, key=key)
 
     def drains(self) -> DrainList:
         return self._call(DrainList, "GET", "/v1/drains")
 
-    def scale(self, wanted: ScaleRequest) -> ScaleReport:
+    def scale(self, wanted: ScaleRequest, *, key: str = "") -> ScaleReport:
         """Returns when the scaling has begun: instances start and leave in the background."""
-        return self._call(ScaleReport, "POST", "/v1/scale", wanted, repeatable=True)
+        return self._call(ScaleReport, "POST", "/v1/scale", wanted, key=key, repeatable=not key)
 
-    def set_priority(self, reference: str, wanted: PriorityRequest) -> PriorityReport:
+    def set_priority(
+        self, reference: str, wanted: PriorityRequest, *, key: str = ""
+    ) -> PriorityReport:
         path = f"/v1/requests/{quote(reference, safe='')}/priority"
-        return self._call(PriorityReport, "POST", path, wanted)
+        return self._call(PriorityReport, "POST", path, wanted, key=key)
 
     def abort(self, reference: str, wanted: AbortRequest) -> AbortReport:
         """Returns when the request is over. Raises RefusedError if it was already."""
@@ -239,8 +260,9 @@ class ControlClient:
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")
 
-    def change_settings(self, patch: SettingsPatch) -> SettingChanges:
-        return self._call(SettingChanges, "PATCH", "/v1/settings", patch, repeatable=True)
+    def change_settings(self, patch: SettingsPatch, *, key: str = "") -> SettingChanges:
+        path = "/v1/settings"
+        return self._call(SettingChanges, "PATCH", path, patch, key=key, repeatable=not key)
 
     def watch(
         self, *, after: str = "latest", status_every_s: float | None = 1.0, events: bool = True
@@ -285,9 +307,9 @@ class ControlClient:
         repeatable: bool = False,
         key: str = "",
     ) -> Answer:
-        """`timeout_s`: None takes the client's own. A call whose answer is lost is sent again if it
-        is `repeatable`, as it changes nothing the second time, or has a `key`, by which the
-        controller knows it again."""
+        """`timeout_s`: None takes the client's own. By its `key` the controller knows a call again.
+        A call whose answer is lost is sent again if it is `repeatable`; a caller that gave the key
+        asks for the answer instead (`answer`)."""
         timeout_s = timeout_s or self._timeout_s
         response = self._send(method, path, body, params, timeout_s, repeatable, key)
         if not response.is_success:
@@ -317,19 +339,15 @@ class ControlClient:
         request = self._http.build_request(
             method, path, content=content, headers=headers, params=params, timeout=timeout_s
         )
-        sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable or key else ()
+        sent_again = _CUT_OFF if method == "GET" else _ANSWER_LOST if repeatable else ()
         try:
             try:
                 return self._http.send(request)
             except sent_again:
                 return self._http.send(request)
-        except httpx.TimeoutException as error:
-            raise UnreachableError(
-                f"the controller at {self._url} did not answer within {timeout_s:g} s",
-                UNREACHABLE_HINT,
-            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
+            lost = method != "GET" and not isinstance(error, _NEVER_SENT)
+            raise self._unreachable(error, timeout_s, lost=lost) from error
 
     def _frame(self, line: str) -> Frame | None:
         try:
@@ -337,10 +355,14 @@ class ControlClient:
         except ValueError as error:
             raise self._stranger() from error
 
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        return UnreachableError(
-            f"the controller at {self._url} cannot be reached: {_reason(error)}", UNREACHABLE_HINT
-        )
+    def _unreachable(
+        self, error: Exception, timeout_s: float = 0.0, *, lost: bool = False
+    ) -> UnreachableError:
+        why = f"cannot be reached: {_reason(error)}"
+        if isinstance(error, httpx.TimeoutException):
+            why = f"did not answer within {timeout_s:g} s"
+        kind = AnswerLostError if lost else UnreachableError
+        return kind(f"the controller at {self._url} {why}", UNREACHABLE_HINT)
 
     def _stranger(self) -> UnreachableError:
         return UnreachableError(

@@ -57,6 +57,10 @@ class UnreachableError(LlumctlError):
     exit_code = EXIT_UNREACHABLE
 
 
+class AnswerLostError(UnreachableError):
+    """The call was sent, and no answer came: the controller may have done what was asked."""
+
+
 class NotRunningError(UnreachableError):
     """There is no run state: no cluster of that name was started, or it was stopped."""
 
@@ -65,6 +69,10 @@ class NotFoundError(LlumctlError):
     """No such instance or request."""
 
     exit_code = EXIT_NOT_FOUND
+
+
+class NoSuchCallError(NotFoundError):
+    """The controller, since it started, got no call with that key."""
 
 
 class RefusedError(LlumctlError):
@@ -77,10 +85,18 @@ class NotDrainingError(RefusedError):
     """There is no drain to take back."""
 
 
+class LastInstanceError(RefusedError):
+    """No other instance would serve."""
+
+
 class ConflictError(LlumctlError):
     """The cluster changed since it was looked at."""
 
     exit_code = EXIT_CONFLICT
+
+
+class UnderWayError(ConflictError):
+    """The call asked about is not over."""
 
 
 class TimedOutError(LlumctlError):

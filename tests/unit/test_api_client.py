@@ -11,9 +11,15 @@ import pytest
 import controller
 from controller.api import client as client_module
 from controller.api.client import ControlClient
-from controller.api.errors import LlumctlError
+from controller.api.errors import AnswerLostError, LlumctlError, UnreachableError
 from controller.api.wire.models import ClusterState, PingFrame, StopRequest
-from controller.api.wire.operations import DrainRequest, ScaleRequest
+from controller.api.wire.moves import MigrateRequest
+from controller.api.wire.operations import (
+    DrainRequest,
+    PriorityRequest,
+    ScaleRequest,
+    UndrainRequest,
+)
 from controller.api.wire.settings import SettingsPatch
 
 STATUS = {
@@ -141,6 +147,35 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key(dry_run: bool)
         assert control.drain("i-0", wanted).state == "draining"
         control.drain("i-0", wanted)
     assert keys[0] == keys[1] != keys[2], "another order has another key"
+
+
+CALLS: tuple[Callable[[ControlClient], object], ...] = (
+    lambda control: control.drain("i-0", DrainRequest(), key="k"),
+    lambda control: control.undrain("i-0", UndrainRequest(), key="k"),
+    lambda control: control.scale(ScaleRequest(target=2), key="k"),
+    lambda control: control.set_priority("r1", PriorityRequest(level="high"), key="k"),
+    lambda control: control.migrate("r1", MigrateRequest(to="i-1"), key="k"),
+    lambda control: control.change_settings(SettingsPatch(changes={"a.b": 1}), key="k"),
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_who_gives_a_key_hears_that_an_answer_is_lost(
+    call: Callable[[ControlClient], object],
+) -> None:
+    keys: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers.get("Idempotency-Key"))
+        raise httpx.ReadTimeout("slow")
+
+    with client(handler) as control, pytest.raises(AnswerLostError):
+        call(control)
+    assert keys == ["k"], "sent once"
+    with client(failing(httpx.ConnectError("refused"))) as control:
+        with pytest.raises(UnreachableError) as caught:
+            call(control)
+        assert not isinstance(caught.value, AnswerLostError), "nothing was sent"
 
 
 def test_what_states_how_it_should_be_is_sent_again_as_it_is() -> None:

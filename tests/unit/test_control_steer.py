@@ -62,6 +62,14 @@ class Bed:
         answer = await self.posts(path, **body)
         return answer.status_code, answer.json()["code"]
 
+    async def answers(self, key: str) -> httpx.Response:
+        return await self.client.get(f"/v1/answers/{key}", headers=AUTHORIZED)
+
+    async def told(self, key: str) -> tuple[int, str]:
+        """What became of the call with that key: the status, and the code of a refusal."""
+        answer = await self.answers(key)
+        return answer.status_code, answer.json().get("code", "")
+
     async def drains(self) -> tuple[DrainReport, ...]:
         answer = await self.client.get("/v1/drains", headers=AUTHORIZED)
         return DrainList.model_validate_json(answer.content).drains
@@ -559,6 +567,39 @@ async def test_a_key_is_one_order_s(bed: Bed) -> None:
         answer = await with_key(bed, key)
         assert (answer.status_code, answer.json()["code"]) == (400, "bad_key")
     assert bed.revision == 1
+
+
+async def test_the_answer_to_a_key_can_be_asked_for_and_asking_changes_nothing(bed: Bed) -> None:
+    assert await bed.told("k") == (404, "no_such_call")
+    first = await with_key(bed, "k", reason="a fan")
+    assert (await bed.answers("k")).content == first.content
+    assert await bed.told("k") == (200, "")
+    await with_key(bed, "m", if_revision=9)
+    assert await bed.told("m") == (409, "revision_conflict")
+    assert bed.revision == 1
+    async with bed.listener.server._changing:
+        waiting = asyncio.create_task(with_key(bed, "n", "instances/i-0/undrain"))
+        while await bed.told("n") == (404, "no_such_call"):
+            assert not waiting.done()
+        assert await bed.told("n") == (409, "under_way")
+    assert (await waiting).status_code == 200
+    assert await bed.told("n") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "scale", {"target": 0}),
+        ("POST", "requests/r1/priority", {"level": "high"}),
+        ("PATCH", "settings", {"changes": {"migration.max_moves": 3}}),
+    ],
+)
+async def test_all_that_changes_the_cluster_takes_a_key(
+    bed: Bed, method: str, path: str, body: dict[str, Any]
+) -> None:
+    headers = AUTHORIZED | {"Idempotency-Key": "k"}
+    found = await bed.client.request(method, f"/v1/{path}", headers=headers, json=body)
+    assert (await bed.answers("k")).content == found.content
 
 
 async def test_old_keys_are_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

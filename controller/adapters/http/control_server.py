@@ -100,7 +100,8 @@ class ControlServer:
         self._started_s = time.monotonic()
         self._changing = asyncio.Lock()
         """Held from the check of the spec's revision until the spec is changed."""
-        once = AnswersByKey().once
+        answers = AnswersByKey()
+        once = answers.once
         steer = SteerApi(controller, self._log, self._changing, once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
@@ -112,11 +113,12 @@ class ControlServer:
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
+                Route("/v1/answers/{key}", answers.told, methods=["GET"]),
                 Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
-                Route("/v1/requests/{reference}/priority", self._priority, methods=["POST"]),
+                Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
                 Route("/v1/requests/{reference}/abort", once(self._abort), methods=["POST"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
-                Route("/v1/settings", self._change_settings, methods=["PATCH"]),
+                Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
                 *steer.routes,
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),

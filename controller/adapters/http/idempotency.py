@@ -1,5 +1,6 @@
 """Calls that take effect once, however often they come: a client that missed the answer repeats
-its call with the same `Idempotency-Key`, and gets the answer of the first time.
+its call with the same `Idempotency-Key`, and gets the answer of the first time; or, to change
+nothing by asking, gets `/v1/answers/KEY`.
 
 Moves, drains, undrains and aborts need that: the second one would find another state, or count its
 deadline anew. Only this process keeps the answers: a controller that starts again carries such a
@@ -52,3 +53,14 @@ class AnswersByKey:
             return await asyncio.shield(answering)
 
         return answer
+
+    async def told(self, request: Request) -> Response:
+        """The answer, or the refusal, that the call with this key got. Raises ApiError for a key
+        that no call had, and for a call that is under way."""
+        key = request.path_params["key"]
+        if key not in self._kept:
+            raise ApiError(404, "no_such_call", f"no call with the {HEADER} {key[:64]!r} came here")
+        _, answering = self._kept[key]
+        if not answering.done():
+            raise ApiError(409, "under_way", "the call is under way")
+        return answering.result()

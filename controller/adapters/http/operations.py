@@ -56,7 +56,7 @@ class SteerApi:
             Route("/v1/drains", self._drains, methods=["GET"]),
             Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
             Route("/v1/instances/{instance_id}/undrain", once(self._undrain), methods=["POST"]),
-            Route("/v1/scale", self._scale, methods=["POST"]),
+            Route("/v1/scale", once(self._scale), methods=["POST"]),
         ]
 
     # -- routes --------------------------------------------------------------------------

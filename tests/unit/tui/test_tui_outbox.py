@@ -1,0 +1,314 @@
+"""The outbox: an order is sent in time or never, once, and what is said of it is true."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.api.errors import (
+    AnswerLostError,
+    ConflictError,
+    LlumctlError,
+    NotRunningError,
+    RefusedError,
+    TimedOutError,
+    UnderWayError,
+    UnreachableError,
+)
+from tui.actions.order import Outcome
+from tui.actions.outbox import OVER, SEND_WITHIN_S, Call, Missing, Outbox, Phase
+
+LOST = AnswerLostError("did not answer within 5 s")
+
+
+@dataclass(frozen=True)
+class Report:
+    revision: int = 0
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """An order that only the outbox looks at."""
+
+    lane: str = "spec"
+    revision: int | None = 7
+    action_id: str = "nudge"
+    title: str = "nudge i-7"
+    command: str = "llumctl nudge i-7"
+    takes_s: float = 0.0
+
+    def at(self, revision: int) -> Self:
+        return replace(self, revision=revision)
+
+    def outcome(self, _: Any) -> Outcome:
+        return Outcome("nudged", undo=Nudge())
+
+
+def sent(outbox: Outbox, order: Nudge | None = None, now_s: float = 0.0) -> Call:
+    call = outbox.put(order or Nudge(), "k", now_s)
+    assert outbox.due(now_s, "") == [outbox[call.call_id]]
+    return outbox[call.call_id]
+
+
+def unknown(outbox: Outbox, order: Nudge | None = None) -> Call:
+    call = sent(outbox, order)
+    outbox.hear_error(call.call_id, LOST, 5.0, asked=False)
+    assert outbox[call.call_id].phase is Phase.UNKNOWN
+    assert outbox.to_ask(5.5) == []
+    assert [each.call_id for each in outbox.to_ask(6.0)] == [call.call_id]
+    assert outbox.to_ask(60.0) == [], "it is being asked"
+    return outbox[call.call_id]
+
+
+def test_an_order_is_sent_once_and_done() -> None:
+    outbox = Outbox()
+    call = sent(outbox)
+    assert outbox.due(0.1, "") == []
+    outbox.hear_report(call.call_id, Report(8))
+    assert (outbox[1].phase, outbox[1].text, outbox[1].undo) == (Phase.DONE, "nudged", Nudge())
+    outbox.hear_error(call.call_id, LOST, 9.0, asked=False)
+    assert outbox[1].phase is Phase.DONE
+
+
+def test_what_waits_too_long_is_cancelled_and_never_sent() -> None:
+    outbox = Outbox()
+    sent(outbox)
+    outbox.put(Nudge(), "l", 1.0)
+    assert outbox.due(1.0 + SEND_WITHIN_S - 0.1, "") == []
+    outbox.due(1.0 + SEND_WITHIN_S, "")
+    outbox.hear_report(1, Report(8))
+    assert outbox.due(7.0, "") == []
+    assert outbox[2].phase is Phase.CANCELLED
+    assert outbox[2].text == "not sent within 5 s: the call before it was not answered"
+
+
+def test_what_was_not_sent_when_the_screen_went_stale_is_cancelled() -> None:
+    outbox = Outbox()
+    outbox.put(Nudge(), "k", 0.0)
+    assert outbox.due(0.1, "what the screen shows is 5s old") == []
+    assert outbox.due(0.2, "") == []
+    assert outbox[1].text == "not sent: what the screen shows is 5s old"
+
+
+def test_lanes_do_not_wait_for_each_other() -> None:
+    outbox = Outbox()
+    sent(outbox)
+    outbox.put(Nudge(lane="r1", revision=None), "l", 0.0)
+    outbox.put(Nudge(), "m", 0.0)
+    assert [call.key for call in outbox.due(0.0, "")] == ["l"]
+    outbox.hear_report(1, Report(8))
+    assert [call.key for call in outbox.due(0.1, "")] == ["m"]
+
+
+@pytest.mark.parametrize(("led_to", "carried"), [(8, 8), (9, 7), (7, 7)])
+def test_an_own_change_is_no_conflict_and_that_of_another_is(led_to: int, carried: int) -> None:
+    outbox = Outbox()
+    sent(outbox)
+    outbox.put(Nudge(), "l", 0.0)
+    outbox.hear_report(1, Report(led_to))
+    (call,) = outbox.due(0.1, "")
+    assert call.order.revision == carried
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "text"),
+    [
+        (RefusedError("no"), Phase.FAILED, "no"),
+        (ConflictError("changed meanwhile"), Phase.FAILED, "changed meanwhile"),
+        (UnreachableError("refused"), Phase.FAILED, "refused: nothing was done"),
+        (LOST, Phase.UNKNOWN, "outcome unknown: did not answer within 5 s"),
+        (TimedOutError("it goes on"), Phase.UNKNOWN, "outcome unknown: it goes on"),
+        (ZeroDivisionError("x"), Phase.UNKNOWN, "outcome unknown: unexpected ZeroDivisionError: x"),
+    ],
+)
+def test_what_an_error_means(error: Exception, phase: Phase, text: str) -> None:
+    outbox = Outbox()
+    sent(outbox)
+    outbox.hear_error(1, error, 1.0, asked=False)
+    assert (outbox[1].phase, outbox[1].text) == (phase, text)
+
+
+def test_a_thread_that_never_comes_back_is_asked_about_and_may_still_tell() -> None:
+    outbox = Outbox()
+    sent(outbox, Nudge(takes_s=60.0))
+    outbox.to_ask(74.0)
+    assert outbox[1].phase is Phase.SENT
+    outbox.to_ask(75.0)
+    assert outbox[1].phase is Phase.UNKNOWN
+    outbox.hear_report(1, Report(8))
+    assert outbox[1].phase is Phase.DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "asks_again"),
+    [
+        (UnreachableError("refused"), Phase.UNKNOWN, True),
+        (UnderWayError("under way"), Phase.UNKNOWN, True),
+        (NotRunningError("stopped"), Phase.UNKNOWN, False),
+        (TimedOutError("it goes on"), Phase.UNKNOWN, False),
+        (ConflictError("changed meanwhile"), Phase.FAILED, False),
+    ],
+)
+def test_what_the_controller_says_when_asked(
+    error: LlumctlError, phase: Phase, asks_again: bool
+) -> None:
+    outbox = Outbox()
+    unknown(outbox)
+    outbox.hear_error(1, error, 7.0, asked=True)
+    assert outbox[1].phase is phase
+    assert bool(outbox.to_ask(8.0)) == asks_again
+
+
+def test_a_call_that_never_arrived_is_believed_when_told_twice() -> None:
+    outbox = Outbox()
+    unknown(outbox)
+    outbox.hear_missing(1, Missing(100.0, 7), 6.0)
+    assert outbox[1].phase is Phase.UNKNOWN
+    assert outbox.to_ask(7.0)
+    outbox.hear_missing(1, Missing(101.0, 7), 7.0)
+    assert outbox[1].text == "it never reached the controller: nothing was done"
+
+
+@pytest.mark.parametrize(
+    ("order", "revision", "phase"),
+    [
+        (Nudge(), 7, Phase.FAILED),
+        (Nudge(), 8, Phase.UNKNOWN),
+        (Nudge(revision=None), 7, Phase.UNKNOWN),
+    ],
+)
+def test_a_controller_that_started_again_knows_by_the_revision_only(
+    order: Nudge, revision: int, phase: Phase
+) -> None:
+    outbox = Outbox()
+    unknown(outbox, order)
+    outbox.hear_missing(1, Missing(2.0, revision), 6.0)
+    assert outbox[1].phase is phase
+    assert outbox.to_ask(99.0) == [], "it would say the same again"
+
+
+def test_what_was_taken_back_is_not_taken_back_again() -> None:
+    outbox = Outbox()
+    for key in "ab":
+        outbox.hear_report(sent(outbox, Nudge(lane=key)).call_id, Report())
+    last = outbox.last_undoable()
+    assert last is not None
+    assert last.call_id == 2
+    back = outbox.put(Nudge(lane="c"), "c", 0.0, undoes=2)
+    before = outbox.last_undoable()
+    assert before is not None
+    assert before.call_id == 1, "the other one is on its way back"
+    outbox.due(0.0, "")
+    outbox.hear_error(back.call_id, RefusedError("no"), 1.0, asked=False)
+    again = outbox.last_undoable()
+    assert again is not None
+    assert again.call_id == 2
+
+
+@dataclass
+class World:
+    """A controller that may lose calls and answers, be slow, and start again."""
+
+    outbox: Outbox = field(default_factory=Outbox)
+    now_s: float = 100.0
+    started_s: float = 0.0
+    revision: int = 0
+    answers: dict[str, Report | Exception] = field(default_factory=dict)
+    carried_out: list[str] = field(default_factory=list)
+    handed_out: list[str] = field(default_factory=list)
+    on_the_way: list[tuple[Call, str]] = field(default_factory=list)
+    asked: list[Call] = field(default_factory=list)
+
+    def carry_out(self, call: Call) -> Report | Exception:
+        if call.key not in self.answers:
+            if call.order.revision not in (None, self.revision):
+                self.answers[call.key] = ConflictError("changed meanwhile")
+            else:
+                self.revision += 1
+                self.carried_out.append(call.key)
+                self.answers[call.key] = Report(self.revision)
+        return self.answers[call.key]
+
+    def hear(self, call: Call, found: Report | Exception, *, asked: bool) -> None:
+        if isinstance(found, Report):
+            self.outbox.hear_report(call.call_id, found)
+        else:
+            self.outbox.hear_error(call.call_id, found, self.now_s, asked=asked)
+
+    def do(self, what: str) -> None:
+        if what in ("give", "give_free"):
+            order = Nudge(revision=self.revision if what == "give" else None, lane=what)
+            self.outbox.put(order, f"k{len(list(self.outbox))}", self.now_s)
+        elif what in ("due", "due_stale"):
+            locked = "stale" if what == "due_stale" else ""
+            for call in self.outbox.due(self.now_s, locked):
+                assert not locked
+                assert self.now_s - call.given_at_s < SEND_WITHIN_S
+                self.handed_out.append(call.key)
+                self.on_the_way.append((call, "out"))
+        elif what == "ask":
+            self.asked += self.outbox.to_ask(self.now_s)
+        elif what in ("answer", "lose_answer", "lose_call", "refuse_connection"):
+            if not self.on_the_way:
+                return
+            call, _ = self.on_the_way.pop(0)
+            if what == "refuse_connection":
+                self.hear(call, UnreachableError("refused"), asked=False)
+                return
+            found = self.carry_out(call) if what != "lose_call" else LOST
+            self.hear(call, found if what == "answer" else LOST, asked=False)
+        elif what in ("tell", "tell_lost"):
+            if not self.asked:
+                return
+            call = self.asked.pop(0)
+            if what == "tell_lost":
+                self.hear(call, UnreachableError("refused"), asked=True)
+            elif call.key in self.answers:
+                self.hear(call, self.answers[call.key], asked=True)
+            else:
+                missing = Missing(self.now_s - self.started_s, self.revision)
+                self.outbox.hear_missing(call.call_id, missing, self.now_s)
+        elif what == "restart":
+            self.answers.clear()
+            self.started_s = self.now_s
+        else:
+            self.now_s += float(what)
+
+
+STEPS = st.sampled_from(
+    [
+        *("give", "give_free", "due", "due", "due_stale"),
+        *("answer", "lose_answer", "lose_call", "refuse_connection"),
+        *("ask", "tell", "tell", "tell_lost", "restart", "0.4", "1.1", "4"),
+    ]
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_nothing_is_sent_late_or_twice_and_what_is_said_is_true(steps: list[str]) -> None:
+    world = World()
+    for step in steps:
+        world.do(step)
+    assert len(world.handed_out) == len(set(world.handed_out)), "handed out twice"
+    assert len(world.carried_out) == len(set(world.carried_out)), "carried out twice"
+    for call in world.outbox:
+        if call.phase is Phase.DONE:
+            assert call.key in world.carried_out
+        elif call.phase in OVER:
+            assert call.key not in world.carried_out, call
+        if call.phase is Phase.CANCELLED:
+            assert call.key not in world.handed_out
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_every_call_comes_to_an_end_once_the_controller_answers(steps: list[str]) -> None:
+    """Unknown outcomes stay only where the controller was started again."""
+    world = World()
+    for step in [step for step in steps if step != "restart"]:
+        world.do(step)
+    for _ in range(80):
+        for step in ("due", "answer", "ask", "tell", "1.1"):
+            world.do(step)
+    assert all(call.is_over for call in world.outbox)

@@ -1,0 +1,80 @@
+"""What an operator tells the cluster to do: an order, its plan, and what came of it."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from controller.api.client import ControlClient
+
+
+class Order(Protocol):
+    """A call of the control API that changes the cluster, as a value."""
+
+    @property
+    def action_id(self) -> str:
+        """The action of the registry that gives such orders."""
+
+    @property
+    def title(self) -> str:
+        """`drain i-7`."""
+
+    @property
+    def command(self) -> str:
+        """What does the same on the command line."""
+
+    @property
+    def lane(self) -> str:
+        """Orders of one lane are sent one after the other."""
+
+    @property
+    def revision(self) -> int | None:
+        """The cluster's revision that was on the screen; None for an order that carries none."""
+
+    @property
+    def takes_s(self) -> float:
+        """How long the controller may take to answer."""
+
+    def at(self, revision: int) -> Self:
+        """The same order at another revision."""
+
+    def post(self, client: ControlClient, key: str) -> Any:
+        """Gives the order and returns the controller's report."""
+
+    def told(self, client: ControlClient, key: str) -> Any:
+        """Asks what the order with that key was answered."""
+
+    def outcome(self, report: Any) -> "Outcome": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a report says. `undo`: the order that takes it back."""
+
+    text: str
+    undo: Order | None = None
+    failed: bool = False
+    """The controller answered, and what was wanted did not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an order would do, by the control API's dry run. `order`: the one to give, at the
+    revision of the plan; None if there is nothing to do."""
+
+    lines: tuple[str, ...]
+    order: Order | None
+    name_to_type: str = ""
+    """What an operator must type to have it; empty: `y` is enough."""
+
+
+class Planned(Order, Protocol):
+    """An order that is given only after its plan was shown."""
+
+    @property
+    def question(self) -> str:
+        """`Drain i-7?`"""
+
+    @property
+    def word(self) -> str:
+        """What the button that gives the order says."""
+
+    def plan(self, client: ControlClient) -> Plan: ...
