@@ -6,7 +6,7 @@ import pytest
 
 from controller.api.text import events as event_words
 from controller.api.text import quantities as words
-from controller.api.text.events import KINDS, Severity
+from controller.api.text.events import KINDS, Severity, Weight
 from controller.api.wire.models import Event
 from controller.core.record.event_log import EventKind
 
@@ -113,6 +113,17 @@ def test_the_known_kinds_are_those_of_the_log() -> None:
 )
 def test_how_grave_an_event_is(kind: str, severity: Severity) -> None:
     assert event_words.severity(event(kind)) is severity
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_happens_to_requests_all_the_time_is_routine_and_nothing_else(kind: str) -> None:
+    weight = event_words.weight(event(kind))
+    about_members = ("instance_", "frontend_", "controller_", "drain", "operator", "events_")
+    if kind.startswith(about_members):
+        assert weight is not Weight.ROUTINE
+    trouble = {"rejected", "failed", "instance_died", "instance_stalled", "instance_busy"}
+    trouble |= {"instance_failed", "frontend_died", "frontend_failed", "drain_overdue"}
+    assert (weight is Weight.TROUBLE) is (kind in trouble | {"events_lost"})
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ ACTIONS: tuple[Action, ...] = (
         "events_expand",
         ("e",),
         "expand",
-        "events with causes and figures",
+        "all events, with causes and figures",
         Place.MAIN,
         footer="events",
     ),

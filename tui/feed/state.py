@@ -7,6 +7,7 @@ and tells ages; `time_s` is the controller's, since the epoch, and tells times o
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from controller.api.text.events import Weight, weight
 from controller.api.wire.models import (
     ClusterStatus,
     Event,
@@ -21,6 +22,12 @@ from controller.api.wire.models import (
 
 TREND_S = 60.0
 MAX_EVENTS = 1000
+"""How many of the routine events are kept."""
+MAX_RARE = 300
+"""How many notable events are kept, and of the grave ones, each about requests and about members:
+neither routine ones nor a thousand refused requests push out that an instance died."""
+RATE_S = 5
+"""Routine events are counted by kind over so many whole seconds."""
 MAX_CHANGES = 50
 REMEMBERED_S = 3600.0
 """How long an instance that left is remembered."""
@@ -109,6 +116,12 @@ class Entry:
     time_s: float
     event: Event | None = None
     missed: int | None = None
+    weight: Weight = Weight.ROUTINE
+
+    @property
+    def ring(self) -> tuple[Weight, bool]:
+        """Entries of one ring push out each other, and no others."""
+        return self.weight, self.event is not None and self.event.request_id is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,9 @@ class DashboardState:
     entries: tuple[Entry, ...] = ()
     num_entries: int = 0
     """How many entries ever came."""
+    counts: tuple[tuple[int, Mapping[str, int]], ...] = ()
+    """The last seconds of the controller's clock, each with the routine events of a kind that came
+    in it."""
     requests: RequestsArrived | None = None
     recording_failed: str = ""
     recording_ended: bool = False
@@ -132,6 +148,16 @@ class DashboardState:
     def instance(self, instance_id: str) -> InstanceStatus | None:
         instances = self.status.instances if self.status else ()
         return next((item for item in instances if item.id == instance_id), None)
+
+    def rates(self) -> dict[str, float]:
+        """Routine events of each kind per second."""
+        now = int(self.time_s)
+        found: dict[str, float] = {}
+        for second, counts in self.counts:
+            if now - RATE_S <= second < now:
+                for kind, count in counts.items():
+                    found[kind] = found.get(kind, 0.0) + count / RATE_S
+        return found
 
     def evicted_heads_s(self) -> dict[str, float]:
         """By instance: how long its queue head has been seen, for heads that were evicted."""
@@ -185,9 +211,21 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
                 entries.clear()
             state = _frame(state, item.frame, item.at_s, entries)
     if entries:
-        kept = (*state.entries, *entries)[-MAX_EVENTS:]
-        state = replace(state, entries=kept)
+        state = replace(state, entries=_kept((*state.entries, *entries)))
     return state
+
+
+def _kept(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The newest entries of each ring, in their order."""
+    room: dict[tuple[Weight, bool], int] = {}
+    kept: list[Entry] = []
+    for entry in reversed(entries):
+        ring = entry.ring
+        left = room.get(ring, MAX_EVENTS if entry.weight is Weight.ROUTINE else MAX_RARE)
+        if left:
+            room[ring] = left - 1
+            kept.append(entry)
+    return tuple(reversed(kept))
 
 
 def _of_another_cluster(state: DashboardState) -> DashboardState:
@@ -207,13 +245,27 @@ def _frame(
         histories = _histories(state.histories, frame)
         return replace(state, status=frame.status, status_at_s=at_s, histories=histories)
     if isinstance(frame, EventFrame):
-        event = frame.event
-        entries.append(Entry(state.num_entries, event.time_s, event))
-        return replace(state, num_entries=state.num_entries + 1)
+        event, of = frame.event, weight(frame.event)
+        entries.append(Entry(state.num_entries, event.time_s, event, weight=of))
+        counts = state.counts if of is not Weight.ROUTINE else _counted(state.counts, frame)
+        return replace(state, num_entries=state.num_entries + 1, counts=counts)
     if isinstance(frame, GapFrame):
-        entries.append(Entry(state.num_entries, frame.time_s, missed=frame.missed))
+        gap = Entry(state.num_entries, frame.time_s, missed=frame.missed, weight=Weight.TROUBLE)
+        entries.append(gap)
         return replace(state, num_entries=state.num_entries + 1)
     return state
+
+
+def _counted(
+    counts: tuple[tuple[int, Mapping[str, int]], ...], frame: EventFrame
+) -> tuple[tuple[int, Mapping[str, int]], ...]:
+    second, kind = int(frame.time_s), frame.event.kind
+    now: Mapping[str, int] = {}
+    if counts and counts[-1][0] == second:
+        *before, (_, now) = counts
+    else:
+        before = [each for each in counts if second - RATE_S - 1 < each[0] < second]
+    return (*before, (second, {**now, kind: now.get(kind, 0) + 1}))
 
 
 def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:

@@ -1,15 +1,16 @@
-"""The event list: a line per event, and a line where some were lost."""
+"""The event list: a line per event that is not routine, and a line where some were lost. Routine
+events are rates below it, and lines among the others where all are wanted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 
 from controller.api.text import events as event_words
-from controller.api.text.events import Severity
+from controller.api.text.events import Severity, Weight
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.models import Event
 from tui.actions.target import NOTHING, Target
-from tui.drawing.format import Span, Tone
+from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
 from tui.feed.state import DashboardState, Entry
 from tui.panes.names import Names
@@ -25,9 +26,12 @@ _TONES: Mapping[Severity, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
+    """`count`: how many requests the same happened to at the same place in the same second."""
+
     entry: Entry
     zone: tzinfo | None
     names: Names
+    count: int = 1
 
     @property
     def id(self) -> str:
@@ -48,9 +52,65 @@ class EventRow:
         return f"{event.kind} {who(event)} {event.request_id or ''} {event.cause_id} {what(event)}"
 
 
-def rows(state: DashboardState, zone: tzinfo | None, names: Names) -> list[EventRow]:
-    """Oldest first."""
-    return [EventRow(entry, zone, names) for entry in state.entries]
+def rows(
+    state: DashboardState, zone: tzinfo | None, names: Names, *, routine: bool
+) -> list[EventRow]:
+    """Oldest first. `routine`: all of them; else those that are not, and what happened to many
+    requests at once in one line."""
+    if routine:
+        return [EventRow(entry, zone, names) for entry in state.entries]
+    found: list[EventRow] = []
+    for entry in state.entries:
+        if entry.weight is Weight.ROUTINE:
+            continue
+        if found and _alike(found[-1].entry, entry):
+            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        else:
+            found.append(EventRow(entry, zone, names))
+    return found
+
+
+def _alike(entry: Entry, other: Entry) -> bool:
+    one, two = entry.event, other.event
+    if one is None or two is None or one.request_id is None or two.request_id is None:
+        return False
+    return (one.kind, one.instance_id, one.reason, int(one.time_s)) == (
+        two.kind,
+        two.instance_id,
+        two.reason,
+        int(two.time_s),
+    )
+
+
+_RATED = (
+    "dispatched",
+    "finished",
+    "evicted",
+    "migrated",
+    "migration_failed",
+    "not_moved",
+    "aborted",
+    "admitted",
+)
+
+
+def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
+    """`+23 dispatched/s  +22 finished/s`: routine events of each kind, in as many lines as said."""
+    found = state.rates()
+    lines: list[str] = []
+    for kind in _RATED:
+        if not (rate := found.get(kind)):
+            continue
+        figure = f"{rate:.1f}" if rate < 9.95 else f"{rate:.0f}"
+        words = f"  +{figure} {_RATE_WORDS.get(kind, kind)}/s"
+        if lines and len(lines[-1] + words) < width:
+            lines[-1] += words
+        elif len(lines) < max_lines and len(words) < width:
+            lines.append(words[1:])
+    return [(Span(text, Tone.DIM),) for text in lines]
+
+
+_RATE_WORDS = {"migration_failed": "moves failed", "not_moved": "not moved"}
 
 
 def word(event: Event) -> str:
@@ -101,6 +161,8 @@ def _what(row: EventRow, _: int) -> Span:
     event = row.entry.event
     if event is None:
         return Span(missed(row.entry), Tone.BAD)
+    if row.count > 1:
+        return Span(printable("  ".join((f"{row.count} requests", *event_words.reasons(event)))))
     return Span(what(event, row.names.of(event.request_id or "")))
 
 

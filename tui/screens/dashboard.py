@@ -9,7 +9,7 @@ from textual.events import DescendantFocus, Resize
 from tui.actions.registry import Place, bindings
 from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
-from tui.drawing.layout import Arrangement, Pane, arrange
+from tui.drawing.layout import Arrangement, Box, Pane, arrange
 from tui.panes import event_list, instances, migrations, queue_heads
 from tui.panes.event_list import EventRow
 from tui.panes.instances import InstanceRow
@@ -60,7 +60,7 @@ class DashboardScreen(PaintedScreen):
                     queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
                 )
             yield TableView[EventRow](
-                event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="no events yet"
+                event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="nothing notable yet"
             )
         yield Bottom()
 
@@ -95,8 +95,13 @@ class DashboardScreen(PaintedScreen):
         self.paint_frame(arrangement.header_lines, alarms[: arrangement.alarm_lines and None])
         for pane, (rows, num_all) in found.items():
             table = self.table(pane)
-            follow = pane is Pane.EVENTS and view.follow
-            table.show(rows, self._title(pane, len(rows), num_all, arrangement), follow=follow)
+            is_events = pane is Pane.EVENTS
+            table.show(
+                rows,
+                self._title(pane, len(rows), num_all, arrangement),
+                follow=is_events and view.follow,
+                caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
+            )
 
     def _rows(self, app: Console) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
@@ -109,12 +114,26 @@ class DashboardScreen(PaintedScreen):
             ),
             Pane.MIGRATIONS: migrations.rows(app.shown, named),
             Pane.QUEUE: queue_heads.rows(app.shown, named),
-            Pane.EVENTS: event_list.rows(app.shown, app.options.zone, named),
+            Pane.EVENTS: event_list.rows(
+                app.shown, app.options.zone, named, routine=self._all_events()
+            ),
         }
         return {
-            pane: ([row for row in all_rows if self._passes(pane, row)], len(all_rows))
+            pane: (
+                [row for row in all_rows if self._passes(pane, row)],
+                len(app.shown.entries) if pane is Pane.EVENTS else len(all_rows),
+            )
             for pane, all_rows in rows.items()
         }
+
+    def _all_events(self) -> bool:
+        """Routine events are lines too where the operator asks for details, or for some word."""
+        return self.view.expanded or bool(self.view.filters.get(Pane.EVENTS))
+
+    def _rates(self, box: Box | None) -> list[Line]:
+        if box is None or self._all_events() or box.height < 4:
+            return []
+        return event_list.rates(self.console.shown, box.width, 2 if box.height > 7 else 1)
 
     def _passes(self, pane: Pane, row: Any) -> bool:
         wanted = self.view.filters.get(pane)

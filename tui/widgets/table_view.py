@@ -94,6 +94,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self._note_of = note_of
         self._empty = empty
         self._title: Line = ()
+        self._caption: Sequence[Line] = ()
         self._placed: tuple[Placed[Item], ...] = ()
         self._cursor = 0
         self._top = 0
@@ -103,8 +104,19 @@ class TableView(Widget, Generic[Item], can_focus=True):
 
     # What is shown
 
-    def show(self, items: Sequence[Item], title: Line, *, follow: bool = False) -> None:
-        """`follow` keeps the cursor on the last row; when it ends, the cursor is held there."""
+    def show(
+        self,
+        items: Sequence[Item],
+        title: Line,
+        *,
+        follow: bool = False,
+        caption: Sequence[Line] = (),
+    ) -> None:
+        """`follow` keeps the cursor on the last row; when it ends, the cursor is held there. The
+        caption takes the last lines."""
+        if caption != self._caption:
+            self._caption = caption
+            self.refresh()
         self.items = items
         if any(item.id == self._wanted_id for item in items):
             self.cursor_id, self.held, self._wanted_id = self._wanted_id, True, None
@@ -144,7 +156,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
         return max(0, min(self._cursor, len(self.items) - 1))
 
     def _num_visible(self) -> int:
-        return max(0, self.size.height - HEAD_LINES)
+        return max(0, self.size.height - HEAD_LINES - len(self._caption))
 
     def _scroll(self) -> None:
         """Scrolls as little as brings the cursor into view."""
@@ -198,6 +210,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
             return tones.strip_of(self, self._painted_title)
         if y == 1:
             return tones.strip_of(self, (Span(" "), *_spaced(self._placed, self._glyphs)))
+        if (below := y - self.size.height + len(self._caption)) >= 0:
+            return tones.strip_of(self, self._caption[below])
         if y - HEAD_LINES >= len(self._painted):
             text = f" {self._empty}" if y == HEAD_LINES and not self.items else ""
             return tones.strip_of(self, (Span(text, Tone.DIM),))

@@ -79,12 +79,41 @@ _SEVERITIES: Mapping[str, Severity] = {
 }
 """Keys are whole kinds, or last words of kinds that have no key of their own."""
 
+
+class Weight(StrEnum):
+    """`routine`: so frequent in a cluster that works that a rate says more than a line each."""
+
+    ROUTINE = "routine"
+    NOTABLE = "notable"
+    TROUBLE = "trouble"
+
+
+_ROUTINE = frozenset(
+    {
+        "dispatched",
+        "admitted",
+        "finished",
+        "aborted",
+        "evicted",
+        "migrated",
+        "migration_failed",
+        "not_moved",
+    }
+)
+
 _UNITS = ("tokens", "blocks", "steps")
 
 
 def severity(event: "Event") -> Severity:
     by_word = _SEVERITIES.get(event.kind.rpartition("_")[2], Severity.PLAIN)
     return _SEVERITIES.get(event.kind, by_word)
+
+
+def weight(event: "Event") -> Weight:
+    if event.kind in _ROUTINE:
+        return Weight.ROUTINE
+    grave = severity(event) in (Severity.WARN, Severity.BAD)
+    return Weight.TROUBLE if grave else Weight.NOTABLE
 
 
 def member(event: "Event") -> str:

@@ -365,10 +365,15 @@ async def test_expand(source: FakeSource, key: str) -> None:
         text = await drawn(pilot)
         assert "CAUSE" in text
         assert "ttft 310ms" in text
+        assert "finished" in text
+        assert "dispatched/s" not in text
         assert "Queue heads (" not in text
         assert main(app).table(Pane.EVENTS).has_focus
         await pilot.press(key)
-        assert "CAUSE" not in await drawn(pilot)
+        text = await drawn(pilot)
+        assert "CAUSE" not in text
+        assert "dispatched/s" in text
+        assert " finished  " not in text
 
 
 @presses("pane_zoom")

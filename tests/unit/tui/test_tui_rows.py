@@ -7,7 +7,13 @@ import pytest
 
 from controller.api.errors import LlumctlError
 from controller.api.settings.console import ConsoleTable
-from controller.api.wire.models import Event, InstanceState, QueueHeadStatus, StatusFrame
+from controller.api.wire.models import (
+    Event,
+    EventFrame,
+    InstanceState,
+    QueueHeadStatus,
+    StatusFrame,
+)
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
 from tui.actions.registry import Place
@@ -281,6 +287,59 @@ def test_operators_are_named() -> None:
 def test_gaps_say_how_many() -> None:
     assert event_cells(Entry(3, synthetic.START_S, missed=17))[3] == "17 events were missed"
     assert event_cells(Entry(3, synthetic.START_S))[3] == "events were missed"
+
+
+def heard_of(*found: tuple[str, float, str | None]) -> DashboardState:
+    frames = [
+        EventFrame(
+            time_s=at_s,
+            event=Event(
+                kind=kind, time_s=at_s, cause_id="c", instance_id="i-3", request_id=request_id
+            ),
+        )
+        for kind, at_s, request_id in found
+    ]
+    return reduce(DashboardState(), [Arrived(frame, frame.time_s) for frame in frames])
+
+
+def test_routine_events_are_lines_only_where_all_are_wanted() -> None:
+    state = heard_of(
+        ("dispatched", 1.0, "r1"), ("instance_died", 2.0, None), ("finished", 3.0, "r1")
+    )
+    brief = event_list.rows(state, UTC, Names([], "…"), routine=False)
+    assert [row.text.split()[0] for row in brief] == ["instance_died"]
+    assert len(event_list.rows(state, UTC, Names([], "…"), routine=True)) == 3
+
+
+def test_what_happens_to_many_requests_at_once_is_one_line() -> None:
+    state = heard_of(
+        ("failed", 1.0, "r1"),
+        ("failed", 1.1, "r2"),
+        ("failed", 1.9, "r3"),
+        ("failed", 2.0, "r4"),
+        ("operator", 2.1, None),
+        ("operator", 2.2, None),
+    )
+    found = event_list.rows(state, UTC, Names([], "…"), routine=False)
+    assert [row.count for row in found] == [3, 1, 1, 1]
+    placed = table.place(event_list.COLUMNS, 60)
+    words = [table.cells(placed, row, UNICODE)[3][1].text.strip() for row in found]
+    assert words[:2] == ["3 requests", "r4"]
+
+
+@pytest.mark.parametrize("width", range(1, 120, 7))
+def test_rates_of_routine_events_fit(width: int) -> None:
+    state = heard_of(
+        *(("dispatched", 1 + place / 25, "r") for place in range(115)),
+        *(("not_moved", 5.6, "r") for _ in range(7)),
+        ("evicted", 6.1, "r"),
+    )
+    for count in (1, 2):
+        found = [text(line) for line in event_list.rates(state, width, count)]
+        assert len(found) <= count
+        assert all(len(line) <= width for line in found)
+    if width > 40:
+        assert found == [" +23 dispatched/s  +1.4 not moved/s"]
 
 
 def moving() -> DashboardState:

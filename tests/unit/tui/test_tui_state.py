@@ -12,6 +12,7 @@ from controller.api.wire.models import (
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.feed.state import (
     MAX_EVENTS,
+    MAX_RARE,
     Arrived,
     DashboardState,
     Lost,
@@ -25,8 +26,8 @@ def status(at_s: float, *instances: object) -> Arrived:
     return Arrived(StatusFrame(time_s=at_s, status=found), at_s)
 
 
-def event(at_s: float, kind: str = "admitted") -> Arrived:
-    found = Event(kind=kind, time_s=at_s, cause_id="c")
+def event(at_s: float, kind: str = "admitted", request_id: str | None = None) -> Arrived:
+    found = Event(kind=kind, time_s=at_s, cause_id="c", request_id=request_id)
     return Arrived(EventFrame(time_s=at_s, event=found), at_s)
 
 
@@ -164,3 +165,30 @@ def test_an_evicted_queue_head_has_waited_since_it_was_first_seen() -> None:
     assert reduce(DashboardState(), heard).evicted_heads_s() == {}
     heard.append(at(3.0, "r2"))  # the clock was set back
     assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 0.0}
+
+
+def test_neither_routine_nor_refused_requests_push_out_what_is_rare() -> None:
+    rare = [event(1.0, "instance_died"), event(2.0, "operator"), event(3.0, "failed", "r1")]
+    routine = [event(4.0, "admitted", f"r{n}") for n in range(3 * MAX_EVENTS)]
+    state = reduce(DashboardState(), [*rare, *routine])
+    kinds = [entry.event.kind for entry in state.entries if entry.event]
+    assert kinds[:4] == ["instance_died", "operator", "failed", "admitted"]
+    assert len(kinds) == MAX_EVENTS + 3
+    refused = [event(5.0, "rejected", f"r{n}") for n in range(3 * MAX_RARE)]
+    state = reduce(state, refused)
+    kinds = [entry.event.kind for entry in state.entries if entry.event]
+    assert kinds[:3] == ["instance_died", "operator", "admitted"]
+    assert kinds.count("rejected") == MAX_RARE
+    assert [entry.seq for entry in state.entries] == sorted(entry.seq for entry in state.entries)
+
+
+def test_routine_events_are_counted_over_whole_seconds() -> None:
+    heard = [event(10 + second / 4, "dispatched") for second in range(100)]
+    heard += [event(30 + second, "finished") for second in range(5)]
+    heard.append(event(35.0, "operator"))
+    state = reduce(DashboardState(), sorted(heard, key=lambda item: item.at_s))
+    assert state.rates() == {"dispatched": 4.0, "finished": 1.0}
+    state = reduce(state, [status(37.5)])
+    assert state.rates() == {"dispatched": 2.4, "finished": 0.6}
+    assert reduce(state, [status(60.0)]).rates() == {}
+    assert reduce(state, [event(5.0, "evicted"), status(6.0)]).rates() == {"evicted": 0.2}
