@@ -4,6 +4,7 @@ All times are seconds. `at_s` is the dashboard's own clock (any origin; in a rep
 and tells ages; `time_s` is the controller's, since the epoch, and tells times of day.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -152,12 +153,11 @@ class DashboardState:
     def rates(self) -> dict[str, float]:
         """Routine events of each kind per second."""
         now = int(self.time_s)
-        found: dict[str, float] = {}
+        found: Counter[str] = Counter()
         for second, counts in self.counts:
             if now - RATE_S <= second < now:
-                for kind, count in counts.items():
-                    found[kind] = found.get(kind, 0.0) + count / RATE_S
-        return found
+                found.update(counts)
+        return {kind: count / RATE_S for kind, count in found.items()}
 
     def evicted_heads_s(self) -> dict[str, float]:
         """By instance: how long its queue head has been seen, for heads that were evicted."""
