@@ -29,6 +29,14 @@ Config = Annotated[
 ]
 
 
+ClusterConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Config file; else the one that the cluster started with."
+    ),
+]
+
+
 class TableOrJson(StrEnum):
     TABLE = "table"
     JSON = "json"

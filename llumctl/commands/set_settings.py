@@ -1,15 +1,17 @@
 """`llumctl set`: change settings of a running cluster."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_WOULD_CHANGE
+from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
 from controller.api.text.quantities import setting_value
 from llumctl import connect
 from llumctl.commands.options import (
     Cluster,
+    ClusterConfig,
     DryRun,
     IfRevision,
     OutputFormat,
@@ -23,7 +25,9 @@ from llumctl.text import settings as setting_text
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from controller.api.wire.settings import SettingChanges
+    from controller.api.client import ControlClient
+    from controller.api.wire.settings import SettingChanges, SettingsPatch
+    from llumctl.config.saving import Saving
 
 
 def set_settings(
@@ -31,6 +35,10 @@ def set_settings(
         list[str],
         typer.Argument(metavar="KEY=VALUE...", help="As migration.max_moves=2; see llumctl get."),
     ],
+    save: Annotated[
+        bool, typer.Option("--save", help="Write them into the configuration file too.")
+    ] = False,
+    config: ClusterConfig = None,
     dry_run: DryRun = False,
     reason: Reason = "",
     if_revision: IfRevision = None,
@@ -41,21 +49,58 @@ def set_settings(
     changes = setting_text.parse(assignments)
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    if config is not None and not save:
+        raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
+    name = config_file.cluster_name(cluster)
+    with connect.client(name) as client:
         from controller.api.wire.settings import SettingsPatch
 
         patch = SettingsPatch(
             changes=changes, dry_run=dry_run, reason=reason, if_revision=if_revision
         )
+        # What cannot be saved is found before anything has changed.
+        saving = _saving(client, patch, config, name) if save else None
         found = client.change_settings(patch)
     if text := _text(found, output_format):
         output.emit(text)
-    if not found.changes:
+    if found.changes and not dry_run:
+        output.say(f"revision {found.revision}")
+    saves = saving is not None and saving.changes
+    if saving is not None and saves:
+        _save(saving, found, dry_run=dry_run)
+    if not found.changes and not saves:
         output.say("nothing to change")
     elif dry_run:
         raise typer.Exit(EXIT_WOULD_CHANGE)
-    else:
-        output.say(f"revision {found.revision}")
+
+
+def _saving(
+    client: "ControlClient", patch: "SettingsPatch", config: Path | None, cluster: str
+) -> "Saving":
+    """Plans the lines of the configuration file, with values as the controller understands them."""
+    from llumctl.config import saving
+
+    planned = client.change_settings(patch.model_copy(update={"dry_run": True}))
+    values = {each.key: each.value for each in client.settings().settings}
+    values |= {each.key: each.value for each in planned.changes}
+    wanted = {key: values[key] for key in patch.changes}
+    for variable in saving.overriding(list(wanted)):
+        output.say(
+            f"{variable} is set here, and wins over the configuration file at the next start"
+        )
+    return saving.planned(saving.find(config, connect.running(cluster))[0], wanted)
+
+
+def _save(saving: "Saving", found: "SettingChanges", *, dry_run: bool) -> None:
+    if not dry_run:
+        try:
+            saving.write()
+        except LlumctlError as error:
+            kept = "the running cluster was changed, but " if found.changes else ""
+            raise LlumctlError(f"{kept}{error.message}", error.hint) from error
+    output.say(f"{'would be saved' if dry_run else 'saved'} in {saving.path}:")
+    for line in saving.lines:
+        output.say(line)
 
 
 def _text(found: "SettingChanges", output_format: Format) -> str:

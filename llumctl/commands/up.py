@@ -105,7 +105,17 @@ def start(
 
     with Progress(settings) as progress, settings_errors.located(origins):
         status = up_main.run(
-            settings, detach=detach, wait=wait, timeout_s=timeout_s, progress=progress
+            settings,
+            detach=detach,
+            wait=wait,
+            timeout_s=timeout_s,
+            progress=progress,
+            config_file=_regular(origins.file.path) if origins.file else "",
         )
         if detach and status is not None:
             progress.announce(status)
+
+
+def _regular(path: Path) -> str:
+    """The file's full name; empty for a pipe, which can be read once only."""
+    return str(path.absolute()) if path.is_file() else ""

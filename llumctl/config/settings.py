@@ -73,6 +73,13 @@ def load_with_origins(
     return settings_checks.checked(_validated(data, origins), origins), origins
 
 
+def of_file(file: config_file.ConfigFile) -> Settings:
+    """The settings that the file gives with the defaults: no flags, no variables, and no look at
+    what the settings name. Raises UsageError."""
+    origins = Origins(file)
+    return _validated(_from_file(file, origins), origins)
+
+
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str], Origins]:
     """`[keys]` alone, with where each came from: the dashboard also starts beside settings that
     `up` would refuse. Raises UsageError."""

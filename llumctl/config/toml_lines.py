@@ -1,4 +1,4 @@
-"""Finds the line of a TOML text on which each key stands, as tomllib does not say.
+"""Finds where each key of a TOML text stands, as tomllib does not say: its line, and its value.
 
 The scanner believes that the text is well formed and stops quietly where it is not: tomllib says
 what is wrong there. Paths hold table names, keys and, in arrays, indices:
@@ -24,6 +24,18 @@ _DEEP = re.compile(rf"#[^\n]*+|\\.|(?P<key>{_PART}(?:\.[ \t]*+{_PART}){{{MAX_KEY
 _SCALAR = re.compile(r"[^,\]}\n#]+")
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Offsets of a key and of its value in the text, and the table in which it is written."""
+
+    key_at: int
+    value_at: int
+    end: int
+    table: Path
+    """Of a dotted key the table of its header, which is shorter than what the key names."""
+    inline: bool
+
+
 @dataclass
 class Lines:
     """`keys` are in the order of the text; `duplicate` is the first key that was given twice."""
@@ -31,6 +43,10 @@ class Lines:
     keys: dict[Path, int] = field(default_factory=dict)
     duplicate: tuple[Path, int, int] | None = None
     """The key's path, its line, and the line where the key stood first."""
+    pairs: dict[Path, Pair] = field(default_factory=dict)
+    sections: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """By table with a header: offsets where its last line begins, without white space, and where
+    what stands there ends."""
 
     def find(self, path: Path) -> int | None:
         """Gives the line of the path or of the first key below it, else that of the nearest table
@@ -89,7 +105,7 @@ class _Scanner:
                 self._pair(table)
 
     def _header(self, end: str, *, is_array: bool) -> Path:
-        line = self._line()
+        line, began = self._line(), self.at
         path = self._resolve(self._key())
         if not self._take(end):
             raise _MalformedError
@@ -99,6 +115,7 @@ class _Scanner:
             self.lines.keys.setdefault(path, line)
             path = (*path, size)
         self.lines.add(path, line)
+        self.lines.sections[path] = (began, self.at)
         return path
 
     def _resolve(self, path: Path) -> Path:
@@ -110,14 +127,19 @@ class _Scanner:
                 resolved = (*resolved, self._array_sizes[resolved] - 1)
         return resolved
 
-    def _pair(self, table: Path) -> None:
-        line = self._line()
+    def _pair(self, table: Path, *, inline: bool = False) -> None:
+        line, key_at = self._line(), self.at
         path = (*table, *self._key())
         if not self._take("="):
             raise _MalformedError
         self.lines.add(path, line)
         self._match(re.compile(r"[ \t]*"))
+        value_at = self.at
         self._value(path)
+        end = value_at + len(self.text[value_at : self.at].rstrip())
+        self.lines.pairs.setdefault(path, Pair(key_at, value_at, end, table, inline))
+        if not inline and table in self.lines.sections:
+            self.lines.sections[table] = (key_at, end)
 
     def _value(self, path: Path) -> None:
         if self._take("{"):
@@ -131,7 +153,7 @@ class _Scanner:
         index = 0
         while self._skip_blank() and not self._take(end):
             if end == "}":
-                self._pair(path)
+                self._pair(path, inline=True)
             else:
                 self.lines.add((*path, index), self._line())
                 self._value((*path, index))

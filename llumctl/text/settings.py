@@ -1,11 +1,13 @@
 """Settings of a running cluster as people type and read them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from controller.api.errors import UsageError
+from llumctl.config import toml_text
 
 if TYPE_CHECKING:
+    from controller.api.wire.models import LevelStatus
     from controller.api.wire.settings import SettingValue
 
 HINT = "llumctl set migration.max_moves=2"
@@ -40,3 +42,26 @@ def _value(text: str) -> "SettingValue":
         if value == value and abs(value) != float("inf"):
             return value
     return text
+
+
+def toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus]") -> str:
+    """Settings as lines of a configuration file. Of priority levels a file has all or none, so one
+    that differs brings all of them."""
+    tables: dict[str, list[str]] = {}
+    for key, value in values.items():
+        table, *_, name = key.split(".")
+        line = f"# {name} has no value" if value is None else f"{name} = {toml_text.value(value)}"
+        tables.setdefault(table, []).append(line)
+    blocks = [
+        "\n".join([f"[{table}]", *lines]) for table, lines in tables.items() if table != "priority"
+    ]
+    if "priority" in tables:
+        blocks += [_level(level) for level in levels]
+    return "\n\n".join(blocks)
+
+
+def _level(level: "LevelStatus") -> str:
+    lines = ["[[priority]]", f"name = {toml_text.value(level.name)}", f"rank = {level.rank}"]
+    if level.target_load_tokens is not None:
+        lines.append(f"target_load_tokens = {level.target_load_tokens}")
+    return "\n".join(lines)

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import os
+import tomllib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +167,208 @@ async def test_what_is_wrong_is_said(
     assert words in capsys.readouterr().err
     assert await llumctl("get", "migration.max_moves", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["settings"][0]["value"] == 4
+
+
+# -- what was tuned is kept ---------------------------------------------------------------
+
+CONFIG = """\
+# Ours.
+[migration]
+max_moves = 4   # as it was
+"""
+
+
+@pytest.fixture
+def config(listener: Listener, tmp_path: Path) -> Path:
+    """The file that the cluster was started with."""
+    file = tmp_path / "ours.toml"
+    file.write_text(CONFIG)
+    file.chmod(0o640)
+    run_state.save(replace(remember(listener.url, token=TOKEN), config_file=str(file)))
+    return file
+
+
+async def test_it_is_saved_in_the_file_of_the_cluster(
+    listener: Listener, config: Path, capsys: Captured
+) -> None:
+    changes = ("migration.max_moves=2", "migration.cooling_s=5", "--save")
+    assert await llumctl("set", *changes, "--dry-run") == 10
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
+    lines = ["-max_moves = 4   # as it was", "+max_moves = 2   # as it was", "+cooling_s = 5.0"]
+    assert captured.err.splitlines() == [f"would be saved in {config}:", *lines]
+    assert config.read_text() == CONFIG
+    assert listener.cluster.controller.live.limits.max_moves == 4
+    assert await llumctl("set", *changes) == 0
+    assert capsys.readouterr().err.splitlines() == ["revision 1", f"saved in {config}:", *lines]
+    assert listener.cluster.controller.live.limits.max_moves == 2
+    assert config.read_text() == CONFIG.replace("= 4", "= 2") + "cooling_s = 5.0\n"
+    assert config.stat().st_mode & 0o777 == 0o640
+    assert list(config.parent.glob(".ours*")) == []
+    assert await llumctl("set", *changes) == 0
+    assert capsys.readouterr().err == "nothing to change\n"
+
+
+async def test_what_was_set_before_is_saved_later(config: Path, capsys: Captured) -> None:
+    """The cluster changes no more, its file does."""
+    assert await llumctl("set", "migration.max_moves=2") == 0
+    assert await llumctl("get", "--toml") == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("[migration]\nmax_moves = 2\n")
+    assert captured.err.endswith(f"these differ from {config}\n")
+    assert await llumctl("set", "migration.max_moves=2", "--save", "--dry-run") == 10
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 0
+    assert "max_moves = 2   # as it was" in config.read_text()
+    capsys.readouterr()
+    assert await llumctl("get", "--toml") == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"nothing differs from {config}\n")
+
+
+async def test_priority_levels_come_all_or_none(config: Path, capsys: Captured) -> None:
+    assert await llumctl("set", "priority.high.target_load_tokens=800") == 0
+    capsys.readouterr()
+    assert await llumctl("get", "--toml") == 0
+    told = capsys.readouterr().out
+    levels = tomllib.loads(told)["priority"]
+    assert levels == [
+        {"name": "normal", "rank": 0},
+        {"name": "high", "rank": 1, "target_load_tokens": 800},
+    ]
+    assert await llumctl("set", "priority.high.target_load_tokens=800", "--save") == 0
+    assert tomllib.loads(config.read_text())["priority"] == levels
+    assert await llumctl("set", "priority.high.target_load_tokens=none", "--save") == 0
+    assert tomllib.loads(config.read_text())["priority"][1] == {"name": "high", "rank": 1}
+    assert config.read_text().startswith(CONFIG)
+    capsys.readouterr()
+    assert await llumctl("get", "--toml") == 0
+    assert capsys.readouterr().out == ""
+
+
+async def test_what_it_prints_is_a_configuration_file(
+    config: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    changes = ("migration.victim=LCR", "endpoint.request_timeout_s=5", "scheduler.grace_s=1.5")
+    assert await llumctl("set", *changes) == 0
+    capsys.readouterr()
+    assert await llumctl("get", "--toml") == 0
+    other = tmp_path / "other.toml"
+    other.write_text(capsys.readouterr().out)
+    assert await llumctl("get", "--toml", "--config", str(other)) == 0
+    assert capsys.readouterr().err == f"nothing differs from {other}\n"
+    assert await llumctl("get", "migration.victim", "--toml", "--config", str(config)) == 0
+    assert capsys.readouterr().out == '[migration]\nvictim = "LCR"\n'
+
+
+@pytest.mark.usefixtures("listener")
+async def test_without_a_file_it_is_compared_with_the_defaults(capsys: Captured) -> None:
+    assert await llumctl("set", "migration.max_moves=2") == 0
+    capsys.readouterr()
+    assert await llumctl("get", "--toml") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "[migration]\nmax_moves = 2\n"
+    assert "the defaults (there is no configuration file)" in captured.err
+
+
+async def test_a_link_stays_one(config: Path, capsys: Captured) -> None:
+    target = config.rename(config.with_name("target.toml"))
+    config.symlink_to(target)
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 0
+    assert config.is_symlink()
+    assert "max_moves = 2" in target.read_text()
+    assert f"saved in {target}:" in capsys.readouterr().err
+
+
+async def test_a_variable_that_wins_is_told(
+    config: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLUMCTL_MIGRATION_MAX_MOVES", "9")
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 0
+    assert "LLUMCTL_MIGRATION_MAX_MOVES is set here, and wins" in capsys.readouterr().err
+    assert "max_moves = 2" in config.read_text()
+
+
+async def test_what_cannot_be_saved_is_not_set(
+    listener: Listener, config: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    save = ("set", "migration.max_moves=2", "--save")
+    absent = tmp_path / "absent" / "c.toml"
+    assert await llumctl(*save, "--config", str(absent)) == 2
+    assert f"{absent}: there is no such config file" in capsys.readouterr().err
+    config.write_text("\nmigration = { guard = true }\n")
+    assert await llumctl(*save) == 5
+    assert f"{config}:2: migration stands in braces: write max_moves = 2" in capsys.readouterr().err
+    config.write_text("[[priority]]\nname = 'one'\nrank = 0\n")
+    assert await llumctl("set", "priority.high.target_load_tokens=1", "--save") == 5
+    assert "it has no priority level 'high'" in capsys.readouterr().err
+    config.write_text("[migration\n")
+    assert await llumctl(*save) == 2
+    assert f"{config}:1: not valid TOML" in capsys.readouterr().err
+    config.unlink()
+    assert await llumctl(*save) == 2
+    assert "there is no such config file (the cluster was started with it)" in (
+        capsys.readouterr().err
+    )
+    assert await llumctl("set", "migration.max_moves=few", "--save") == 2
+    assert listener.cluster.controller.keeper.spec.revision == 0
+
+
+@pytest.mark.usefixtures("listener")
+async def test_without_a_file_nothing_is_saved(tmp_path: Path, capsys: Captured) -> None:
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 2
+    file = tmp_path / "config" / "llumctl" / "config.toml"
+    err = capsys.readouterr().err
+    assert f"{file}: there is no configuration file to save in" in err
+    assert err.endswith(f"try:   mkdir -p {file.parent} && touch {file}\n")
+
+
+async def test_a_file_that_is_not_ours_to_write(
+    listener: Listener, config: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not (mode & os.W_OK) or path != config)
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 5
+    assert f"{config} cannot be written: it is write-protected" in capsys.readouterr().err
+    monkeypatch.setattr("os.access", lambda *_: True)
+    somebody_else = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: somebody_else)
+    assert await llumctl("set", "migration.max_moves=2", "--save", "--config", str(config)) == 5
+    assert "belongs to another user" in capsys.readouterr().err
+    assert listener.cluster.controller.keeper.spec.revision == 0
+
+
+async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
+    listener: Listener, config: Path, capsys: Captured
+) -> None:
+    """The cluster has the value by then, and the error says so."""
+    changed = listener.server._live_settings.make
+
+    def make(planned: Any) -> Any:
+        config.write_text("[migration]\nguard = false\n")
+        return changed(planned)
+
+    listener.server._live_settings.make = make  # type: ignore[method-assign]
+    assert await llumctl("set", "migration.max_moves=2", "--save") == 1
+    err = capsys.readouterr().err
+    assert f"the running cluster was changed, but {config} was not written" in err
+    assert "changed it meanwhile" in err
+    assert config.read_text() == "[migration]\nguard = false\n"
+    assert listener.cluster.controller.live.limits.max_moves == 2
+
+
+@pytest.mark.usefixtures("listener")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("get", "--toml", "-o", "json"), "--toml: give either this or --output"),
+        (("get", "--config", "c"), "--config: only --toml looks at a file"),
+        (("set", "a.b=1", "--config", "c"), "--config: only --save writes a file"),
+    ],
+)
+async def test_options_that_do_not_go_together(
+    arguments: tuple[str, ...], words: str, capsys: Captured
+) -> None:
+    assert await llumctl(*arguments) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
     more = "--host localhost --ray-address h:1 --engine-arg max-model-len=64 -d --wait --timeout 5"
     assert run([*line.split(), *more.split()]) == 0
     settings, options = calls["up"]
-    assert options == {"detach": True, "wait": True, "timeout_s": 5.0}
+    assert options == {"detach": True, "wait": True, "timeout_s": 5.0, "config_file": ""}
     assert settings.cluster.model_dump(exclude={"host", "start_timeout_s"}) == {
         "name": "c",
         "model": "Qwen/Q",
@@ -64,6 +64,17 @@ def test_up_passes_settings_and_options(calls: dict[str, Any], capsys: Captured)
     assert settings.control.port == 9001
     assert settings.engine == {"max_model_len": 64}
     assert capsys.readouterr().out == ""
+
+
+def test_up_passes_the_name_of_its_file_on(
+    calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In full, as other commands run elsewhere."""
+    file = tmp_path / "c.toml"
+    file.write_text("[cluster]\ninstances = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(["up", "--config", "c.toml"]) == 0
+    assert calls["up"][1]["config_file"] == str(file)
 
 
 def test_up_passes_the_emulated_engine_on(calls: dict[str, Any]) -> None:

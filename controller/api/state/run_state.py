@@ -59,6 +59,8 @@ class RunState:
     """Environment that a process needs to reach this Ray: authentication and the token's place."""
     endpoint_certificate: str = ""
     """The file with the endpoint's certificate; empty: the endpoint speaks plain http."""
+    config_file: str = ""
+    """The configuration file that `up` read; empty: none."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

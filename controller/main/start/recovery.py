@@ -12,7 +12,7 @@ from controller.main.roles import endpoint_url
 MAX_PLAN_BYTES = 16 << 20
 
 
-def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
+def state_of(plan: ClusterPlan, ray_environment: dict[str, str], config_file: str = "") -> RunState:
     """The run state before anything runs. With its nonce `down` finds the processes of a start that
     was cut short."""
     table = plan.settings
@@ -34,6 +34,7 @@ def state_of(plan: ClusterPlan, ray_environment: dict[str, str]) -> RunState:
         grace_s=table.scheduler.grace_s,
         ray_environment=ray_environment,
         endpoint_certificate=table.endpoint.ssl_certfile or "",
+        config_file=config_file,
     )
 
 

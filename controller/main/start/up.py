@@ -62,6 +62,7 @@ def run(
     wait: bool,
     timeout_s: float | None,
     progress: Progress,
+    config_file: str = "",
 ) -> ClusterStatus | None:
     """Starts a cluster, and stays unless `detach`. Detached, it returns when vLLM has accepted the
     arguments, or with `wait` when everything serves. If it is interrupted or fails, it leaves
@@ -72,7 +73,7 @@ def run(
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings)
             address = settings.cluster.ray_address or ""
-            state = state_of(plan, ray_authentication(plan.state_dir, address))
+            state = state_of(plan, ray_authentication(plan.state_dir, address), config_file)
             try:
                 run_state.save(state)
                 if not address:

@@ -1,0 +1,135 @@
+"""Values set in a TOML text: the new value is read from it, and every other byte stays."""
+
+import difflib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from controller.api.settings.live_settings import live_settings
+from controller.api.settings.settings import Settings
+from llumctl.config import toml_edit
+from llumctl.config.toml_edit import CannotEditError, Value, set_value
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llumctl.toml"
+
+TEXT = """\
+# Ours.
+[cluster]   # what runs
+name = "a"
+
+[migration]
+  max_moves = 2   # fewer
+  victim = 'LCR'
+
+# Of the end.
+"""
+
+
+def changed_lines(before: str, after: str) -> list[str]:
+    found = difflib.ndiff(before.splitlines(), after.splitlines())
+    return [line for line in found if line.startswith(("-", "+"))]
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value", "lines"),
+    [
+        (
+            "migration",
+            "max_moves",
+            12,
+            ["-   max_moves = 2   # fewer", "+   max_moves = 12   # fewer"],
+        ),
+        ("migration", "victim", 'a"b', ["-   victim = 'LCR'", '+   victim = "a\\"b"']),
+        ("migration", "guard", False, ["+   guard = false"]),
+        (
+            "migration",
+            "max_moves",
+            None,
+            ["-   max_moves = 2   # fewer", "+   # max_moves = 2   # fewer"],
+        ),
+        ("migration", "cooling_s", None, []),
+        ("cluster", "instances", 3, ["+ instances = 3"]),
+        ("scheduler", "grace_s", 2.5, ["+ ", "+ [scheduler]", "+ grace_s = 2.5"]),
+    ],
+)
+def test_one_value(table: str, name: str, value: Value, lines: list[str]) -> None:
+    after = set_value(TEXT, (table,), name, value)
+    assert changed_lines(TEXT, after) == lines
+    assert tomllib.loads(after).get(table, {}).get(name) == value
+
+
+def test_a_new_key_stands_below_the_last_one_of_its_table() -> None:
+    after = set_value(TEXT, ("migration",), "guard", value=False)
+    assert after.index("guard") < after.index("# Of the end.")
+    assert after.index("guard") > after.index("victim")
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", "[migration]\nmax_moves = 1\n"),
+        ("# only words", "# only words\n\n[migration]\nmax_moves = 1\n"),
+        ("[migration]", "[migration]\nmax_moves = 1\n"),
+        ("[migration]\n[engine]\na = 1", "[migration]\nmax_moves = 1\n[engine]\na = 1"),
+        ("migration.max_moves = 9", "migration.max_moves = 1"),
+        (
+            "migration.guard = true\n[keys]",
+            "migration.guard = true\nmigration.max_moves = 1\n[keys]",
+        ),
+        ("migration = { max_moves = 9, a = true }", "migration = { max_moves = 1, a = true }"),
+        ('[migration]\r\n"max_moves" = 9\r\n', '[migration]\r\n"max_moves" = 1\r\n'),
+        ("[migration]\r\nguard = true\r\n", "[migration]\r\nguard = true\r\nmax_moves = 1\r\n"),
+        (
+            "[migration]\nvictim = '''\nmax_moves = 9'''\n",
+            "[migration]\nvictim = '''\nmax_moves = 9'''\nmax_moves = 1\n",
+        ),
+        (
+            "[ migration ] # a = 1\n\n[keys]\nmax_moves = 9",
+            "[ migration ] # a = 1\nmax_moves = 1\n\n[keys]\nmax_moves = 9",
+        ),
+        ("[migration]\nmax_moves = 9_000 # and\n", "[migration]\nmax_moves = 1 # and\n"),
+    ],
+)
+def test_where_it_stands(text: str, after: str) -> None:
+    assert set_value(text, ("migration",), "max_moves", 1) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "line"),
+    [
+        ("\nmigration = { guard = true }", 1, 2),
+        ("migration = {}", 1, 1),
+        ("migration = { max_moves = 9 }", None, 1),
+        ("\n[migration]\nmax_moves = '''\n9'''", None, 3),
+    ],
+)
+def test_what_is_left_to_hands(text: str, value: Value, line: int) -> None:
+    with pytest.raises(CannotEditError) as caught:
+        set_value(text, ("migration",), "max_moves", value)
+    assert caught.value.line == line
+
+
+def test_a_level_of_several() -> None:
+    text = toml_edit.with_tables(
+        "a = 1\n", "priority", [[("name", "low"), ("rank", -1)], [("name", "high"), ("t", None)]]
+    )
+    after = set_value(text, ("priority", 1), "t", 800)
+    after = set_value(after, ("priority", 0), "t", 5)
+    assert tomllib.loads(after) == {
+        "a": 1,
+        "priority": [{"name": "low", "rank": -1, "t": 5}, {"name": "high", "t": 800}],
+    }
+
+
+@pytest.mark.parametrize("key", [k for k in live_settings(Settings()) if k.count(".") == 1])
+def test_every_setting_in_the_example(key: str) -> None:
+    """One line of it changes, or comes where there was only a comment."""
+    text = EXAMPLE.read_text()
+    table, name = key.split(".")
+    old = live_settings(Settings())[key].value
+    new: Value = not old if isinstance(old, bool) else "x" if isinstance(old, str) else 7
+    after = set_value(text, (table,), name, new)
+    assert tomllib.loads(after)[table][name] == new
+    assert len(changed_lines(text, after)) == (1 if old is None else 2)
+    assert set_value(after, (table,), name, new) == after
