@@ -41,8 +41,10 @@ def get(
         choices.an_id(key, "KEY")
     if toml and output_format is not Format.TABLE:
         raise UsageError("--toml: give either this or --output", "llumctl get --toml")
-    if config is not None and not toml:
-        raise UsageError("--config: only --toml looks at a file", "llumctl get --toml")
+    if config is not None:
+        config_file.find(config)  # what is wrong with it is told without a cluster
+        if not toml:
+            raise UsageError("--config: only --toml looks at a file", "llumctl get --toml")
     name = config_file.cluster_name(cluster)
     with connect.client(name) as client:
         found = client.settings()

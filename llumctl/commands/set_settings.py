@@ -49,8 +49,10 @@ def set_settings(
     changes = setting_text.parse(assignments)
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    if config is not None and not save:
-        raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
+    if config is not None:
+        config_file.find(config)  # what is wrong with it is told without a cluster
+        if not save:
+            raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
     name = config_file.cluster_name(cluster)
     with connect.client(name) as client:
         from controller.api.wire.settings import SettingsPatch

@@ -228,7 +228,8 @@ def test_every_format_is_one_that_there_is(path: tuple[str, ...], capsys: Captur
 
 @every(having("--config"))
 def test_every_config_file_must_be_there(path: tuple[str, ...], capsys: Captured) -> None:
-    err = refused([*path, "--config", "none.toml"], capsys)
+    needed = NEEDED.get(path[0], [])
+    err = refused([*path, *needed, "--config", "none.toml"], capsys)
     assert err == "error: none.toml: there is no such config file (--config)\n"
 
 

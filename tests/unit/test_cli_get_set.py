@@ -23,6 +23,7 @@ from tests.unit.cli_support import remember
 from tests.unit.control_support import TOKEN, Listener, listening
 
 Captured = pytest.CaptureFixture[str]
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "llumctl.toml")
 
 
 @pytest.fixture
@@ -360,8 +361,8 @@ async def test_a_file_that_somebody_changes_meanwhile_is_left_alone(
     ("arguments", "words"),
     [
         (("get", "--toml", "-o", "json"), "--toml: give either this or --output"),
-        (("get", "--config", "c"), "--config: only --toml looks at a file"),
-        (("set", "a.b=1", "--config", "c"), "--config: only --save writes a file"),
+        (("get", "--config", EXAMPLE), "--config: only --toml looks at a file"),
+        (("set", "a.b=1", "--config", EXAMPLE), "--config: only --save writes a file"),
     ],
 )
 async def test_options_that_do_not_go_together(
