@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,38 +161,59 @@ async def _moves(plan: EnginePlan) -> dict[str, float]:
     return measured
 
 
-def _scheduler(checkouts: dict[str, Path], options: argparse.Namespace, figures: Figures) -> None:
-    """Each checkout's own benchmark of the core."""
+def _scheduler(
+    measure: Callable[[Path], dict[str, float]],
+    checkouts: dict[str, Path],
+    options: argparse.Namespace,
+    figures: Figures,
+) -> None:
     for index, order in _rounds(checkouts, options.rounds):
         for side in order:
-            figures.add(side, _core_times(checkouts[side]))
+            figures.add(side, measure(checkouts[side]))
         print(f"  scheduler, round {index + 1}: done", flush=True)
 
 
 def _core_times(checkout: Path) -> dict[str, float]:
-    command = [str(checkout / ".venv" / "bin" / "python"), "-m", "benchmarks.scheduler"]
-    options = ["--parts", "core", "--largest", "256", "--repeats", "300"]
-    before = set(_core_results(checkout))
-    subprocess.run([*command, *options], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
-    (path,) = set(_core_results(checkout)) - before
-    found = json.loads(path.read_text("utf-8"))
-    path.unlink()
+    options = ("--parts", "core", "--largest", "256", "--repeats", "300")
     return {
         f"{core['num_instances']} instances x {core['num_running']}, {kind} us": (
             1e6 * core[f"{kind}_s"]["p50"]
         )
-        for core in found["core"]
+        for core in _scheduler_figures(checkout, options)["core"]
         if core["num_instances"] in (16, 256)
         for kind in ("decision_as_it_runs", "status", "round")
     }
 
 
-def _core_results(checkout: Path) -> Iterator[Path]:
+def _loop_times(checkout: Path) -> dict[str, float]:
+    """What a frontend waits for a dispatch, the naming of its candidates included."""
+    options = ("--parts", "loop", "--seconds", "3", "--rounds", "1")
+    *_, both = _scheduler_figures(checkout, options)["loop"]
+    return {
+        "loop under load, dispatch ms": 1000 * both["dispatch_s"]["p50"],
+        "loop under load, dispatch P99 ms": 1000 * both["dispatch_s"]["p99"],
+        "loop under load, cores": both["loop_cores"],
+    }
+
+
+def _scheduler_figures(checkout: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Of the checkout's own benchmark."""
+    command = [str(checkout / ".venv" / "bin" / "python"), "-m", "benchmarks.scheduler"]
+    before = set(_results(checkout))
+    subprocess.run([*command, *options], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
+    (path,) = set(_results(checkout)) - before
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    path.unlink()
+    return found
+
+
+def _results(checkout: Path) -> Iterator[Path]:
     return (checkout / "benchmarks" / "results").glob("scheduler-*.json")
 
 
 PARTS: dict[str, Callable[[dict[str, Path], argparse.Namespace, Figures], None]] = {
-    "scheduler": _scheduler,
+    "core": partial(_scheduler, _core_times),
+    "loop": partial(_scheduler, _loop_times),
     "endpoint": _endpoint,
     "migration": _migration,
 }
