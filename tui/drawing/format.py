@@ -85,22 +85,23 @@ def percent(ratio: float | None) -> str:
     return "inf" if math.isinf(ratio) else f"{100 * ratio:.0f}" if ratio < 9.995 else ">999"
 
 
-def bar(used: float | None, wanted: float | None, width: int) -> str:
-    """`#` up to what is used, `=` up to what is wanted; both are shares of the whole."""
-    if used is None:
-        return " " * width
-    full = _cells(used, width)
-    return (
-        ("#" * full).ljust(_cells(wanted, width) if wanted is not None else full, "=").ljust(width)
-    )
+def bar(used: float | None, wanted: float | None, width: int) -> tuple[str, str, str]:
+    """`#` for what is held, `=` for what is wanted beyond it, and the rest; both are shares of the
+    whole, what is held among what is wanted."""
+    held = 0 if used is None else _cells(used, width)
+    more = 0 if used is None or wanted is None else max(0, _cells(wanted, width) - held)
+    return "#" * held, "=" * more, " " * (width - held - more)
+
+
+TREND_STEPS = (0, 16, 64, 256, 1024, 4096)
+"""A trend is one glyph higher above each of these, in decode steps: the same in all rows and at all
+times, so that rows can be compared, and finest where memory is short."""
 
 
 def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
     """The last minute up to `time_s` in `width` slots, newest on the right.
 
-    Slots lie on multiples of their length, so that a curve moves by whole slots. The height is
-    relative to the row's own range, or to a tenth of its level where that is more: noise stays
-    flat.
+    Slots lie on multiples of their length, so that a curve moves by whole slots.
     """
     slot_s = TREND_S / max(1, width)
     last = math.floor(time_s / slot_s)
@@ -109,14 +110,8 @@ def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) 
         place = width - 1 - (last - math.floor(sample.time_s / slot_s))
         if sample.freeness_steps is not None and 0 <= place < width:
             slots[place] = sample.freeness_steps
-    if not slots:
-        return " " * width
-    low, high = min(slots.values()), max(slots.values())
-    span = max(high - low, max(abs(low), abs(high)) / 10, 1.0)
-    base = (low + high - span) / 2
-    top = len(glyphs.trend) - 1
     return "".join(
-        glyphs.trend[round(top * (slots[place] - base) / span)] if place in slots else " "
+        glyphs.trend[sum(slots[place] > limit for limit in TREND_STEPS)] if place in slots else " "
         for place in range(width)
     )
 

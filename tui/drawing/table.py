@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted
+from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted, width_of
 
 GAP = 2
 
@@ -13,13 +13,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """`cell(item, width)` says what stands in the column. Columns with the highest `drop` go first
-    where the width is short (0: never); one column may grow up to `max_width`."""
+    """`cell(item, width)` says what stands in the column, in one tone or several. Columns with the
+    highest `drop` go first where the width is short (0: never); one column may grow up to
+    `max_width`."""
 
     name: str
     title: str
     width: int
-    cell: Callable[[Item, int], Span]
+    cell: Callable[[Item, int], Span | Line]
     right: bool = False
     drop: int = 0
     max_width: int = 0
@@ -66,16 +67,31 @@ def titles(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
 def cells(
     placed: Sequence[Placed[Item]], item: Item, glyphs: Glyphs, note: tuple[str, Span] | None = None
 ) -> tuple[tuple[int, Span], ...]:
-    """(x, text) of each cell. A note is (column, text): it takes the rest from there on."""
+    """(x, text) of each piece of a cell. A note is (column, text): it takes the rest of the row."""
     shown: list[tuple[int, Span]] = []
     for p in placed:
         if note is not None and p.column.name == note[0]:
             room = placed[-1].x + placed[-1].width - p.x
             shown.append((p.x, _exact(note[1], room, glyphs, right=False)))
             break
-        span = p.column.cell(item, p.width)
-        shown.append((p.x, _exact(span, p.width, glyphs, right=p.column.right)))
+        cell = p.column.cell(item, p.width)
+        if isinstance(cell, Span):
+            shown.append((p.x, _exact(cell, p.width, glyphs, right=p.column.right)))
+        else:
+            shown += _pieces(cell, p, glyphs)
     return tuple(shown)
+
+
+def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int, Span]]:
+    """From the left; the last piece takes the room that is left."""
+    pieces: list[tuple[int, Span]] = []
+    x, end = placed.x, placed.x + placed.width
+    for place, span in enumerate(cell):
+        is_last = place == len(cell) - 1
+        width = end - x if is_last else min(width_of((span,)), end - x)
+        pieces.append((x, _exact(span, width, glyphs, right=False)))
+        x += width
+    return pieces
 
 
 def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool) -> Span:

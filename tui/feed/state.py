@@ -22,6 +22,7 @@ from controller.api.wire.models import (
 )
 
 TREND_S = 60.0
+HEAT_MINUTES = 60
 MAX_EVENTS = 1000
 """How many of the routine events are kept."""
 MAX_RARE = 300
@@ -89,6 +90,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Minute:
+    """The KV use in one minute of the controller's clock: the sum of so many statuses."""
+
+    minute: int
+    sum: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.count
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """An instance turned up, changed its state, or went away (state None)."""
 
@@ -104,6 +118,8 @@ class History:
 
     samples: tuple[Sample, ...] = ()
     changes: tuple[Change, ...] = ()
+    minutes: tuple[Minute, ...] = ()
+    """The KV use of the last hour, oldest first; minutes without a figure are missing."""
     head_id: str = ""
     """The request that is the queue head now, and since when it has been seen as such."""
     head_since_s: float = 0.0
@@ -295,7 +311,8 @@ def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
 def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
     freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
     samples = (*_recent(history.samples, time_s), Sample(time_s, freeness))
-    history = _with_head(replace(history, samples=samples), item, time_s)
+    minutes = _minutes(history.minutes, item.kv_cache_usage, int(time_s // 60))
+    history = _with_head(replace(history, samples=samples, minutes=minutes), item, time_s)
     change = Change(time_s, item.state, item.incarnation, item.detail)
     last = history.changes[-1] if history.changes else None
     if last and (last.state, last.incarnation) == (change.state, change.incarnation):
@@ -304,6 +321,17 @@ def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
         kept = replace(last, detail=change.detail)
         return replace(history, changes=(*history.changes[:-1], kept))
     return replace(history, changes=(*history.changes, change)[-MAX_CHANGES:])
+
+
+def _minutes(known: tuple[Minute, ...], usage: float | None, now: int) -> tuple[Minute, ...]:
+    if known and (known[-1].minute > now or known[0].minute <= now - HEAT_MINUTES):
+        known = tuple(each for each in known if now - HEAT_MINUTES < each.minute <= now)
+    if usage is None:
+        return known
+    if known and known[-1].minute == now:
+        last = known[-1]
+        return (*known[:-1], Minute(now, last.sum + usage, last.count + 1))
+    return (*known, Minute(now, usage, 1))
 
 
 def _with_head(history: History, item: InstanceStatus, time_s: float) -> History:

@@ -41,13 +41,13 @@ def facts(
 
 def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fact]:
     figure = fmt.number
-    freeness = instances.freeness(item)
+    freeness, kv = instances.freeness(item), instances.kv(item)
     return [
         ("freeness", Span(f"{freeness.text:<7} {curve}", freeness.tone)),
-        ("kv", instances.kv(item)),
+        ("kv", Span("".join(span.text for span in kv), kv[0].tone)),
         ("blocks", Span(_blocks(item))),
         ("virtual", Span(_virtual(item))),
-        ("headroom", Span(f"{figure(item.headroom_blocks)} blk")),
+        ("headroom", Span(f"{figure(item.headroom_blocks)} of {figure(item.num_total_blocks)}")),
         ("watermark", Span(f"{figure(item.watermark_blocks)} blk")),
         ("running", Span(_running(item, levels))),
         ("waiting", Span(figure(item.num_waiting_reqs))),
@@ -74,7 +74,7 @@ def _blocks(item: InstanceStatus) -> str:
 def _running(item: InstanceStatus, levels: tuple[str, ...]) -> str:
     most = f" of {item.max_running_reqs}" if item.max_running_reqs else ""
     by_level = instances.running_by_level(item, levels)
-    return f"{fmt.number(item.num_running_reqs)}{most}  hi/lo {by_level}"
+    return f"{fmt.number(item.num_running_reqs)}{most}  {by_level}"
 
 
 def _virtual(item: InstanceStatus) -> str:

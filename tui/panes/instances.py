@@ -1,5 +1,6 @@
 """The instances table: its columns, the orders, and the filter."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
-from tui.drawing.format import Glyphs, Span, Tone
+from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.drawing.table import Column
-from tui.feed.state import DashboardState, History, Sample
+from tui.feed.state import DashboardState, History, Minute, Sample
 
-BAR_WIDTH = 10
+BAR_WIDTH = 9
+WALL = 150
+"""From this width on each priority level has a column of its own."""
+NEARLY_FULL, FULL = 0.9, 0.98
 
 _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
@@ -43,6 +47,7 @@ class InstanceRow:
     levels: tuple[str, ...]
     """Names of levels, the highest first."""
     glyphs: Glyphs
+    minutes: tuple[Minute, ...] = ()
 
     @property
     def id(self) -> str:
@@ -67,12 +72,14 @@ def rows(state: DashboardState, glyphs: Glyphs) -> list[InstanceRow]:
     return [
         InstanceRow(
             item,
-            state.histories.get(item.id, History()).samples,
+            history.samples,
             status.time_s or state.time_s,
             levels,
             glyphs,
+            history.minutes,
         )
         for item in status.instances
+        for history in (state.histories.get(item.id, History()),)
     ]
 
 
@@ -118,11 +125,27 @@ def virtual_ratio(item: InstanceStatus) -> float | None:
 
 
 def running_by_level(item: InstanceStatus, levels: tuple[str, ...]) -> str:
-    """`3/38`: the running requests of each level, the highest first."""
+    """`H3 N38`: the running requests of each level, the highest first."""
     if item.num_running_reqs is None or not item.num_running_by_level:
         return "-"
-    others = sorted(set(item.num_running_by_level) - set(levels))
-    return "/".join(str(item.num_running_by_level.get(name, 0)) for name in (*levels, *others))
+    names = (*levels, *sorted(set(item.num_running_by_level) - set(levels)))
+    return " ".join(
+        f"{short}{item.num_running_by_level.get(name, 0)}"
+        for name, short in zip(names, _initials(names), strict=True)
+    )
+
+
+def _initials(names: tuple[str, ...]) -> list[str]:
+    """As few first letters as tell the levels apart."""
+    found = []
+    for name in names:
+        others = [other for other in names if other != name]
+        length = next(
+            (n for n in range(1, len(name)) if not any(o.startswith(name[:n]) for o in others)),
+            len(name),
+        )
+        found.append(printable(name[:length].capitalize()))
+    return found
 
 
 def moving(item: InstanceStatus) -> str:
@@ -155,14 +178,41 @@ def _trend(row: InstanceRow, width: int) -> Span:
     return Span(fmt.trend(row.samples, row.time_s, width, row.glyphs), Tone.DIM)
 
 
-def kv(item: InstanceStatus) -> Span:
-    """`#########= 98|121%`: the KV cache in use, and wanted."""
-    if item.kv_cache_usage is None:
-        return Span("-", Tone.DIM)
+def kv(item: InstanceStatus) -> Line:
+    """`########=  88 +12%`, or `88%`: blocks held, and those that are wanted beyond them for the
+    queue head, prefills under way and headroom."""
     used, wanted = item.kv_cache_usage, virtual_ratio(item)
-    figures = f"{fmt.percent(used):>3}|{fmt.percent(wanted)}%"
-    tone = Tone.BAD if in_need(item) and item.state is not InstanceState.DRAINING else Tone.PLAIN
-    return Span(f"{fmt.bar(used, wanted, BAR_WIDTH)} {figures}", tone)
+    if used is None:
+        return (Span("-", Tone.DIM),)
+    more = None if wanted is None else max(0.0, wanted - used)
+    need = in_need(item) and item.state is not InstanceState.DRAINING
+    held, beyond, rest = fmt.bar(used, wanted, BAR_WIDTH)
+    extra = "" if fmt.percent(more) == "0" else f" +{fmt.percent(more)}"
+    tone = Tone.BAD if need else Tone.PLAIN
+    return (
+        Span(held, tone),
+        Span(beyond, Tone.BAD if need else Tone.WARN),
+        Span(f"{rest} {fmt.percent(used):>3}{extra}%", tone),
+    )
+
+
+def _heat(row: InstanceRow, width: int) -> Line:
+    """The KV use of each of the last minutes, the newest on the right."""
+    now = int(row.time_s // 60)
+    by_minute = {minute.minute: minute.mean for minute in row.minutes}
+    spans: list[Span] = []
+    for minute in range(now - width + 1, now + 1):
+        share = by_minute.get(minute)
+        glyph, tone = " ", Tone.DIM
+        if share is not None:
+            top = len(row.glyphs.trend) - 1
+            glyph = row.glyphs.trend[max(0, min(top, round(top * share)))]
+            tone = Tone.BAD if share >= FULL else Tone.WARN if share >= NEARLY_FULL else Tone.DIM
+        if spans and spans[-1].tone is tone:
+            spans[-1] = Span(spans[-1].text + glyph, tone)
+        else:
+            spans.append(Span(glyph, tone))
+    return tuple(spans)
 
 
 def _waiting(row: InstanceRow, _: int) -> Span:
@@ -171,35 +221,66 @@ def _waiting(row: InstanceRow, _: int) -> Span:
 
 
 def _headroom(row: InstanceRow, _: int) -> Span:
-    blocks = row.item.headroom_blocks
-    return Span("-" if blocks is None else f"{fmt.number(blocks)} blk")
+    kept, blocks = row.item.headroom_blocks, row.item.num_total_blocks
+    return Span("-" if kept is None else f"{fmt.number(kept)}/{fmt.number(blocks)}")
 
 
 def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Span]:
     return lambda row, _: Span(text(row))
 
 
-COLUMNS: tuple[Column[InstanceRow], ...] = (
+_BEFORE: tuple[Column[InstanceRow], ...] = (
     Column("id", "  ID", 8, _identity),
     Column("state", "STATE", 10, _state),
     Column("freeness", "FREENESS", 8, lambda row, _: freeness(row.item), right=True),
     Column("trend", "TREND", 6, _trend, drop=3, max_width=20),
-    Column("kv", "KV use|virt", 19, lambda row, _: kv(row.item), drop=1),
+    Column("kv", "KV held +wanted", 19, lambda row, _: kv(row.item), drop=1),
     Column("run", "RUN", 4, _span(lambda row: fmt.number(row.item.num_running_reqs)), right=True),
     Column("wait", "WAIT", 4, _waiting, right=True),
-    Column(
-        "levels",
-        "PRIO hi/lo",
-        10,
-        _span(lambda row: running_by_level(row.item, row.levels)),
-        right=True,
-        drop=5,
-    ),
+)
+_AFTER: tuple[Column[InstanceRow], ...] = (
     Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
-    Column("headroom", "HEADROOM", 9, _headroom, right=True, drop=6),
+    Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=6),
     Column("ttft", "TTFT99", 6, lambda row, _: ttft(row.item), right=True, drop=2),
     Column("up", "UP", 6, _span(lambda row: duration(row.item.up_s)), right=True, drop=7),
+    Column("heat", "KV by minute, now >", 30, _heat, drop=8, max_width=60),
 )
+
+
+def columns(levels: tuple[str, ...], width: int) -> tuple[Column[InstanceRow], ...]:
+    """The same object for the same levels, as long as they are shown the same way."""
+    return _columns(levels if width >= WALL else ())
+
+
+@functools.cache
+def _columns(levels: tuple[str, ...]) -> tuple[Column[InstanceRow], ...]:
+    if not levels:
+        prio: tuple[Column[InstanceRow], ...] = (
+            Column(
+                "levels",
+                "PRIO",
+                8,
+                _span(lambda row: running_by_level(row.item, row.levels)),
+                right=True,
+                drop=5,
+            ),
+        )
+    else:
+        prio = tuple(_level_column(name) for name in levels)
+    return (*_BEFORE, *prio, *_AFTER)
+
+
+def _level_column(name: str) -> Column[InstanceRow]:
+    """The running requests of a level."""
+    title = printable(name.upper())[:8]
+    return Column(
+        f"level.{name}",
+        title,
+        max(4, len(title)),
+        _span(lambda row: fmt.number(row.item.num_running_by_level.get(name, 0))),
+        right=True,
+        drop=5,
+    )
 
 
 def note(row: InstanceRow) -> tuple[str, Span] | None:

@@ -45,7 +45,7 @@ class DashboardScreen(PaintedScreen):
         glyphs = self.console.glyphs
         yield Lines(id="header")
         yield TableView[InstanceRow](
-            instances.COLUMNS,
+            instances.columns((), 0),
             glyphs,
             id=Pane.INSTANCES,
             note_of=instances.note,
@@ -147,6 +147,9 @@ class DashboardScreen(PaintedScreen):
         self.table(Pane.EVENTS).set_columns(
             event_list.EXPANDED_COLUMNS if view.expanded else event_list.COLUMNS
         )
+        status = self.console.shown.status
+        levels = instances.level_names(status) if status else ()
+        self.table(Pane.INSTANCES).set_columns(instances.columns(levels, self.size.width))
         for pane, box in boxes.items():
             table = self.table(pane)
             table.styles.width, table.styles.height = box.width, box.height

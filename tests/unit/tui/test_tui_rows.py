@@ -29,6 +29,8 @@ from tui.panes.instances import InstanceRow
 from tui.panes.names import Names, names
 from tui.widgets.bottom import key_line
 
+LEVELS = ("high", "normal")
+
 
 def state_of(*found: Any) -> DashboardState:
     frame = StatusFrame(time_s=synthetic.START_S, status=synthetic.cluster(found))
@@ -36,9 +38,14 @@ def state_of(*found: Any) -> DashboardState:
 
 
 def cells_of(row: InstanceRow, width: int = 120) -> dict[str, str]:
-    placed = table.place(instances.COLUMNS, width)
+    placed = table.place(instances.columns(row.levels, width), width)
     shown = table.cells(placed, row, UNICODE, instances.note(row))
-    return {p.column.name: span.text.strip() for p, (_, span) in zip(placed, shown, strict=False)}
+    found = {}
+    for p in placed:
+        pieces = [span.text for x, span in shown if p.x <= x <= p.x + p.width]
+        if pieces:
+            found[p.column.name] = "".join(pieces).strip()
+    return found
 
 
 def cells(item: Any, width: int = 120) -> dict[str, str]:
@@ -69,12 +76,12 @@ def test_an_instance_in_full() -> None:
         "id": "! i-3",
         "state": "active",
         "freeness": "-196",
-        "kv": "##########  98|121%",
+        "kv": "#########  98 +23%",
         "run": "41",
         "wait": "6",
-        "levels": "3/38",
+        "levels": "H3 N38",
         "moves": "0/2",
-        "headroom": "151 blk",
+        "headroom": "151/1000",
         "ttft": "4.1s",
         "up": "2h00m",
     }
@@ -86,7 +93,7 @@ def test_an_instance_kept_free_for_a_high_priority_is_reserved_and_not_in_troubl
     )
     found = cells(kept)
     assert (found["id"], found["state"], found["freeness"]) == ("i-3", "reserved", "-196")
-    assert instances.freeness(kept).tone is instances.kv(kept).tone is Tone.PLAIN
+    assert instances.freeness(kept).tone is instances.kv(kept)[0].tone is Tone.PLAIN
     rows = instances.rows(
         state_of(kept, synthetic.instance("i-4", freeness_steps=-3.0, virtual_usage_blocks=995)),
         UNICODE,
@@ -109,7 +116,7 @@ def test_a_starved_instance_shows_how_long_its_queue_head_has_waited() -> None:
 def test_a_draining_instance_has_none_left() -> None:
     found = cells(synthetic.instance("i-7", InstanceState.DRAINING, virtual_usage_blocks=None))
     assert (found["id"], found["freeness"]) == ("> i-7", "-inf")
-    assert found["kv"].endswith("55|inf%")
+    assert found["kv"].endswith("55 +inf%")
 
 
 def test_an_instance_without_figures_says_what_it_does() -> None:
@@ -139,15 +146,68 @@ def test_each_state_has_a_glyph_and_a_tone(state: InstanceState, glyph: str) -> 
 
 @pytest.mark.parametrize("width", [120, 110, 100, 80, 60, 40, 12, 1, 0])
 def test_columns_fit_any_width(width: int) -> None:
-    placed = table.place(instances.COLUMNS, width)
+    placed = table.place(instances.columns(("high", "normal"), width), width)
     assert all(p.x + p.width <= max(width, 0) for p in placed)
 
 
 def test_eighty_columns_keep_what_matters() -> None:
-    kept = {p.column.name for p in table.place(instances.COLUMNS, 80)}
+    def kept_at(width: int) -> set[str]:
+        return {p.column.name for p in table.place(instances.columns(LEVELS, width), width)}
+
+    kept = kept_at(80)
     assert kept == {"id", "state", "freeness", "trend", "kv", "run", "wait", "ttft"}
-    kept = {p.column.name for p in table.place(instances.COLUMNS, 120)}
-    assert kept == {column.name for column in instances.COLUMNS}
+    every = {column.name for column in instances.columns(LEVELS, 120)}
+    assert kept_at(120) == every - {"heat"}
+    assert kept_at(200) == every - {"levels"} | {"level.high", "level.normal"}
+
+
+def test_held_and_wanted_have_two_tones() -> None:
+    held, wanted, rest = instances.kv(
+        synthetic.instance(kv_cache_usage=0.5, virtual_usage_blocks=742)
+    )
+    assert (held.text, held.tone) == ("####", Tone.PLAIN)
+    assert (wanted.text, wanted.tone) == ("===", Tone.WARN)
+    assert rest.text.split() == ["50", "+25%"]
+    (starved, wanted, _) = instances.kv(
+        synthetic.instance(freeness_steps=-1.0, kv_cache_usage=0.9, virtual_usage_blocks=1200)
+    )
+    assert starved.tone is wanted.tone is Tone.BAD
+
+
+@pytest.mark.parametrize(
+    ("levels", "shown"),
+    [
+        (("high", "normal"), "H1 N2"),
+        (("high", "hot", "normal"), "Hi1 Ho0 N2"),
+        (("normal",), "N2 H1"),
+        (("high", "higher", "normal"), "High1 Highe0 N2"),
+    ],
+)
+def test_levels_are_named_as_shortly_as_can_be(levels: tuple[str, ...], shown: str) -> None:
+    item = synthetic.instance(num_running_by_level={"normal": 2, "high": 1})
+    assert instances.running_by_level(item, levels) == shown
+
+
+def test_a_wall_screen_has_a_column_per_level_and_the_last_hour() -> None:
+    frames = [
+        StatusFrame(
+            time_s=synthetic.START_S + 60 * minute,
+            status=synthetic.cluster(
+                (synthetic.instance(kv_cache_usage=usage),), synthetic.START_S + 60 * minute
+            ),
+        )
+        for minute, usage in enumerate((0.0, 0.5, 0.95, 1.0))
+    ]
+    state = reduce(DashboardState(), [Arrived(frame, frame.time_s) for frame in frames])
+    (row,) = instances.rows(state, UNICODE)
+    found = cells_of(row, 200)
+    assert found["heat"] == "▁▄▇▇"
+    assert (found["level.high"], found["level.normal"]) == ("0", "12")
+    (heat,) = [column for column in instances.columns(LEVELS, 200) if column.name == "heat"]
+    line = heat.cell(row, 30)
+    assert isinstance(line, tuple)
+    assert [span.tone for span in line] == [Tone.DIM, Tone.WARN, Tone.BAD]
+    assert sum(len(span.text) for span in line) == 30
 
 
 def ids(found: list[InstanceRow]) -> list[str]:

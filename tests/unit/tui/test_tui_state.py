@@ -192,3 +192,18 @@ def test_routine_events_are_counted_over_whole_seconds() -> None:
     assert state.rates() == {"dispatched": 2.4, "finished": 0.6}
     assert reduce(state, [status(60.0)]).rates() == {}
     assert reduce(state, [event(5.0, "evicted"), status(6.0)]).rates() == {"evicted": 0.2}
+
+
+def test_the_kv_use_of_each_minute_of_the_last_hour_is_kept() -> None:
+    heard = [
+        status(20.0 * place, synthetic.instance("i-0", kv_cache_usage=place % 3 / 2))
+        for place in range(3 * 80)
+    ]
+    minutes = reduce(DashboardState(), heard).histories["i-0"].minutes
+    assert [each.minute for each in minutes] == list(range(20, 80))
+    assert {each.mean for each in minutes} == {0.5}
+    unknown = status(4800.0, synthetic.instance("i-0", kv_cache_usage=None))
+    assert reduce(DashboardState(), [*heard, unknown]).histories["i-0"].minutes[-1].minute == 79
+    back = status(60.0, synthetic.instance("i-0"))  # the clock was set back
+    found = reduce(DashboardState(), [*heard, back]).histories["i-0"].minutes
+    assert [each.minute for each in found] == [1]
