@@ -57,13 +57,15 @@ class Figures:
     def ratios(self, name: str, side: str) -> list[float]:
         """To the old one, round by round."""
         sides = self.values[name]
-        return [a / b for a, b in zip(sides[side], sides[OLD], strict=True)]
+        return [a / b for a, b in zip(sides[side], sides[OLD], strict=False)]
 
     def table(self) -> Table:
         table = Table(title="ratios to the old checkout; above 1 is slower", box=box.SIMPLE)
         for column in ("measured", "old", "new", "new / old", "(range)", "old / old", "(range)"):
             table.add_column(column, justify="left" if column == "measured" else "right")
         for name, sides in self.values.items():
+            if len(sides) < 3:
+                continue  # cut short in the first round
             new, again = self.ratios(name, NEW), self.ratios(name, OLD_AGAIN)
             table.add_row(
                 name,
@@ -81,6 +83,7 @@ def main() -> int:
     options = _options()
     console = results.make_console()
     figures = Figures()
+    code = 0
     checkouts = {OLD: options.old, OLD_AGAIN: options.old, NEW: Path(__file__).parents[1]}
     try:
         with signals_interrupt():
@@ -89,12 +92,12 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")
         return 130
-    except (ServerError, LlumctlError, RuntimeError) as error:
-        console.print(f"[red]cut short: {error}[/red]")
-        return 1
+    except (ServerError, LlumctlError, RuntimeError, httpx.HTTPError) as error:
+        console.print(f"[red]cut short: {type(error).__name__}: {error}[/red]")
+        code = 1
     console.print(figures.table())
     console.print(f"written to {results.write('against', {'rounds': figures.values})}")
-    return 0
+    return code
 
 
 def _endpoint(checkouts: dict[str, Path], options: argparse.Namespace, figures: Figures) -> None:

@@ -82,7 +82,7 @@ def main() -> int:
     except ServerError as error:
         console.print(f"[red]{error}[/red]")
         return 1
-    except (RuntimeError, ValueError, LlumctlError) as error:
+    except (RuntimeError, ValueError, LlumctlError, httpx.HTTPError) as error:
         console.print(f"[red]cut short: {error}[/red]")
         code = 1
     console.print(_case_table(figures["cases"]))

@@ -31,7 +31,7 @@ async def test_an_attack(name: str) -> None:
 
 
 async def test_connections_closed_without_an_answer_are_counted() -> None:
-    for planted, expected in ((b" ", "closed without an answer"), (error(500), "500")):
+    for planted, expected in ((b"HTTP", "closed without an answer"), (error(500), "500")):
         with FaultyEndpoint(lambda _, planted=planted: planted).serving() as endpoint:
             target = Target("127.0.0.1", urlsplit(endpoint.url).port, scale=0.005)
             await ATTACKS["kept_connections"](target)
