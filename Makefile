@@ -16,7 +16,7 @@ help:
 	@echo "make install         only install what is missing, into $(VENV)"
 	@echo "make lint            format, types, import contracts"
 	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
-	@echo "make test-unit       the tests without Ray and vLLM, with few examples of each property"
+	@echo "make test-unit       the tests without Ray, vLLM and other processes, with few examples of each property"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make test-vllm VERSION=0.31.0"
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
@@ -65,7 +65,7 @@ test: lint
 	$(BIN)/python -m pytest $(LANES) --durations=60 tests/e2e tests/faults tests/contract $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m 'not full and not process' tests/unit $(ARGS)
 
 test-full:
 	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'

@@ -1,5 +1,5 @@
-"""Unit tests run without Ray, vLLM and a cluster's head: whoever starts one by accident hears of it
-at once."""
+"""Unit tests run without Ray, vLLM and a cluster's head, and without processes of their own unless
+they are marked so: a test that starts one by accident fails at once."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ NOT_STARTED = {"controller.main.head", "ray", "vllm"}
 
 
 @pytest.fixture(autouse=True)
-def _no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_engines(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a unit test started Ray")
 
@@ -25,6 +25,7 @@ def _no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         words = [args] if isinstance(args, str | bytes | Path) else args
         started = {Path(str(word)).name for word in words}
         assert not started & NOT_STARTED, f"a unit test started {args}"
+        assert request.node.get_closest_marker("process"), f"not marked `process`: {args}"
         start(self, args, *others, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", start_what_may)

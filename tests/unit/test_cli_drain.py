@@ -338,6 +338,7 @@ def test_a_cluster_that_is_stopped_ends_it(bed: Bed, capsys: Captured) -> None:
     assert "cluster default is not running" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
     with llumctl("drain", "i-1", "-y") as process:
         bed.until_watched()
@@ -404,6 +405,7 @@ class Terminal:
         return True
 
 
+@pytest.mark.process
 def test_on_a_terminal_it_asks_with_what_it_would_do(bed: Bed) -> None:
     with Terminal("drain", "i-1", "--detach") as terminal:
         terminal.until_seen("Drain i-1? [y/N] ")
@@ -420,6 +422,7 @@ def test_on_a_terminal_it_asks_with_what_it_would_do(bed: Bed) -> None:
     ], "the answer is about what was shown"
 
 
+@pytest.mark.process
 def test_the_answer_is_about_the_oldest_of_the_plans(bed: Bed) -> None:
     """Something changed between the first plan and the second."""
 
@@ -444,6 +447,7 @@ def test_the_answer_is_about_the_oldest_of_the_plans(bed: Bed) -> None:
         ("\x03", 130, "interrupted: nothing was changed"),
     ],
 )
+@pytest.mark.process
 def test_any_other_answer_changes_nothing(bed: Bed, answer: str, code: int, words: str) -> None:
     with Terminal("drain", "i-1") as terminal:
         terminal.until_seen("[y/N] ")
@@ -456,6 +460,7 @@ def test_any_other_answer_changes_nothing(bed: Bed, answer: str, code: int, word
     assert [body["dry_run"] for body in bed.bodies()] == [True]
 
 
+@pytest.mark.process
 def test_on_a_terminal_its_progress_stays_on_one_line(bed: Bed) -> None:
     with Terminal("drain", "i-1", "-y") as terminal:
         terminal.until_seen("\r\x1b[Ki-1: 2 left, 1 moving, 0 moved")

@@ -201,6 +201,7 @@ def test_a_lost_connection_neither_repeats_nor_skips(
     assert not any(line.startswith("gap") for line in said)
 
 
+@pytest.mark.process
 def test_following_begins_with_the_last_ones(fake: FakeController) -> None:
     fake.events = [DISPATCHED] * 30
     with llumctl("events", "-f", "-o", "name") as process:
@@ -212,6 +213,7 @@ def test_following_begins_with_the_last_ones(fake: FakeController) -> None:
         assert interrupted(process) == (130, "")
 
 
+@pytest.mark.process
 def test_a_filter_holds_for_what_follows_too(fake: FakeController) -> None:
     with llumctl("events", "-f", "-n", "0", "--kind", "evicted", "-o", "jsonl") as process:
         fake.until_asked("/v1/watch")
@@ -222,6 +224,7 @@ def test_a_filter_holds_for_what_follows_too(fake: FakeController) -> None:
 
 
 @pytest.mark.parametrize("options", [("-o", "name"), ("-n", "1", "-o", "jsonl")])
+@pytest.mark.process
 def test_a_reader_that_leaves_ends_it_without_another_event(
     fake: FakeController, options: tuple[str, ...]
 ) -> None:

@@ -215,6 +215,7 @@ def test_only_a_terminal_is_protected(
     assert told(capsys, "i-0") == ["red \\xff"]
 
 
+@pytest.mark.process
 def test_follow_until_ctrl_c(logs: Path) -> None:
     path = logs / "controller.log"
     path.write_text(numbered(3))
@@ -227,6 +228,7 @@ def test_follow_until_ctrl_c(logs: Path) -> None:
         assert interrupted(process) == (130, "")
 
 
+@pytest.mark.process
 def test_follow_all_hears_of_members_that_begin_later(logs: Path) -> None:
     (logs / "i-0.log").write_text("a\n")
     with llumctl("logs", "-f", "--all") as process:
@@ -237,6 +239,7 @@ def test_follow_all_hears_of_members_that_begin_later(logs: Path) -> None:
         assert interrupted(process) == (130, "")
 
 
+@pytest.mark.process
 def test_a_reader_that_leaves_ends_it_without_another_line(logs: Path) -> None:
     (logs / "controller.log").write_text("a\n")
     with llumctl("logs", "-f") as process:

@@ -98,6 +98,7 @@ def run_python(script: str, stdout: int | IO[str] | None = None) -> tuple[int, s
 
 
 @pytest.mark.parametrize("statement", ["output.emit('x' * 100_000)", "output.say('x')"])
+@pytest.mark.process
 def test_a_closed_pipe_is_quiet(statement: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -112,6 +113,7 @@ def test_a_closed_pipe_is_quiet(statement: str) -> None:
     assert stderr in ("", "x\nx\n")
 
 
+@pytest.mark.process
 def test_help_into_a_closed_pipe_is_quiet() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -121,6 +123,7 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
     assert stderr == ""
 
 
+@pytest.mark.process
 def test_a_full_disk_is_an_error() -> None:
     script = (
         "import sys; from llumctl import errors; from llumctl.text import output\n"
@@ -132,6 +135,7 @@ def test_a_full_disk_is_an_error() -> None:
     assert stderr == "error: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.process
 def test_no_stdout_at_all() -> None:
     script = (
         "import os, sys; sys.stdout = None\n"

@@ -264,6 +264,7 @@ def test_without_a_time_of_its_own_it_waits_for_the_deadline(
     assert capsys.readouterr().err.splitlines()[-1] == "i-1: removed"
 
 
+@pytest.mark.process
 def test_ctrl_c_leaves_it_going(bed: Bed) -> None:
     with llumctl("scale", "+1", "--wait") as process:
         bed.fake.until_asked("/v1/status", times=2)

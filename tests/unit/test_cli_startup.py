@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HEAVY = ("ray", "torch", "vllm", "textual", "numpy", "transformers")
 SCRIPT = """
 import json, sys

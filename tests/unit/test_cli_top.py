@@ -155,6 +155,7 @@ def test_recording_for_a_while(controller: FakeController, file: Path, capsys: C
     )
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_a_recording_well(controller: FakeController, file: Path) -> None:
     controller.events = [event("admitted")]
     with llumctl("record", str(file), "--refresh", "0.1") as process:
@@ -168,6 +169,7 @@ def test_ctrl_c_ends_a_recording_well(controller: FakeController, file: Path) ->
     assert events == ["evicted"]
 
 
+@pytest.mark.process
 def test_a_recording_goes_on_after_a_break(controller: FakeController, file: Path) -> None:
     with llumctl("record", str(file), "--refresh", "0.1") as process:
         until(lambda: file.exists() and file.read_text().count('"status"') > 2)
@@ -180,6 +182,7 @@ def test_a_recording_goes_on_after_a_break(controller: FakeController, file: Pat
     assert err.count("trying again") == err.count("the controller answers again") == 1
 
 
+@pytest.mark.process
 def test_a_recording_ends_well_with_its_cluster(controller: FakeController, file: Path) -> None:
     """It waited for the cluster for ever, and for another one of that name."""
     with llumctl("record", str(file), "--refresh", "0.1") as process:
@@ -194,6 +197,7 @@ def test_a_recording_ends_well_with_its_cluster(controller: FakeController, file
     )
 
 
+@pytest.mark.process
 def test_ctrl_c_before_the_first_frame_leaves_no_file(file: Path) -> None:
     class Silent(FakeController):
         def _frames(self, query: dict[str, list[str]]) -> Iterator[StatusFrame]:  # noqa: ARG002

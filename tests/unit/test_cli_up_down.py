@@ -129,6 +129,7 @@ def test_a_degraded_start_still_tells_the_endpoint() -> None:
     assert not progress.is_up(cluster(*half, state=ClusterState.STARTING))
 
 
+@pytest.mark.process
 def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
     keys = tmp_path / "the keys"
     keys.write_text("\nk1 normal,high\nk2\n")

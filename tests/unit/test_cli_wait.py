@@ -301,6 +301,7 @@ def test_usage_errors(arguments: tuple[str, ...], message: str, capsys: Captured
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+@pytest.mark.process
 def test_ctrl_c(fake: FakeController) -> None:
     with llumctl("wait", "--for=ready") as process:
         fake.until_asked("/v1/status", times=2)

@@ -21,6 +21,8 @@ from tests.unit.cli_process import LIMIT_S, interrupted, llumctl, reader_left
 from tests.unit.cli_support import cluster, instance, remember
 from tests.unit.fake_controller import FakeController
 
+pytestmark = pytest.mark.process
+
 Captured = pytest.CaptureFixture[str]
 EVERY = ("--every", "0.05")
 

@@ -100,6 +100,7 @@ def test_cuda_builds_beside_cpu_torch(versions: dict[str, str]) -> None:
     assert doctor.cuda_builds_check().result is CheckResult.OK
 
 
+@pytest.mark.process
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(

@@ -43,6 +43,7 @@ def test_that_hangs():
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.process
 def test_a_test_that_times_out_leaves_no_process(tmp_path: Path) -> None:
     llumctl = tmp_path / "pretended"
     llumctl.write_text(LLUMCTL)

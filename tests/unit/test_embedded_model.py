@@ -116,6 +116,7 @@ def test_files_agree_with_each_other(model: Path) -> None:
     assert sum(path.stat().st_size for path in model.iterdir()) < 60e6
 
 
+@pytest.mark.process
 def test_another_process_makes_the_same_bytes_without_torch(model: Path, tmp_path: Path) -> None:
     script = (
         "import pathlib, sys\n"

@@ -18,6 +18,8 @@ from llumctl.config import settings as llumctl_settings
 from llumctl.config.settings_errors import OPEN_TABLES, table_model
 from tui.input import keymap
 
+pytestmark = pytest.mark.process
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = EXAMPLES / "llumctl.toml"
 CLIENTS = [EXAMPLES / "stream_client.py", EXAMPLES / "priority_client.py"]

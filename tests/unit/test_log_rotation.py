@@ -52,6 +52,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
+@pytest.mark.process
 def test_a_members_log_stays_small_whoever_writes_to_it(tmp_path: Path) -> None:
     log = tmp_path / "i-0.log"
     script = MEMBER.format(max_bytes=MAX_BYTES, log_dir=str(tmp_path))

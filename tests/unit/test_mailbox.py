@@ -223,6 +223,7 @@ def peer_process(secret: str) -> Iterator[Callable[[str], subprocess.Popen[bytes
         process.wait()
 
 
+@pytest.mark.process
 async def test_a_killed_process_is_noticed_at_once_and_once(
     inboxes: Open, peer_process: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:

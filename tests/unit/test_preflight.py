@@ -398,6 +398,7 @@ def test_a_head_that_failed_is_quoted(tmp_path: Path) -> None:
     assert "h:1 could not be" in head_failure(tmp_path, "h:1").message
 
 
+@pytest.mark.process
 def test_preflight_needs_neither_torch_nor_ray_nor_vllm() -> None:
     probe = (
         "import controller.main.checks.preflight, controller.main.start.up, sys;"

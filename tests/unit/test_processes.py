@@ -12,6 +12,8 @@ import pytest
 from controller.main.machine.processes import end, processes_of, same_process, sweep
 from controller.main.machine.ray_environment import NONCE_VARIABLE
 
+pytestmark = pytest.mark.process
+
 Start = Callable[..., subprocess.Popen[bytes]]
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 IDLE = "print(flush=True); import time; time.sleep(60)"

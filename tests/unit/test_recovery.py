@@ -45,6 +45,7 @@ def member() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[" * 9999, '{"schema_version": 1}'])
+@pytest.mark.process
 def test_a_broken_run_state_leads_to_down_which_stops_what_there_is(
     made: ClusterPlan,
     member: subprocess.Popen[bytes],
@@ -66,6 +67,7 @@ def test_a_broken_run_state_leads_to_down_which_stops_what_there_is(
     assert run(["down"]) == 0
 
 
+@pytest.mark.process
 def test_a_pipe_in_the_place_of_the_run_state(
     made: ClusterPlan, member: subprocess.Popen[bytes]
 ) -> None:

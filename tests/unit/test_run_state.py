@@ -157,6 +157,7 @@ def test_lock_is_exclusive_within_a_cluster(root: Path) -> None:
         pass
 
 
+@pytest.mark.process
 def test_lock_ends_with_its_process() -> None:
     script = (
         "from controller.api.state import run_state\n"

@@ -114,6 +114,7 @@ def run(tmp_path: Path) -> Run:
         ("dying_roles:crashes", "Fatal Python error: Segmentation fault"),
     ],
 )
+@pytest.mark.process
 def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
     run: Run, tmp_path: Path, role: str, reason: str
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_member_that_dies_at_each_start_is_given_up_with_its_reason(
         ("dying_roles:says_then_dies", "vllm.errors.OddError: it is odd"),
     ],
 )
+@pytest.mark.process
 def test_what_ended_without_a_note_is_found_by_the_next_one(
     run: Run, tmp_path: Path, role: str, reason: str
 ) -> None:
@@ -139,6 +141,7 @@ def test_what_ended_without_a_note_is_found_by_the_next_one(
     assert starts.failure_of(tmp_path, "i-0", "r1") == (reason, False)
 
 
+@pytest.mark.process
 def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> None:
     assert run("no_such_module:f", most=2) == 2
     reason, given_up = starts.failure_of(tmp_path, "i-0", "r1")
@@ -146,12 +149,14 @@ def test_a_role_that_cannot_be_imported_is_noted(run: Run, tmp_path: Path) -> No
     assert not given_up
 
 
+@pytest.mark.process
 def test_a_member_that_served_each_time_is_started_for_ever(run: Run, tmp_path: Path) -> None:
     most = MAX_FAILED_STARTS + 1
     assert run("dying_roles:serves_then_dies", most=most) == most
     assert starts.failure_of(tmp_path, "i-0", "r1") == ("", False)
 
 
+@pytest.mark.process
 def test_the_controller_is_tried_for_ever_once_it_has_served(run: Run, tmp_path: Path) -> None:
     run("dying_roles:serves_then_dies", most=1)
     most = MAX_FAILED_STARTS + 1

@@ -13,6 +13,8 @@ from controller.api.state import run_state
 from controller.api.state.run_state import RunState
 from controller.main.start import up
 
+pytestmark = pytest.mark.process
+
 STATE = RunState(
     cluster="c1",
     nonce="ab12",

@@ -74,6 +74,7 @@ def watch(head: subprocess.Popen[bytes], tmp_path: Path) -> Watch:
     return watch
 
 
+@pytest.mark.process
 def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: Path) -> None:
     note(tmp_path, 4)
     began_s = time.monotonic()
@@ -84,6 +85,7 @@ def test_a_controller_that_is_given_up_ends_up_at_once(watch: Watch, tmp_path: P
     assert caught.value.hint == f"less {tmp_path / 'controller.log'}"
 
 
+@pytest.mark.process
 def test_a_time_out_names_what_was_waited_for(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_trace(capsys: Captured, tmp_path: Path) -> None:
     assert report["parameters"]["trace"] == str(trace)
 
 
+@pytest.mark.process
 def test_interruption_reports_what_there_is(tmp_path: Path) -> None:
     never = asyncio.Event()
     behave = lambda num: Behaviour(wait_before_first=never if num else None)  # noqa: E731
@@ -273,6 +274,7 @@ def test_an_unknown_model(capsys: Captured) -> None:
     assert f"it serves {MODEL}" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_refusal_imports_nothing_heavy() -> None:
     """As does help, which imports this much and does not call it."""
     script = """

@@ -19,6 +19,8 @@ from controller.adapters.vllm.grammars.process import (
     Verdict,
 )
 
+pytestmark = pytest.mark.process
+
 MIB = 1024 * 1024
 SETUP = {"tokenizer": "words", "disable_any_whitespace": False, "num_threads": 1}
 ENOUGH = TrialLimits(cpu_s=20.0, wall_s=20.0, max_bytes=64 * MIB)

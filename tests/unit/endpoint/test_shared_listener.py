@@ -80,6 +80,7 @@ def burst(kept: socket.socket) -> Counter[str]:
     return Counter(map(answer, [ask(kept) for _ in range(NUM_CLIENTS)]))
 
 
+@pytest.mark.process
 def test_a_frontend_that_dies_costs_no_connection_that_it_has_not_accepted(
     kept: socket.socket, start: Start
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_frontend_that_dies_costs_no_connection_that_it_has_not_accepted(
     assert Counter(map(answer, clients)) == {"b": NUM_CLIENTS}
 
 
+@pytest.mark.process
 def test_a_frontend_that_hangs_costs_no_connection_that_it_has_not_accepted(
     kept: socket.socket, start: Start
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_frontend_that_hangs_costs_no_connection_that_it_has_not_accepted(
     hanging.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.process
 def test_a_frontend_that_drains_costs_no_connection_and_closes_the_socket_for_itself_alone(
     kept: socket.socket, start: Start
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_frontend_that_drains_costs_no_connection_and_closes_the_socket_for_it
     assert other.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.process
 def test_connections_wait_while_no_frontend_serves(kept: socket.socket, start: Start) -> None:
     early = ask(kept)
     (first,) = start("a")
@@ -128,6 +132,7 @@ def test_connections_wait_while_no_frontend_serves(kept: socket.socket, start: S
     assert answer(waiting) == "b"
 
 
+@pytest.mark.process
 def test_a_burst_spreads(kept: socket.socket, start: Start) -> None:
     start("a", "b")
     spread = burst(kept) + burst(kept) + burst(kept)

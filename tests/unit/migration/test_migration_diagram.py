@@ -37,6 +37,7 @@ def test_each_state_is_in_it() -> None:
         assert re.search(rf"\b{state}\b", DIAGRAMS["destination"])
 
 
+@pytest.mark.process
 def test_the_module_prints_both() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "tests.unit.migration.diagram"],

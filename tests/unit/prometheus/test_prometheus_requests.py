@@ -154,6 +154,7 @@ RequestMetrics(("normal",)).first_token("normal", float(sys.argv[2]))
 """
 
 
+@pytest.mark.process
 def test_frontends_that_share_a_folder_count_together(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "metrics"
     for ttft_s in (0.25, 0.5, 4.0):  # each process ends before the next: the dead count too

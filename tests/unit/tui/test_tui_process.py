@@ -15,6 +15,8 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.pty_process import terminal
 from tests.unit.tui.tui_support import recorded
 
+pytestmark = pytest.mark.process
+
 # What waits for a controller that hangs waits 5 s. Leaving takes 0.2 to 0.6 s (docs/benchmarks.md);
 # a machine that is busy with other things may double that.
 QUIT_S = 4.0
