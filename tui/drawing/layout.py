@@ -1,5 +1,6 @@
 """Where the panes of the main screen go: pure, for any size of terminal."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,6 +9,10 @@ TALL = 10
 """Below this many lines there is one pane only."""
 MIN_FOR_ALARM = 6
 MIN_LOWER = 5
+EMPTY, EMPTY_WIDTH = 3, 28
+"""The room of an empty pane: its title, its heads and a line that says so."""
+MIN_BESIDE_MATRIX = 12
+"""Lines that events keep below the matrix of moves."""
 
 
 class Pane(StrEnum):
@@ -29,13 +34,14 @@ class Box:
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """What is visible; panes that are not in `boxes` are hidden. Side by side, moves are above
-    queue heads, and events are on the right of both."""
+    queue heads, and on the right of both are events, below the matrix of moves if there is one."""
 
     header_lines: int
     alarm_lines: int
     boxes: dict[Pane, Box]
     tabs: bool
     """The lower panes share one place."""
+    matrix: Box | None = None
 
 
 def arrange(
@@ -48,9 +54,12 @@ def arrange(
     zoomed: Pane | None = None,
     expanded: bool = False,
     focused: Pane = Pane.INSTANCES,
+    empty: Collection[Pane] = (),
+    matrix_lines: int = 0,
 ) -> Arrangement:
     """`tab`: the lower pane that shows where there is room for one. `expanded`: events take the
-    whole width below and half of the height."""
+    whole width below and half of the height. `empty` panes leave their room to the others.
+    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only."""
     wide = width >= WIDE
     header_lines = 2 if wide and height >= TALL else min(1, max(0, height - 2))
     alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
@@ -60,18 +69,25 @@ def arrange(
     if zoomed is not None:
         return Arrangement(header_lines, alarm_lines, {zoomed: Box(width, room)}, tabs=not wide)
     side_by_side = wide and not expanded
-    most_upper = room // 2 if expanded else room - max(MIN_LOWER, room * 3 // 10)
+    least_lower = EMPTY if not side_by_side and tab in empty else max(MIN_LOWER, room * 3 // 10)
+    most_upper = room // 2 if expanded else room - least_lower
     upper = max(3, min(num_instances + 2, most_upper))
     boxes = {Pane.INSTANCES: Box(width, upper)}
     lower = room - upper
-    if side_by_side:
-        left = width // 2 + 4
-        above = lower // 2
-        boxes |= {
-            Pane.MIGRATIONS: Box(left, above),
-            Pane.QUEUE: Box(left, lower - above),
-            Pane.EVENTS: Box(width - left - 1, lower, gap=1),
-        }
-    else:
+    if not side_by_side:
         boxes[Pane.EVENTS if expanded else tab] = Box(width, lower)
-    return Arrangement(header_lines, alarm_lines, boxes, tabs=not side_by_side)
+        return Arrangement(header_lines, alarm_lines, boxes, tabs=True)
+    idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
+    left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
+    above = lower // 2
+    if len(idle) == 1 and lower > 2 * EMPTY:
+        above = EMPTY if Pane.MIGRATIONS in idle else lower - EMPTY
+    matrix = None
+    if 0 < matrix_lines <= lower - MIN_BESIDE_MATRIX:
+        matrix = Box(width - left - 1, matrix_lines, gap=1)
+    boxes |= {
+        Pane.MIGRATIONS: Box(left, above),
+        Pane.QUEUE: Box(left, lower - above),
+        Pane.EVENTS: Box(width - left - 1, lower - (matrix.height if matrix else 0), gap=1),
+    }
+    return Arrangement(header_lines, alarm_lines, boxes, tabs=False, matrix=matrix)

@@ -23,6 +23,7 @@ from controller.api.wire.models import (
 
 TREND_S = 60.0
 HEAT_MINUTES = 60
+MOVES_S = 60.0
 MAX_EVENTS = 1000
 """How many of the routine events are kept."""
 MAX_RARE = 300
@@ -142,6 +143,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """A request moved."""
+
+    time_s: float
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
 class DashboardState:
     status: ClusterStatus | None = None
     status_at_s: float | None = None
@@ -155,6 +165,10 @@ class DashboardState:
     entries: tuple[Entry, ...] = ()
     num_entries: int = 0
     """How many entries ever came."""
+    ways: tuple[Way, ...] = ()
+    """The moves of the last minute, as the controller's clock had it when it was last heard."""
+    head_seen_s: float = float("-inf")
+    """When a request was last seen to wait, by the controller's clock."""
     counts: tuple[tuple[int, Mapping[str, int]], ...] = ()
     """The last seconds of the controller's clock, each with the routine events of a kind that came
     in it."""
@@ -258,18 +272,36 @@ def _frame(
 ) -> DashboardState:
     state = replace(state, heard_at_s=at_s, time_s=frame.time_s, lost="")
     if isinstance(frame, StatusFrame):
-        histories = _histories(state.histories, frame)
-        return replace(state, status=frame.status, status_at_s=at_s, histories=histories)
+        return replace(
+            state,
+            status=frame.status,
+            status_at_s=at_s,
+            histories=_histories(state.histories, frame),
+            ways=_recent_ways(state.ways, frame.time_s),
+            head_seen_s=frame.time_s
+            if any(item.queue_head for item in frame.status.instances)
+            else min(state.head_seen_s, frame.time_s),
+        )
     if isinstance(frame, EventFrame):
         event, of = frame.event, weight(frame.event)
         entries.append(Entry(state.num_entries, event.time_s, event, weight=of))
         counts = state.counts if of is not Weight.ROUTINE else _counted(state.counts, frame)
+        labels = event.labels
+        if event.kind == "migrated" and labels.keys() >= {"from", "to"}:
+            way = Way(frame.time_s, labels["from"], labels["to"])
+            state = replace(state, ways=(*_recent_ways(state.ways, frame.time_s), way))
         return replace(state, num_entries=state.num_entries + 1, counts=counts)
     if isinstance(frame, GapFrame):
         gap = Entry(state.num_entries, frame.time_s, missed=frame.missed, weight=Weight.TROUBLE)
         entries.append(gap)
         return replace(state, num_entries=state.num_entries + 1)
     return state
+
+
+def _recent_ways(ways: tuple[Way, ...], now_s: float) -> tuple[Way, ...]:
+    if not ways or now_s - MOVES_S < ways[0].time_s <= now_s:
+        return ways
+    return tuple(way for way in ways if now_s - MOVES_S < way.time_s <= now_s)
 
 
 def _counted(

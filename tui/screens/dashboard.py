@@ -1,5 +1,6 @@
 """The main screen: instances, migrations, queue heads, events."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from textual.app import ComposeResult
@@ -10,7 +11,8 @@ from tui.actions.registry import Place, bindings
 from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Box, Pane, arrange
-from tui.panes import event_list, instances, migrations, queue_heads
+from tui.feed.state import DashboardState
+from tui.panes import event_list, instances, migrations, move_matrix, queue_heads
 from tui.panes.event_list import EventRow
 from tui.panes.instances import InstanceRow
 from tui.panes.migrations import MigrationRow
@@ -30,6 +32,7 @@ _TITLES = {
 }
 _LEFT = (Pane.MIGRATIONS, Pane.QUEUE)
 _TABS = (*_LEFT, Pane.EVENTS)
+QUIET_S = 10.0
 
 
 class DashboardScreen(PaintedScreen):
@@ -59,9 +62,11 @@ class DashboardScreen(PaintedScreen):
                 yield TableView[HeadRow](
                     queue_heads.COLUMNS, glyphs, id=Pane.QUEUE, empty="nobody waits"
                 )
-            yield TableView[EventRow](
-                event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="nothing notable yet"
-            )
+            with Vertical(id="right"):
+                yield Lines(id="matrix")
+                yield TableView[EventRow](
+                    event_list.COLUMNS, glyphs, id=Pane.EVENTS, empty="nothing notable yet"
+                )
         yield Bottom()
 
     def on_mount(self) -> None:
@@ -90,8 +95,14 @@ class DashboardScreen(PaintedScreen):
             zoomed=view.zoomed,
             expanded=view.expanded,
             focused=view.focused,
+            empty=_empty(app.shown, found),
+            matrix_lines=move_matrix.num_lines(app.shown),
         )
         self._place(arrangement)
+        if (box := arrangement.matrix) is not None:
+            self.query_one("#matrix", Lines).show(
+                move_matrix.lines(app.shown, box.width, box.height, app.glyphs)
+            )
         self.paint_frame(arrangement.header_lines, alarms[: arrangement.alarm_lines and None])
         for pane, (rows, num_all) in found.items():
             table = self.table(pane)
@@ -161,6 +172,12 @@ class DashboardScreen(PaintedScreen):
         left.display = bool(on_left)
         if on_left:
             left.styles.width = on_left[0].width
+        self.query_one("#right").display = Pane.EVENTS in boxes
+        matrix, room = self.query_one("#matrix"), arrangement.matrix
+        matrix.display = room is not None
+        if room is not None:
+            matrix.styles.height = room.height
+            matrix.styles.margin = (0, 0, 0, room.gap)
         if not self.query_one(Bottom).purpose and not self.table(view.focused).has_focus:
             self.table(view.focused).focus()
         for pane in Pane:
@@ -279,3 +296,12 @@ class DashboardScreen(PaintedScreen):
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         if isinstance(event.widget, TableView) and event.widget.id is not None:
             self.view.focused = Pane(event.widget.id)
+
+
+def _empty(state: DashboardState, found: Mapping[Pane, tuple[list[Any], int]]) -> set[Pane]:
+    """Panes without a row. That of the queue heads counts as such after a while only, as requests
+    come and go there from one status to the next."""
+    panes = {Pane.MIGRATIONS} if not found[Pane.MIGRATIONS][1] else set()
+    if state.time_s - state.head_seen_s > QUIET_S:
+        panes.add(Pane.QUEUE)
+    return panes

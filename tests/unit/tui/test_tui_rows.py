@@ -22,7 +22,15 @@ from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
 from tui.input import commands
-from tui.panes import alarm_line, event_list, header, instances, migrations, queue_heads
+from tui.panes import (
+    alarm_line,
+    event_list,
+    header,
+    instances,
+    migrations,
+    move_matrix,
+    queue_heads,
+)
 from tui.panes.facts import facts
 from tui.panes.header import Liveness
 from tui.panes.instances import InstanceRow
@@ -543,31 +551,108 @@ def test_facts_of_an_instance() -> None:
     assert "no longer" in text(facts(state_of(), "i-0", 80, ASCII)[0])
 
 
-@pytest.mark.parametrize("width", [1, 20, 80, 109, 110, 120, 300])
-@pytest.mark.parametrize("height", [1, 2, 3, 5, 9, 10, 24, 36, 100])
 @pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("zoomed", [None, Pane.EVENTS])
+@pytest.mark.parametrize("alarm", [False, True])
+@pytest.mark.parametrize(
+    "empty", [(), (Pane.QUEUE,), (Pane.MIGRATIONS,), (Pane.QUEUE, Pane.MIGRATIONS)]
+)
 def test_panes_fit_any_terminal(
-    width: int, height: int, expanded: bool, zoomed: Pane | None
+    expanded: bool, zoomed: Pane | None, alarm: bool, empty: tuple[Pane, ...]
 ) -> None:
-    for num_instances in (0, 2, 64):
-        found = arrange(
-            width,
-            height,
-            num_instances=num_instances,
-            tab=Pane.QUEUE,
-            zoomed=zoomed,
-            expanded=expanded,
+    sizes = [(width, height) for width in range(20, 221, 3) for height in range(5, 71)]
+    tiny = [(width, height) for width in (1, 2, 300) for height in (1, 2, 3, 4)]
+    for width, height in (*sizes, *tiny):
+        for num_instances, matrix_lines in ((0, 0), (2, 4), (64, 18)):
+            found = arrange(
+                width,
+                height,
+                num_instances=num_instances,
+                alarm=alarm,
+                tab=Pane.QUEUE,
+                zoomed=zoomed,
+                expanded=expanded,
+                empty=empty,
+                matrix_lines=matrix_lines,
+            )
+            assert found.boxes
+            assert all(box.width >= 1 and box.height >= 1 for box in found.boxes.values())
+            upper = found.boxes.get(Pane.INSTANCES)
+            left = [found.boxes[p] for p in (Pane.MIGRATIONS, Pane.QUEUE) if p in found.boxes]
+            right = [found.boxes[Pane.EVENTS]] if Pane.EVENTS in found.boxes else []
+            if found.matrix:
+                right.append(found.matrix)
+                assert not found.tabs
+            lower = max(sum(box.height for box in column) for column in (left, right))
+            above = found.header_lines + found.alarm_lines + (upper.height if upper else 0)
+            assert above + lower + 1 <= max(height, 2)
+            if height >= 5:
+                assert above + lower + 1 == height
+            assert len({box.width for box in left}) <= 1
+            assert sum(box.width + box.gap for box in (*left[:1], *right[:1])) <= width
+
+
+def test_empty_panes_leave_their_room_to_the_others() -> None:
+    def boxes(*empty: Pane, size: tuple[int, int] = (120, 36)) -> dict[Pane, tuple[int, int]]:
+        found = arrange(*size, num_instances=4, tab=Pane.QUEUE, empty=empty)
+        return {pane: (box.width, box.height) for pane, box in found.boxes.items()}
+
+    full, idle = boxes(), boxes(Pane.QUEUE)
+    assert idle[Pane.QUEUE][1] == 3
+    assert idle[Pane.MIGRATIONS][1] > full[Pane.MIGRATIONS][1]
+    assert boxes(Pane.MIGRATIONS)[Pane.MIGRATIONS][1] == 3
+    both = boxes(Pane.QUEUE, Pane.MIGRATIONS)
+    assert both[Pane.EVENTS][0] > full[Pane.EVENTS][0] + 30
+    many = arrange(80, 24, num_instances=64, tab=Pane.QUEUE, empty=(Pane.QUEUE,))
+    assert many.boxes[Pane.QUEUE].height == 3
+    assert many.boxes[Pane.INSTANCES].height == 19
+
+
+def test_a_wall_screen_has_room_for_who_moves_where() -> None:
+    wall = arrange(200, 60, num_instances=16, tab=Pane.QUEUE, matrix_lines=18)
+    assert wall.matrix is not None
+    assert wall.matrix.height == 18
+    assert wall.matrix.width == wall.boxes[Pane.EVENTS].width
+    assert arrange(120, 36, num_instances=16, tab=Pane.QUEUE, matrix_lines=18).matrix is None
+
+
+def moved(*found: tuple[float, str, str]) -> DashboardState:
+    events = [
+        EventFrame(
+            time_s=at_s,
+            event=Event(
+                kind="migrated", time_s=at_s, cause_id="m", labels={"from": source, "to": to}
+            ),
         )
-        assert found.boxes
-        assert all(box.width >= 1 and box.height >= 1 for box in found.boxes.values())
-        upper = found.boxes.get(Pane.INSTANCES)
-        left = [found.boxes[p] for p in (Pane.MIGRATIONS, Pane.QUEUE) if p in found.boxes]
-        right = [found.boxes[Pane.EVENTS]] if Pane.EVENTS in found.boxes else []
-        lower = max(sum(box.height for box in column) for column in (left, right))
-        assert found.header_lines + (upper.height if upper else 0) + lower + 1 <= max(height, 2)
-        assert len({box.width for box in left}) <= 1
-        assert sum(box.width + box.gap for box in (*left[:1], *right)) <= width
+        for at_s, source, to in found
+    ]
+    return reduce(DashboardState(), [Arrived(frame, frame.time_s) for frame in events])
+
+
+def test_who_moves_where() -> None:
+    state = moved((1.0, "i-9", "i-2"), (62.0, "i-10", "i-2"), *[(63.0, "i-2", "i-10")] * 12)
+    found = [text(line).rstrip() for line in move_matrix.lines(state, 40, 10, UNICODE)]
+    assert found == [
+        "─ Who moves where (13 in the last minute)",
+        " FROM      >i-2 >i-10",
+        " i-2               12",
+        " i-10         1",
+    ]
+    assert move_matrix.num_lines(state) == 2
+    assert move_matrix.num_lines(DashboardState()) == 0
+    assert moved((1.0, "i-0", "i-1"), (90.0, "i-0", "i-1")).ways[0].time_s == 90.0
+
+
+@pytest.mark.parametrize("width", [1, 12, 40, 90, 200])
+@pytest.mark.parametrize("height", [1, 2, 5, 18])
+def test_the_matrix_keeps_those_that_move_most(width: int, height: int) -> None:
+    busy = [(5.0, f"i-{n}", f"i-{n + 1}") for n in range(64) for _ in range(n + 1)]
+    found = move_matrix.lines(moved(*busy), width, height, ASCII)
+    assert len(found) <= max(2, height)
+    if (width, height) == (40, 5):
+        shown = [text(line) for line in found]
+        assert [line.split()[0] for line in shown[2:]] == ["i-61", "i-62", "i-63"]
+        assert shown[1].split() == ["FROM", ">i-60", ">i-61", ">i-62", ">i-63", ">i-64"]
 
 
 def test_layouts_of_the_two_sizes() -> None:

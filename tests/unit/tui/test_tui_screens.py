@@ -200,3 +200,22 @@ async def test_a_table_of_nothing_takes_keys(source: FakeSource) -> None:
             await pilot.press(key)
         assert isinstance(app.screen, DashboardScreen)
         assert all(table.cursor_id is None for table in app.screen.query(TableView))
+
+
+@pytest.mark.parametrize(
+    "size", [(20, 5), (20, 24), (21, 7), (40, 10), (80, 5), (110, 9), (130, 70), (220, 70)]
+)
+async def test_every_key_of_the_main_screen_works_at_any_size(
+    source: FakeSource, size: tuple[int, int]
+) -> None:
+    async with dashboard(source, size) as (app, pilot):
+        source.feed(synthetic.overloaded(12))
+        await settle(app, pilot)
+        for key in ("e", "e", "z", "1", "z", "2", "3", "0", "tab", "j", "enter", "escape", "s"):
+            await pilot.press(key)
+            await settle(app, pilot)
+            lines = (await drawn(pilot)).splitlines()
+            assert len(lines) == size[1]
+            assert all(len(line) <= size[0] for line in lines)
+        alarm = "! i-6: 61 wait"[: size[0] - 6]
+        assert (alarm in await drawn(pilot)) is (size[1] >= 6)

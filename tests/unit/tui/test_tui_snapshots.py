@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.tui_support import NARROW, WIDE, FakeSource, dashboard, settle
+from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, settle
 from tui.actions.target import Target
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
@@ -25,6 +25,26 @@ async def test_live(size: tuple[int, int]) -> None:
         source.clock_s += 0.4
         await settle(app, pilot)
         svg_snapshots.check(app, named("live", size))
+
+
+async def test_wall() -> None:
+    """It has a column per level, the last hour, and who moves where."""
+    source = FakeSource()
+    async with dashboard(source, WALL) as (app, pilot):
+        source.feed(synthetic.overloaded(70))
+        source.clock_s += 0.4
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("wall", WALL))
+
+
+@both_sizes
+async def test_overloaded(size: tuple[int, int]) -> None:
+    source = FakeSource()
+    async with dashboard(source, size) as (app, pilot):
+        source.feed(synthetic.overloaded(70))
+        source.clock_s += 0.4
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("overloaded", size))
 
 
 @both_sizes

@@ -24,7 +24,7 @@ from tui.feed.source import Source
 from tui.feed.state import Arrived, Heard, Lost, RequestsArrived
 from tui.options import Options
 
-WIDE, NARROW = (120, 36), (80, 24)
+WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
 DRAWN_S = 20.0
 
 

@@ -54,6 +54,77 @@ def frames(
         yield StatusFrame(time_s=now_s, status=moving(status) if num_instances > 3 else status)
 
 
+def overloaded(seconds: int) -> Iterator[Frame]:
+    """All instances serve, one of them with a queue that nothing relieves; another is kept free
+    for a request of a high priority. Three moves a second."""
+    for second, frame in enumerate(frames(seconds, events_per_s=0)):
+        if not isinstance(frame, StatusFrame):
+            continue
+        for place in range(3):
+            source, to = (second * 3 + place) % 7, (second + place * 5) % 16
+            at_s = frame.time_s - 0.9 + place / 4
+            labels = {"from": f"i-{source}", "to": f"i-{to if to != source else to + 1}"}
+            event = Event(
+                position=f"a1-{second}-{place}",
+                kind="migrated",
+                time_s=at_s,
+                cause_id=f"m-{second}-{place}",
+                request_id=f"r{second}c{place}",
+                instance_id=labels["to"],
+                labels=labels,
+            )
+            yield EventFrame(time_s=at_s, event=event)
+        healthy = tuple(
+            item if item.state is InstanceState.ACTIVE else instance(item.id, node=item.node)
+            for item in frame.status.instances
+        )
+        status = frame.status.model_copy(
+            update={
+                "state": ClusterState.READY,
+                "detail": "",
+                "instances": tuple(_of_overload(item, second) for item in healthy),
+            }
+        )
+        yield frame.model_copy(update={"status": status})
+
+
+def _of_overload(item: InstanceStatus, second: int) -> InstanceStatus:
+    if item.id == "i-6":
+        head = QueueHeadStatus(
+            request_id="r8006c6",
+            level="normal",
+            demand_blocks=280,
+            waited_s=112.0 + second,
+            evicted=False,
+            why="fragmented",
+        )
+        return item.model_copy(
+            update={
+                "freeness_steps": -214.0,
+                "virtual_usage_blocks": 1250,
+                "headroom_blocks": 90,
+                "num_free_blocks": 196,
+                "kv_cache_usage": 0.804,
+                "num_waiting_reqs": 61,
+                "queue_head": head,
+                "ttft_p99_s": 166.0,
+            }
+        )
+    if item.id == "i-9":
+        return item.model_copy(
+            update={
+                "freeness_steps": -120.0,
+                "virtual_usage_blocks": 1240,
+                "headroom_blocks": 743,
+                "num_free_blocks": 503,
+                "kv_cache_usage": 0.497,
+                "num_waiting_reqs": 0,
+                "queue_head": None,
+            }
+        )
+    return item
+
+
 def cluster(
     instances: tuple[InstanceStatus, ...], now_s: float = START_S, second: int = 0, seq: int = 0
 ) -> ClusterStatus:
