@@ -16,11 +16,15 @@ from textual.screen import Screen
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
+from tui.acting import Acting
 from tui.actions import registry
+from tui.actions.desk import Then
+from tui.actions.outbox import Call, Phase
 from tui.actions.registry import ACTIONS, Action, Place
 from tui.actions.target import Target
 from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
 from tui.drawing.themes import THEMES
+from tui.feed.caller import Caller, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import DashboardState, reduce
@@ -28,9 +32,12 @@ from tui.input import commands
 from tui.options import Options
 from tui.panes.header import Liveness
 from tui.panes.instances import SORTS
+from tui.screens.base import PaintedScreen
+from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
+from tui.screens.log import LogScreen
 from tui.widgets import tones
 from tui.widgets.bottom import key_line
 from tui.widgets.table_view import TableView
@@ -60,6 +67,12 @@ class Dashboard(App[None]):
     #history { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt { width: 1fr; background: $background; }
+    ConfirmScreen { align: center middle; background: transparent; }
+    #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
+    .-ascii #dialog { border: ascii $warning; }
+    #buttons { height: 1; align: right middle; }
+    #buttons Button { margin: 0 0 0 2; }
+    #name { background: $background; margin: 0 0 1 0; }
     .-stale TableView, .-stale #facts { text-opacity: 60%; }
     """
     )
@@ -68,7 +81,8 @@ class Dashboard(App[None]):
     COMMAND_PALETTE_BINDING = "f20"  # the palette's own key is in the table of keys
     TITLE = "llumctl top"
 
-    def __init__(self, source: Source, options: Options) -> None:
+    def __init__(self, source: Source, options: Options, caller: Caller | None = None) -> None:
+        """`caller`: for a live controller; a replay has none."""
         super().__init__()
         self.source = source
         self.options = options
@@ -83,6 +97,9 @@ class Dashboard(App[None]):
             self.register_theme(theme)
         self.theme = options.theme
         self.set_keymap(dict(options.keymap))
+        self.acting = Acting(self, caller, self.push_screen)
+        if caller is not None:
+            caller.wake = self._wake
 
     # The loop
 
@@ -100,14 +117,19 @@ class Dashboard(App[None]):
             end_with_the_terminal()
         self.pump()
 
+    def _wake(self) -> None:
+        """Any thread may call this: a reply is shown at once."""
+        self.call_later(self.pump)
+
     def pump(self) -> None:
         """Takes what was heard and draws what changed."""
         self.state = reduce(self.state, self.source.take())
+        self.acting.pump()
         self.redraw()
 
     def redraw(self) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, DashboardScreen | InstanceScreen):
+            if isinstance(screen, PaintedScreen | ConfirmScreen):
                 screen.show()
 
     # What the screens ask
@@ -117,6 +139,18 @@ class Dashboard(App[None]):
         return self.frozen or self.state
 
     @property
+    def present(self) -> DashboardState:
+        return self.state
+
+    @property
+    def calls(self) -> Iterable[Call]:
+        return self.acting.desk.outbox
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.frozen is not None
+
+    @property
     def is_stale(self) -> bool:
         return self.liveness().is_stale
 
@@ -124,13 +158,17 @@ class Dashboard(App[None]):
     def is_barred(self) -> bool:
         """The screen does not show how things are now, so the header is a bar."""
         replays = isinstance(self.source, ReplaySource)
-        return replays or self.frozen is not None or self.is_stale
+        return replays or self.is_frozen or self.is_stale
 
     def liveness(self) -> Liveness:
         now_s = self.source.now_s()
-        badges = ["READ"]
+        replays = isinstance(self.source, ReplaySource)
+        badges = ["READ" if replays or self.acting.is_read_only else "WRITE"]
         if self.frozen is not None:
             badges.append(f"FROZEN {duration(now_s - self._frozen_at_s)}")
+        unknown = sum(call.phase is Phase.UNKNOWN for call in self.calls)
+        if unknown:
+            badges.append(f"{unknown} UNKNOWN")
         if self.options.recording:
             badges.append(self._recording())
         status = self.state.status
@@ -164,6 +202,7 @@ class Dashboard(App[None]):
             self.options.keymap,
             (*places, Place.ANYWHERE),
             replay=isinstance(self.source, ReplaySource),
+            changes=not self.acting.is_read_only,
         )
         if not trouble:
             return key_line(pairs, self.size.width)
@@ -185,6 +224,24 @@ class Dashboard(App[None]):
         self.redraw()
 
     # What the operator asks
+
+    def locked(self) -> str:
+        return self.acting.locked()
+
+    def ask(self, question: Work, then: Then) -> None:
+        self.acting.desk.ask(question, then)
+
+    def act(self, action_id: str, target: Target) -> None:
+        self.acting.act(action_id, target)
+
+    def undo(self) -> None:
+        self.acting.undo()
+
+    def toggle_read_only(self) -> None:
+        self.acting.toggle_read_only()
+
+    def show_log(self) -> None:
+        self.push_screen(LogScreen())
 
     def toggle_freeze(self) -> None:
         """Freezes or unfreezes the screen. In a replay, time itself stands still."""
@@ -232,7 +289,13 @@ class Dashboard(App[None]):
             self.say(printable(error.message), Tone.BAD)
             return
         screen = self.screen
-        if command.name == "quit":
+        if registry.action_of(command.name).change is not None:
+            self.act(command.name, Target(command.argument))
+        elif command.name == "undo":
+            self.undo()
+        elif command.name == "log":
+            self.show_log()
+        elif command.name == "quit":
             self.exit()
         elif command.name == "help":
             self.action_help()
@@ -268,7 +331,7 @@ class Dashboard(App[None]):
                     f"sort {name}", "order of the instances", self._command(f"sort {name}")
                 )
             for each in ACTIONS:
-                if each.keys and each.place is Place.MAIN and not each.replay:
+                if each.keys and each.place in (Place.MAIN, Place.ROWS) and not each.replay:
                     yield SystemCommand(each.text, self.key_of(each.action_id), self._action(each))
         yield SystemCommand("help", "the keys", self.action_help)
         yield SystemCommand("quit", "leave", self.exit)

@@ -1,12 +1,16 @@
 """What screens and panes need of the application, which imports them."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
+from tui.actions.desk import Then
+from tui.actions.outbox import Call
 from tui.actions.registry import Place
 from tui.actions.target import Target
 from tui.drawing.format import Glyphs, Line, Tone
+from tui.feed.caller import Work
 from tui.feed.source import Source
 from tui.feed.state import DashboardState
 from tui.options import Options
@@ -23,6 +27,16 @@ class Console(Protocol):
         """What the screen shows: the present, or the moment at which it was frozen."""
 
     @property
+    def present(self) -> DashboardState:
+        """What is known now, whatever the screen shows."""
+
+    @property
+    def calls(self) -> Iterable[Call]:
+        """The orders of this session."""
+
+    @property
+    def is_frozen(self) -> bool: ...
+    @property
     def is_stale(self) -> bool: ...
     @property
     def is_barred(self) -> bool: ...
@@ -35,6 +49,19 @@ class Console(Protocol):
     def open(self, target: Target) -> None:
         """Opens the screen of the row's instance, with its request in view."""
 
+    def locked(self) -> str:
+        """Why nothing may be changed now; else empty."""
+
+    def act(self, action_id: str, target: Target) -> None:
+        """Begins an action that changes the cluster, or says why it does not."""
+
+    def undo(self) -> None: ...
+    def toggle_read_only(self) -> None: ...
+
+    def ask(self, question: Work, then: Then) -> None:
+        """Asks the controller; `then` gets the answer or the error on the screen's own thread."""
+
+    def show_log(self) -> None: ...
     def toggle_freeze(self) -> None: ...
     def change_speed(self, steps: int) -> None: ...
     def run_command(self, text: str) -> None: ...

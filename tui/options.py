@@ -19,6 +19,8 @@ class Options:
     keymap: Mapping[str, str] = field(default_factory=dict)
     limits: ConsoleTable = field(default_factory=ConsoleTable)
     """When there is an alarm."""
+    readonly: bool = False
+    """Nothing can be changed in this session."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

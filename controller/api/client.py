@@ -251,11 +251,12 @@ class ControlClient:
         path = f"/v1/requests/{quote(reference, safe='')}/priority"
         return self._call(PriorityReport, "POST", path, wanted, key=key)
 
-    def abort(self, reference: str, wanted: AbortRequest) -> AbortReport:
+    def abort(self, reference: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
         """Returns when the request is over. Raises RefusedError if it was already."""
         path = f"/v1/requests/{quote(reference, safe='')}/abort"
-        key = "" if wanted.dry_run else secrets.token_hex(8)
-        return self._call(AbortReport, "POST", path, wanted, key=key)
+        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
+        again = bool(once) and not key
+        return self._call(AbortReport, "POST", path, wanted, key=once, repeatable=again)
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")

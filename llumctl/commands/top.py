@@ -20,6 +20,7 @@ from llumctl.text import output
 if TYPE_CHECKING:
     from controller.api.recording import RecordingWriter
     from controller.api.settings.console import ConsoleTable
+    from tui.feed.caller import Caller
     from tui.feed.source import Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
@@ -42,8 +43,8 @@ def top(
     refresh: Annotated[
         float, typer.Option(metavar="S", help="How many seconds between two statuses.")
     ] = 1.0,
-    readonly: Annotated[  # noqa: ARG001 - all that there is so far
-        bool, typer.Option("--readonly", help="Change nothing (so far the dashboard never does).")
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="Allow no changes in this session.")
     ] = False,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what comes to a new file.")
@@ -63,7 +64,7 @@ def top(
         typer.Option(metavar="NAME", help="default, deuteranopia or monochrome."),
     ] = None,
 ) -> None:
-    """Show the cluster as it goes: instances, queue heads, events."""
+    """Show the cluster as it goes, and change it by keys: drain, undrain."""
     watching.check_refresh(refresh)
     positive(speed, "--speed")
     at_s = 0.0 if at is None else durations.seconds(at, "--at")
@@ -74,6 +75,7 @@ def top(
     _check_terminal()
     from llumctl.config import settings
     from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
+    from tui.feed.caller import LiveCaller
 
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
@@ -82,7 +84,7 @@ def top(
     with contextlib.ExitStack() as stack:
         if replay is not None:
             source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
-            _run(source, look, recording=False)
+            _run(source, look, recording=False, readonly=True)
             return
         name = config_file.cluster_name(cluster)
         watching.check_reachable(name)
@@ -90,7 +92,8 @@ def top(
             None if record is None else stack.enter_context(watching.writer(record, name, refresh))
         )
         live = _live(name, refresh, writer)
-        _run(live, look, recording=writer is not None)
+        caller = LiveCaller(lambda: connect.client(name))
+        _run(live, look, caller, recording=writer is not None, readonly=readonly)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
@@ -136,7 +139,14 @@ def _keymap() -> dict[str, str]:
         raise UsageError(f"{origins.of(path)}: {error}", origins.cure(path)) from error
 
 
-def _run(source: "Source", look: Look, *, recording: bool) -> None:
+def _run(
+    source: "Source",
+    look: Look,
+    caller: "Caller | None" = None,
+    *,
+    recording: bool,
+    readonly: bool,
+) -> None:
     """Runs until the operator leaves, and waits for no thread that still asks a controller."""
     from tui.app import Dashboard, tick_s
     from tui.drawing.format import ASCII, UNICODE
@@ -148,10 +158,13 @@ def _run(source: "Source", look: Look, *, recording: bool) -> None:
         keymap=look.keymap,
         limits=look.limits,
         recording=recording,
+        readonly=readonly,
         tick_s=tick_s(source),
     )
-    app = Dashboard(source, options)
+    app = Dashboard(source, options, caller)
     app.run()
+    for told in app.acting.unsettled():
+        output.say(told)
     if app.return_code:
         raise typer.Exit(app.return_code)
     if app.state.stopped is not None:

@@ -11,10 +11,10 @@ from typing import Self
 
 from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, UnreachableError
 from controller.api.settings.bounds import MAX_DEADLINE_S
+from controller.api.text import drains as drain_words
 from controller.api.text.quantities import duration, latency
 from controller.api.wire.operations import DrainReport
 from llumctl import connect
-from llumctl.text import drains as drain_text
 from llumctl.text import output
 
 POLL_S = 1.0
@@ -88,7 +88,7 @@ class Watch:
                 self._late.add(name)
 
     def _tell(self) -> None:
-        lines = {report.instance_id: drain_text.progress(report) for report in self.reports}
+        lines = {report.instance_id: drain_words.progress(report) for report in self.reports}
         for report in self.reports:
             name = report.instance_id
             keep = self._redraws and not is_over(report)
@@ -155,7 +155,7 @@ def check(
         if not passed and waited_s is not None:
             raise TimedOutError(
                 f"drain {name} is not over after {latency(waited_s)}:"
-                f" {drain_text.cannot_move(report)}; it goes on",
+                f" {drain_words.cannot_move(report)}; it goes on",
                 f"llumctl wait --for=drained={name}      or      llumctl scale +1",
             )
         after, longer = "", "600"
@@ -164,7 +164,7 @@ def check(
             longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
         goes_on = "it was given up" if given_up else "it goes on"
         raise TimedOutError(
-            f"drain {name} timed out{after}: {drain_text.cannot_move(report)}; {goes_on}",
+            f"drain {name} timed out{after}: {drain_words.cannot_move(report)}; {goes_on}",
             f"llumctl scale +1      or      llumctl drain {name} --deadline {longer}",
         )
 

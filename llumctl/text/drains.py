@@ -1,10 +1,11 @@
-"""Drains as text: the plan, how far each is, and what keeps its requests where they are."""
+"""Drains as tables: the plan, how far each is, and what keeps its requests where they are."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from controller.api.text.quantities import duration, printable
-from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.text import drains as drain_words
+from controller.api.text.quantities import duration
+from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import DrainReport
 from llumctl.text import output
 
@@ -59,43 +60,9 @@ def plan(report: DrainReport, *, limit: int | None = MAX_ROWS, colours: bool) ->
 def question(reports: Sequence[DrainReport], status: ClusterStatus, *, colours: bool) -> str:
     """What an operator should know before saying yes: the requests, and the capacity left."""
     parts = [plan(report, colours=colours) for report in reports if report.plan]
-    for report in reports:
-        staying = sum(item.code not in ("", "moving") for item in report.plan)
-        cannot = f"; {staying} cannot move now" if staying else ""
-        parts.append(f"{report.instance_id}: {_requests(num_affected(report))} would move{cannot}")
-    parts.append(_capacity(status, {report.instance_id for report in reports}))
+    parts += [drain_words.would_move(report) for report in reports]
+    parts.append(drain_words.capacity(status, {report.instance_id for report in reports}))
     return "\n".join(parts)
-
-
-def progress(report: DrainReport) -> str:
-    """One line: how far the drain is, and when it may be over."""
-    name = report.instance_id
-    if report.state == "removed":
-        return f"{name}: removed"
-    if report.safe_to_delete:
-        return f"{name}: safe to delete ({report.num_moved} moved)"
-    if report.state == "active":
-        return f"{name}: not draining"
-    facts = [f"{report.num_requests_left} left", f"{report.num_moving} moving"]
-    facts.append(f"{report.num_moved} moved")
-    if report.estimate_s:
-        facts.append(f"~{duration(report.estimate_s)}")
-    if report.silent:
-        facts.append(f"no answer from {' '.join(report.silent)}")
-    line = f"{name}: {', '.join(facts)}"
-    return printable(f"{line}; {cannot_move(report)}" if report.cannot_move else line)
-
-
-def cannot_move(report: DrainReport) -> str:
-    """`2 requests cannot move (no instance has 118 free blocks)`; without any, what is left."""
-    if not report.cannot_move:
-        return f"{_requests(report.num_requests_left)} left"
-    whys = dict.fromkeys(item.why or item.code for item in report.cannot_move)
-    return f"{_requests(len(report.cannot_move))} cannot move ({'; '.join(whys)})"
-
-
-def num_affected(report: DrainReport) -> int:
-    return max(len(report.plan), report.num_requests_left)
 
 
 def _row(report: DrainReport) -> tuple[str, ...]:
@@ -133,19 +100,3 @@ def _staying(report: DrainReport, *, limit: int | None, colours: bool) -> str:
 
 def _more(count: int, limit: int | None) -> list[str]:
     return [] if limit is None or count <= limit else [f"... and {count - limit} more (-o wide)"]
-
-
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"
-
-
-def _capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
-    gone = set(leaving)
-    serving = [i for i in status.instances if i.state is InstanceState.ACTIVE]
-    left = [item for item in serving if item.id not in gone]
-    num_free = sum(item.num_free_blocks or 0 for item in left)
-    num_total = sum(item.num_total_blocks or 0 for item in left)
-    return (
-        f"left: {len(left)} of {len(serving)} serving instances,"
-        f" {num_free} of their {num_total} blocks free"
-    )

@@ -15,6 +15,7 @@ from controller.api.errors import AnswerLostError, LlumctlError, UnreachableErro
 from controller.api.wire.models import ClusterState, PingFrame, StopRequest
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
+    AbortRequest,
     DrainRequest,
     PriorityRequest,
     ScaleRequest,
@@ -156,6 +157,7 @@ CALLS: tuple[Callable[[ControlClient], object], ...] = (
     lambda control: control.set_priority("r1", PriorityRequest(level="high"), key="k"),
     lambda control: control.migrate("r1", MigrateRequest(to="i-1"), key="k"),
     lambda control: control.change_settings(SettingsPatch(changes={"a.b": 1}), key="k"),
+    lambda control: control.abort("r1", AbortRequest(), key="k"),
 )
 
 

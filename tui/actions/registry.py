@@ -11,15 +11,35 @@ from enum import StrEnum
 from textual.binding import Binding, BindingType
 
 from tui.actions.key_names import shown
+from tui.actions.target import Kind
 
 
 class Place(StrEnum):
     TABLE = "table"
     """The table that has the focus."""
+    ROWS = "rows"
+    """A screen whose rows are instances and requests."""
     MAIN = "main"
     DETAIL = "detail"
+    DIALOG = "dialog"
     HELP = "help"
     ANYWHERE = "anywhere"
+
+
+class Danger(StrEnum):
+    """`confirm`: the order is given after its plan was shown; the plan may ask for a typed name."""
+
+    NONE = "none"
+    CONFIRM = "confirm"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an action does to the cluster. `command`: what does the same on the command line."""
+
+    target: Kind
+    command: str
+    danger: Danger = Danger.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,8 @@ class Action:
     """What is typed after `:` instead, with the name of its argument; empty: a key only."""
     replay: bool = False
     """Whether the key works in a replay only."""
+    change: Change | None = None
+    """For actions that change the cluster; they are locked where the screen shows no present."""
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -53,6 +75,32 @@ ACTIONS: tuple[Action, ...] = (
         "back_main", ("escape", "backspace"), "back", "back to the dashboard", Place.DETAIL, "back"
     ),
     Action("help_close", ("escape", "backspace"), "back", "close the help", Place.HELP),
+    Action(
+        "drain",
+        ("d",),
+        "act('drain')",
+        "empty the instance of this row",
+        Place.ROWS,
+        "drain",
+        "drain ID",
+        change=Change(Kind.INSTANCE, "llumctl drain ID", Danger.CONFIRM),
+    ),
+    Action(
+        "undrain",
+        ("u",),
+        "act('undrain')",
+        "take its drain back",
+        Place.ROWS,
+        "undrain",
+        "undrain ID",
+        change=Change(Kind.INSTANCE, "llumctl undrain ID"),
+    ),
+    Action("undo", ("U",), "undo", "take back what was done last here", Place.ROWS, typed="undo"),
+    Action("log", ("L",), "log", "what was done here, and its outcome", Place.ROWS, typed="log"),
+    Action("read_only", ("R",), "read_only", "allow changes, or do not", Place.ROWS),
+    Action("dialog_yes", ("y",), "yes", "do it", Place.DIALOG),
+    Action("dialog_no", ("n", "escape"), "no", "do nothing", Place.DIALOG),
+    Action("dialog_next", ("left", "right"), "next", "the other button", Place.DIALOG),
     Action("filter", ("slash",), "filter", "filter this pane", Place.MAIN, "filter", "filter TEXT"),
     Action("sort", ("s",), "sort", "sort by the next column", Place.MAIN, "sort", "sort COLUMN"),
     Action("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.MAIN),
@@ -121,9 +169,9 @@ def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
 
 
 def footer(
-    keymap: Mapping[str, str], places: Iterable[Place], *, replay: bool
+    keymap: Mapping[str, str], places: Iterable[Place], *, replay: bool, changes: bool = True
 ) -> list[tuple[str, str]]:
-    """(key, word) pairs for the bottom line."""
+    """(key, word) pairs for the bottom line. `changes`: whether the cluster may be changed."""
     wanted = set(places)
     return [
         (
@@ -131,5 +179,8 @@ def footer(
             "pause" if replay and each.action_id == "freeze" else each.footer,
         )
         for each in ACTIONS
-        if each.footer and each.place in wanted and (replay or not each.replay)
+        if each.footer
+        and each.place in wanted
+        and (replay or not each.replay)
+        and ((changes and not replay) or each.change is None)
     ]

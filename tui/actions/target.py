@@ -12,17 +12,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a row is about. `instance_id` of a request's row: where the request is. `member_id`: a
-    frontend or a controller, to which nothing can be done yet."""
+    """What a row is about. `instance_id` of a request's row: where the request is. `other`: what it
+    names instead and nothing is done to, such as a frontend."""
 
     instance_id: str = ""
     request_id: str = ""
-    member_id: str = ""
+    other: str = ""
 
     @property
     def subject(self) -> str:
         """The id that the row shows first, whole."""
-        return self.request_id or self.instance_id or self.member_id
+        return self.request_id or self.instance_id or self.other
 
     def of(self, kind: Kind) -> str:
         """The id of that kind; empty if the row is about none."""

@@ -25,6 +25,10 @@ class Reply:
 
 
 class Caller(Protocol):
+    """`wake` is called on any thread when there is something to take."""
+
+    wake: Callable[[], None]
+
     def call(self, ticket: int, work: Work) -> None:
         """Begins the work; never blocks. `take` brings what came of it, once."""
 
@@ -32,8 +36,6 @@ class Caller(Protocol):
 
 
 class LiveCaller:
-    """`wake` is called on a thread of this caller's when there is something to take."""
-
     def __init__(self, connect: Connect) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._connect = connect

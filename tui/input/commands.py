@@ -10,14 +10,19 @@ from tui.actions.registry import ACTIONS
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`sort COLUMN`, `filter TEXT`, `theme NAME`, `instance ID`, `help` or `quit`."""
+    """The id of an action and its argument."""
 
     name: str
     argument: str = ""
 
 
-NAMES = tuple(each.typed.split()[0] for each in ACTIONS if each.typed)
+FORMS = {
+    name: argument
+    for name, _, argument in (each.typed.partition(" ") for each in ACTIONS if each.typed)
+}
+"""What is typed, and what it wants: COLUMN, NAME (a theme), ID (an instance), TEXT, or nothing."""
 _ALIASES = {"q": "quit", "q!": "quit", "i": "instance"}
+_KINDS = {"COLUMN": "column", "NAME": "theme", "ID": "instance"}
 
 
 def parse(
@@ -29,19 +34,20 @@ def parse(
     """
     name, _, argument = text.strip().partition(" ")
     name, argument = _ALIASES.get(name, name), argument.strip()
-    if name not in NAMES:
-        raise UsageError(_unknown("command", name, NAMES))
-    if name in ("help", "quit") and argument:
+    if name not in FORMS:
+        raise UsageError(_unknown("command", name, list(FORMS)))
+    wanted = FORMS[name]
+    if not wanted and argument:
         raise UsageError(f"{name} takes no argument")
-    if name in ("sort", "theme", "instance") and not argument:
-        choices = {"sort": columns, "theme": themes}.get(name, ("ID",))
+    known = {"COLUMN": columns, "NAME": themes, "ID": instances}.get(wanted)
+    if known is None:
+        return Command(name, argument)
+    if not argument:
+        choices = ("ID",) if wanted == "ID" else known
         raise UsageError(f"{name} what?  {name} {'|'.join(choices)}")
-    if name == "sort" and argument not in columns:
-        raise UsageError(_unknown("column", argument, columns))
-    if name == "theme" and argument not in themes:
-        raise UsageError(_unknown("theme", argument, themes))
-    if name == "instance" and argument not in instances:
-        raise NotFoundError(_unknown("instance", argument, instances))
+    if argument not in known:
+        error = NotFoundError if wanted == "ID" else UsageError
+        raise error(_unknown(_KINDS[wanted], argument, known))
     return Command(name, argument)
 
 

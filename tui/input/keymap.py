@@ -11,6 +11,14 @@ from tui.actions.registry import ACTIONS, Action, Place, keys_of
 FIXED = ("ctrl+c", "ctrl+q")
 """Keys that always leave: nobody must be caught in a dashboard."""
 
+TOGETHER = (
+    (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE),
+    (Place.DETAIL, Place.ROWS, Place.TABLE, Place.ANYWHERE),
+    (Place.HELP, Place.TABLE, Place.ANYWHERE),
+    (Place.DIALOG,),
+)
+"""Places whose keys are in force at the same time."""
+
 _MODIFIERS = ("ctrl", "shift", "alt", "super", "meta", "hyper")
 _NAMED = {str(key.value) for key in Keys}
 _ALIASES = {alias: key for key, aliases in KEY_ALIASES.items() for alias in aliases}
@@ -41,8 +49,7 @@ def checked(wanted: Mapping[str, str]) -> dict[str, str]:
             meant = f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(known)}"
             raise KeymapError(action_id, f"no key does {action_id[:40]!r}{meant}")
         keymap[action_id] = ",".join(_keys(action_id, text))
-    for place in (Place.MAIN, Place.DETAIL, Place.HELP):
-        active = (place, Place.TABLE, Place.ANYWHERE)
+    for active in TOGETHER:
         _check_clashes([each for each in ACTIONS if each.place in active], keymap)
     return keymap
 

@@ -4,6 +4,7 @@ from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
 from tui.actions.registry import Place
+from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
 from tui.panes import alarm_line, header
 from tui.widgets.bottom import Bottom
@@ -18,6 +19,26 @@ class PaintedScreen(Screen[None]):
     @property
     def console(self) -> Console:
         return console_of(self)
+
+    def show(self) -> None:
+        """Draws the application's present state."""
+        raise NotImplementedError
+
+    def target(self) -> Target:
+        """What the row under the cursor is about."""
+        return NOTHING
+
+    def action_act(self, action_id: str) -> None:
+        self.console.act(action_id, self.target())
+
+    def action_undo(self) -> None:
+        self.console.undo()
+
+    def action_read_only(self) -> None:
+        self.console.toggle_read_only()
+
+    def action_log(self) -> None:
+        self.console.show_log()
 
     def alarms(self) -> list[Alarm]:
         return alarm_line.burning(self.console.shown, self.console.options.limits)

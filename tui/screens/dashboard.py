@@ -8,6 +8,7 @@ from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
 from tui.actions.registry import Place, bindings
+from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Box, Pane, arrange
@@ -36,8 +37,8 @@ QUIET_S = 10.0
 
 
 class DashboardScreen(PaintedScreen):
-    BINDINGS = bindings(Place.MAIN)
-    PLACES = (Place.TABLE, Place.MAIN)
+    BINDINGS = bindings(Place.MAIN, Place.ROWS)
+    PLACES = (Place.TABLE, Place.ROWS, Place.MAIN)
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +79,9 @@ class DashboardScreen(PaintedScreen):
 
     def table(self, pane: Pane) -> TableView[Any]:
         return self.query_one(f"#{pane}", TableView)
+
+    def target(self) -> Target:
+        return self.table(self.view.focused).target
 
     # Drawing
 

@@ -8,7 +8,7 @@ from textual.screen import Screen
 
 from tui.actions import registry
 from tui.actions.key_names import shown
-from tui.actions.registry import ACTIONS, Place, bindings
+from tui.actions.registry import ACTIONS, Action, Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import console_of
 from tui.drawing.format import Span, Tone
@@ -69,9 +69,15 @@ def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
         HelpRow(
             each.action_id,
             ", ".join(shown(name) for name in registry.keys_of(each, keymap)),
-            f"{each.text} (replay)" if each.replay else each.text,
+            _text(each),
         )
         for each in ACTIONS
-        if each.keys and each.place is not Place.HELP
+        if each.keys and each.place not in (Place.HELP, Place.DIALOG)
     ]
     return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]
+
+
+def _text(action: Action) -> str:
+    if action.change is not None:
+        return f"{action.text} ({action.change.command})"
+    return f"{action.text} (replay)" if action.replay else action.text

@@ -47,8 +47,8 @@ HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
 
 
 class InstanceScreen(PaintedScreen):
-    BINDINGS = bindings(Place.DETAIL)
-    PLACES = (Place.DETAIL,)
+    BINDINGS = bindings(Place.DETAIL, Place.ROWS)
+    PLACES = (Place.DETAIL, Place.ROWS)
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
@@ -75,6 +75,11 @@ class InstanceScreen(PaintedScreen):
 
     def on_resize(self, _: Resize) -> None:
         self.show()
+
+    def target(self) -> Target:
+        """The instance, and the request under the cursor."""
+        table = self.focused if isinstance(self.focused, TableView) else self._table("requests")
+        return Target(self.instance_id, table.target.request_id)
 
     def action_back(self) -> None:
         self.dismiss()

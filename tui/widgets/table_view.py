@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from tui.actions.registry import Place, bindings
-from tui.actions.target import Target
+from tui.actions.target import NOTHING, Target
 from tui.drawing import format as fmt
 from tui.drawing import table
 from tui.drawing.format import Glyphs, Line, Span, Tone
@@ -139,6 +139,11 @@ class TableView(Widget, Generic[Item], can_focus=True):
     def hold(self, item_id: str) -> None:
         """The cursor goes to this row once it is there, unless the operator moves it first."""
         self._wanted_id = item_id
+
+    @property
+    def target(self) -> Target:
+        """What the row under the cursor is about."""
+        return self.items[self._cursor].target if self.items else NOTHING
 
     @property
     def position(self) -> str:
@@ -266,7 +271,7 @@ class TableView(Widget, Generic[Item], can_focus=True):
 
     def action_copy(self) -> None:
         if self.items:
-            self.post_message(self.Copied(self.items[self._cursor].target))
+            self.post_message(self.Copied(self.target))
 
     def on_click(self, event: Click) -> None:
         row = event.y - HEAD_LINES + self._top

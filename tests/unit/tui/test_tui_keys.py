@@ -1,6 +1,5 @@
 """Every key, pressed: what it does, and on what."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -9,12 +8,15 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from controller.api.wire.models import ClusterStatus, StatusFrame
+from tests.unit.tui import test_tui_acting
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
+    TESTED,
     FakeSource,
     dashboard,
     drawn,
+    presses,
     replaying,
     settle,
 )
@@ -22,32 +24,21 @@ from tui.actions.registry import ACTIONS, Place
 from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane
+from tui.input.keymap import TOGETHER
 from tui.panes.instances import SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 
-Test = Callable[..., Awaitable[None]]
-TESTED: set[tuple[str, str]] = set()
-"""(action id, key)"""
-
-
-def presses(action_id: str) -> Callable[[Test], Test]:
-    """The test runs once for each key of the action, as the argument `key`."""
-    (entry,) = [entry for entry in ACTIONS if entry.action_id == action_id]
-    TESTED.update((action_id, key) for key in entry.keys)
-    return pytest.mark.parametrize("key", entry.keys)
-
 
 def test_every_key_is_pressed_by_a_test() -> None:
+    assert test_tui_acting is not None
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
 
 def test_no_key_means_two_things_in_one_place() -> None:
-    anywhere = [key for entry in ACTIONS if entry.place is Place.ANYWHERE for key in entry.keys]
-    for place in (Place.MAIN, Place.DETAIL, Place.HELP):
-        places = (place, Place.TABLE)
-        found = [key for entry in ACTIONS if entry.place in places for key in entry.keys] + anywhere
+    for places in TOGETHER:
+        found = [key for entry in ACTIONS if entry.place in places for key in entry.keys]
         assert len(found) == len(set(found))
 
 
@@ -527,7 +518,7 @@ async def test_help(source: FakeSource, key: str) -> None:
         assert isinstance(app.screen, HelpScreen)
         text = await drawn(pilot)
         for entry in ACTIONS:
-            if entry.keys and entry.place is not Place.HELP:
+            if entry.keys and entry.place not in (Place.HELP, Place.DIALOG):
                 assert entry.text in text
         await pilot.press(key)
         assert isinstance(app.screen, HelpScreen)

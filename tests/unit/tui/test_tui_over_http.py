@@ -8,7 +8,9 @@ from controller.api.client import ControlClient
 from tests.unit.control_support import TOKEN, listening
 from tests.unit.tui.tui_support import dashboard, settle, shown
 from tui.app import Dashboard
+from tui.feed.caller import LiveCaller
 from tui.feed.source import LiveSource
+from tui.screens.confirm import ConfirmScreen
 from tui.screens.instance import InstanceScreen
 
 LIMIT_S = 20.0
@@ -31,7 +33,28 @@ async def test_what_happens_in_the_controller_is_on_the_screen() -> None:
                 app, pilot, "c1  ready", "live 0.", "i-0     active", "controller", "started"
             )
             listener.cluster.report(num_free_blocks=10, num_running=3, num_queued=2)
-            await shows(app, pilot, "run 3 wait 2", "90|90%")
+            await shows(app, pilot, "run 3 wait 2", " 90% ")
             await pilot.press("enter")
             assert isinstance(app.screen, InstanceScreen)
             await shows(app, pilot, "90 of 100 (16 tokens)", "Requests (0)", "running     3")
+
+
+async def test_the_last_instance_is_drained_and_that_is_taken_back_by_keys() -> None:
+    async with listening() as (listener, _):
+
+        def connect() -> ControlClient:
+            return ControlClient(listener.url, TOKEN, 5.0)
+
+        source = LiveSource("c1", connect, status_every_s=0.1)
+        async with dashboard(source, caller=LiveCaller(connect)) as (app, pilot):
+            await shows(app, pilot, "i-0     active")
+            await pilot.press("d")
+            await shows(app, pilot, "Type i-0 and Enter")
+            await pilot.press(*"i-0")
+            while isinstance(app.screen, ConfirmScreen):  # a busy machine may be stale just now
+                await pilot.press("enter")
+                await settle(app, pilot)
+            await shows(app, pilot, "drain i-0: ", "(U takes it back)")
+            await pilot.press("U")
+            await shows(app, pilot, "undrain i-0: it gets requests again")
+            assert listener.cluster.controller.keeper.spec.revision == 2

@@ -697,7 +697,7 @@ def test_commands(typed: str, name: str, argument: str) -> None:
         ("sotr kv", 2, "no command 'sotr': did you mean sort?"),
         ("sort frenness", 2, "did you mean freeness?"),
         ("sort", 2, "sort what?"),
-        ("xyz", 2, "no command 'xyz': filter, sort,"),
+        ("xyz", 2, "no command 'xyz': drain, undrain,"),
         ("theme pink", 2, "no theme 'pink': default"),
         ("instance i-9", 4, "did you mean i-"),
         ("quit now", 2, "takes no argument"),

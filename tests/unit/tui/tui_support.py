@@ -1,24 +1,29 @@
 """The dashboard without a terminal: a source that is fed by hand and a clock that is set."""
 
+import inspect
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import pytest
 from textual.app import App
 from textual.dom import DOMNode
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
 
+from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.models import Frame, RequestList
 from tests.unit.tui import tui_synthetic as synthetic
+from tui.actions.registry import Place, action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.drawing.themes import DEFAULT
+from tui.feed.caller import Caller, Reply, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import Arrived, Heard, Lost, RequestsArrived
@@ -26,6 +31,25 @@ from tui.options import Options
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
 DRAWN_S = 20.0
+
+
+Test = Callable[..., Awaitable[None]]
+TESTED: set[tuple[str, str]] = set()
+"""(action id, key) that a test presses."""
+
+
+def presses(action_id: str) -> Callable[[Test], Test]:
+    """The test runs once for each key of the action, as the argument `key`; a key of a dialog is
+    the argument `dialog_key` where the test has one."""
+    entry = action_of(action_id)
+    TESTED.update((action_id, key) for key in entry.keys)
+
+    def decorate(test: Test) -> Test:
+        names = inspect.signature(test).parameters
+        name = "dialog_key" if entry.place is Place.DIALOG and "dialog_key" in names else "key"
+        return pytest.mark.parametrize(name, entry.keys)(test)
+
+    return decorate
 
 
 class FakeSource:
@@ -72,16 +96,45 @@ class FakeSource:
         self._heard.append(item)
 
 
+class FakeCaller:
+    """Does the work at once, on the client that the test made; `held` work waits for `release`."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.held = False
+        self.wake: Callable[[], None] = lambda: None
+        self._waiting: list[tuple[int, Work]] = []
+        self._replies: list[Reply] = []
+
+    def call(self, ticket: int, work: Work) -> None:
+        self._waiting.append((ticket, work))
+        if not self.held:
+            self.release()
+
+    def release(self) -> None:
+        for ticket, work in self._waiting:
+            try:
+                self._replies.append(Reply(ticket, work(self.client), None))
+            except LlumctlError as error:
+                self._replies.append(Reply(ticket, None, error))
+        self._waiting.clear()
+
+    def take(self) -> list[Reply]:
+        found, self._replies = self._replies, []
+        return found
+
+
 @asynccontextmanager
 async def dashboard(
     source: Source,
     size: tuple[int, int] = WIDE,
     *,
+    caller: Caller | None = None,
     glyphs: Glyphs = UNICODE,
     theme: str = DEFAULT,
     **options: Any,
 ) -> AsyncIterator[tuple[Dashboard, Pilot[None]]]:
-    app = Dashboard(source, Options(glyphs=glyphs, theme=theme, zone=UTC, **options))
+    app = Dashboard(source, Options(glyphs=glyphs, theme=theme, zone=UTC, **options), caller)
     async with app.run_test(size=size) as pilot:
         await settle(app, pilot)
         yield app, pilot

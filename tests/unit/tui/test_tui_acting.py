@@ -1,0 +1,374 @@
+"""Keys that change the cluster: which call they make, with which id, and when they make none."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Button, Input
+
+from controller.api.errors import AnswerLostError, ConflictError, RefusedError
+from controller.api.wire.models import StatusFrame
+from controller.api.wire.operations import DrainRequest, UndrainRequest
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_control import FakeControl
+from tests.unit.tui.tui_support import (
+    FakeCaller,
+    FakeSource,
+    dashboard,
+    drawn,
+    presses,
+    replaying,
+    settle,
+)
+from tui.app import Dashboard
+from tui.drawing.layout import Pane
+from tui.screens.confirm import ConfirmScreen
+from tui.screens.dashboard import DashboardScreen
+from tui.screens.log import LogScreen
+
+
+@dataclass
+class Bed:
+    app: Dashboard
+    pilot: Pilot[None]
+    source: FakeSource
+    control: FakeControl
+    caller: FakeCaller
+    second: int = 0
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.pilot.press(key)
+            await settle(self.app, self.pilot)
+
+    async def type(self, key: str, text: str) -> None:
+        """Into the line that the key opens, all at once."""
+        await self.pilot.press(key)
+        self.app.screen.query_one(Input).value = text
+        await self.press("enter")
+
+    async def tick(self, **changed: Any) -> None:
+        """The next status, with instances that report otherwise: `i_3={...}`."""
+        self.second += 1
+        status = list(synthetic.frames(1, num_instances=12, seed=self.second))[-1].status
+        found = tuple(
+            item.model_copy(update=changed.get(item.id.replace("-", "_"), {}))
+            for item in status.instances
+        )
+        now_s = synthetic.START_S + self.second
+        update = {"instances": found, "revision": self.control.revision, "time_s": now_s}
+        self.source.feed([StatusFrame(time_s=now_s, status=status.model_copy(update=update))])
+        await settle(self.app, self.pilot)
+
+    @property
+    def cursor(self) -> str:
+        assert isinstance(self.app.screen, DashboardScreen)
+        found = self.app.screen.table(Pane.INSTANCES).cursor_id
+        assert found is not None
+        return found
+
+    async def bottom(self) -> str:
+        return (await drawn(self.pilot)).splitlines()[-1]
+
+
+@asynccontextmanager
+async def acting(size: tuple[int, int] = (120, 36), **options: Any) -> AsyncIterator[Bed]:
+    source, control = FakeSource(), FakeControl()
+    caller = FakeCaller(control)
+    async with dashboard(source, size, caller=caller, **options) as (app, pilot):
+        bed = Bed(app, pilot, source, control, caller)
+        await bed.tick()
+        yield bed
+
+
+@presses("drain")
+@presses("dialog_yes")
+async def test_drain(key: str, dialog_key: str) -> None:
+    async with acting() as bed:
+        await bed.press("j", "j")
+        wanted = bed.cursor
+        await bed.press(key)
+        text = await drawn(bed.pilot)
+        assert f"Drain {wanted}?" in text
+        assert f"{wanted}: 2 requests would move" in text
+        assert "left: 2 of 2 serving instances, 900 of their 2000 blocks free" in text
+        assert "r1  7 blocks  to i-9" in text
+        assert [(name, id_) for name, id_, _ in bed.control.plans] == [("drain", wanted)]
+        assert bed.control.calls == []
+        await bed.press(dialog_key)
+        assert bed.control.calls == [("drain", wanted, DrainRequest(if_revision=7))]
+        assert f"drain {wanted}: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
+
+
+async def test_the_instance_is_that_under_the_cursor_when_the_key_was_pressed() -> None:
+    """Also when rows change places before the answer to the dialog."""
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press("d")
+        for second in range(3):
+            await bed.tick(**{wanted.replace("-", "_"): {"freeness_steps": 9000.0 + second}})
+        await bed.press("y")
+        assert [id_ for _, id_, _ in bed.control.calls] == [wanted]
+        assert bed.cursor != wanted, "it is the freest now"
+
+
+@pytest.mark.parametrize("keys", [("enter",), ("escape",), ("n",), ("left", "left", "enter")])
+async def test_the_cursor_is_on_cancel(keys: tuple[str, ...]) -> None:
+    async with acting() as bed:
+        await bed.press("d", *keys)
+        assert isinstance(bed.app.screen, DashboardScreen)
+        assert bed.control.calls == []
+
+
+@presses("dialog_next")
+async def test_the_other_button(key: str) -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press("d", key)
+        focused = bed.app.screen.focused
+        assert isinstance(focused, Button)
+        assert focused.id == "yes"
+        await bed.press("enter")
+        assert [id_ for _, id_, _ in bed.control.calls] == [wanted]
+
+
+@presses("dialog_no")
+async def test_no(key: str) -> None:
+    async with acting() as bed:
+        await bed.press("d", key, "y")
+        assert bed.control.calls == []
+
+
+async def test_nothing_is_agreed_to_before_the_plan_is_there() -> None:
+    async with acting() as bed:
+        bed.caller.held = True
+        await bed.press("d")
+        assert "asking what it would do" in await drawn(bed.pilot)
+        await bed.press("y", "right", "enter")
+        assert bed.control.calls == []
+        bed.caller.held = False
+        bed.caller.release()
+        await settle(bed.app, bed.pilot)
+        await bed.press("d", "y")
+        assert len(bed.control.calls) == 1
+
+
+async def test_the_last_instance_is_drained_by_its_name_only() -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        bed.control.last = (wanted,)
+        await bed.press("d")
+        assert f"Nothing else would serve. Type {wanted}" in await drawn(bed.pilot)
+        await bed.press("y", "enter")
+        assert bed.control.calls == []
+        await bed.press("backspace", *wanted, "enter")
+        assert bed.control.calls == [("drain", wanted, DrainRequest(force=True, if_revision=7))]
+
+
+async def test_a_plan_that_is_refused_says_why_and_gives_no_order() -> None:
+    async with acting() as bed:
+        refused = RefusedError("the cluster is being stopped")
+        bed.control.failing = {"drain": refused, "drain_plan": refused}
+        await bed.press("d")
+        assert "the cluster is being stopped" in await drawn(bed.pilot)
+        await bed.press("y")
+        assert isinstance(bed.app.screen, ConfirmScreen)
+        assert bed.control.calls == []
+
+
+@presses("undrain")
+async def test_undrain(key: str) -> None:
+    async with acting() as bed:
+        await bed.press("j")
+        wanted = bed.cursor
+        await bed.press(key)
+        assert bed.control.calls == [("undrain", wanted, UndrainRequest(if_revision=7))]
+        assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
+
+
+async def test_a_queue_heads_row_is_about_its_instance_too() -> None:
+    async with acting() as bed:
+        await bed.press("2")
+        assert isinstance(bed.app.screen, DashboardScreen)
+        wanted = bed.app.screen.table(Pane.QUEUE).cursor_id
+        await bed.press("d", "y")
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("drain", wanted)]
+
+
+async def test_on_an_instances_screen_it_is_that_instance() -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press("enter", "d", "y")
+        assert [id_ for _, id_, _ in bed.control.calls] == [wanted]
+
+
+async def test_typed_and_by_the_palettes_action() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "undrain i-5")
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("undrain", "i-5")]
+        await bed.type("colon", "drain i-99")
+        assert "no instance 'i-99'" in await bed.bottom()
+        assert len(bed.control.calls) == 1
+
+
+async def test_the_revision_that_has_moved_on_is_a_conflict_that_is_said() -> None:
+    async with acting() as bed:
+        bed.control.failing = {"drain": ConflictError("the cluster was changed meanwhile")}
+        wanted = bed.cursor
+        await bed.press("d", "y")
+        assert f"drain {wanted}: the cluster was changed meanwhile" in await bed.bottom()
+        assert bed.app.acting.desk.outbox.last_undoable() is None
+
+
+async def test_two_orders_of_ones_own_are_no_conflict() -> None:
+    """The second one was given before the screen showed the first one's revision."""
+    async with acting() as bed:
+        await bed.press("u", "j", "u")
+        revisions = [wanted.if_revision for _, _, wanted in bed.control.calls]
+        assert revisions == [7, 8]
+
+
+async def test_an_answer_that_never_comes_is_asked_for_and_the_order_not_repeated() -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        bed.control.failing = {"undrain": AnswerLostError("did not answer within 5 s")}
+        await bed.press("u")
+        text = f"undrain {wanted}: outcome unknown: did not answer within 5 s"
+        assert text in await bed.bottom()
+        assert "[1 UNKNOWN]" in await drawn(bed.pilot)
+        bed.control.failing = {}
+        bed.control.answers[bed.control.keys[0]] = bed.control.undrain(
+            wanted, UndrainRequest(), key="other"
+        )
+        bed.control.calls.pop()
+        await bed.tick()
+        await bed.tick()
+        assert f"undrain {wanted}: it gets requests again" in await bed.bottom()
+        assert "UNKNOWN" not in await drawn(bed.pilot)
+        assert len(bed.control.calls) == 1
+
+
+async def test_what_is_not_sent_in_time_is_cancelled_and_never_sent() -> None:
+    async with acting() as bed:
+        bed.caller.held = True
+        await bed.press("u", "j", "u")
+        for _ in range(6):
+            await bed.tick()
+        assert "not sent within 5 s" in await bed.bottom()
+        bed.caller.held = False
+        bed.caller.release()
+        await bed.tick()
+        assert len(bed.control.calls) == 1
+
+
+@pytest.mark.parametrize("key", ["d", "u", "U"])
+async def test_a_stale_screen_refuses_and_says_why(key: str) -> None:
+    async with acting() as bed:
+        bed.source.clock_s += 9
+        await settle(bed.app, bed.pilot)
+        await bed.press(key)
+        assert "now: what the screen shows is 9.0s old" in await bed.bottom()
+        assert bed.control.calls == bed.control.plans == []
+
+
+async def test_a_screen_that_goes_stale_under_the_dialog_gives_no_order() -> None:
+    async with acting() as bed:
+        await bed.press("d")
+        bed.source.clock_s += 9
+        await bed.press("y")
+        assert "not now: what the screen shows is 9.0s old" in await drawn(bed.pilot)
+        assert bed.control.calls == []
+
+
+async def test_a_frozen_screen_refuses() -> None:
+    async with acting() as bed:
+        await bed.press("space", "d")
+        assert "no drain now: the screen is frozen: Space" in await bed.bottom()
+        assert bed.control.plans == []
+
+
+async def test_a_replay_refuses(tmp_path: Path) -> None:
+    async with replaying(tmp_path, synthetic.frames(5)) as (app, pilot, _):
+        await settle(app, pilot)
+        await pilot.press("d")
+        text = await drawn(pilot)
+        assert "no drain now: this is a replay" in text
+        assert "[READ]" in text
+
+
+@presses("read_only")
+async def test_read_only(key: str) -> None:
+    async with acting() as bed:
+        assert "[WRITE]" in await drawn(bed.pilot)
+        assert " d drain " in await drawn(bed.pilot)
+        await bed.press(key, "u")
+        assert "no undrain now: read-only: R allows changes" in await bed.bottom()
+        assert "[READ]" in await drawn(bed.pilot)
+        assert bed.control.calls == []
+        await bed.press(key, "u")
+        assert len(bed.control.calls) == 1
+
+
+async def test_read_only_from_the_start_is_for_good() -> None:
+    async with acting(readonly=True) as bed:
+        assert " d drain " not in await drawn(bed.pilot)
+        await bed.press("R")
+        assert "started with --readonly" in await bed.bottom()
+        await bed.press("d")
+        assert "no drain now: this dashboard was started with --readonly" in await bed.bottom()
+        assert bed.control.plans == []
+
+
+@presses("undo")
+async def test_undo(key: str) -> None:
+    async with acting() as bed:
+        await bed.press(key)
+        assert "nothing was done here that could be taken back" in await bed.bottom()
+        first = bed.cursor
+        await bed.press("d", "y", "j")
+        second = bed.cursor
+        await bed.press("u", key)
+        assert f"Drain {second}?" in await drawn(bed.pilot), "undrain is taken back by a drain"
+        await bed.press("escape")
+        await bed.type("colon", "undo")
+        await bed.press("y")
+        await bed.press(key)
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [
+            ("drain", first),
+            ("undrain", second),
+            ("drain", second),
+            ("undrain", first),
+        ]
+        await bed.press(key)
+        assert "nothing was done here" in await bed.bottom()
+
+
+@presses("log")
+async def test_the_log_keeps_what_was_done(key: str) -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press("d", "y")
+        bed.control.failing = {"undrain": RefusedError("it is not being drained")}
+        await bed.press("u", key)
+        assert isinstance(bed.app.screen, LogScreen)
+        lines = (await drawn(bed.pilot)).splitlines()
+        (drained,) = [line for line in lines if f"drain {wanted} " in line and "done" in line]
+        assert f"llumctl drain {wanted}" in drained
+        (failed,) = [line for line in lines if "failed" in line]
+        assert "it is not being drained" in failed
+        await bed.press("y")
+        assert bed.app.clipboard == f"llumctl undrain {wanted}"
+        await bed.press("escape")
+        assert isinstance(bed.app.screen, DashboardScreen)
+
+
+async def test_who_leaves_before_the_outcome_is_known_is_told() -> None:
+    async with acting() as bed:
+        bed.caller.held = True
+        wanted = bed.cursor
+        await bed.press("u")
+        assert bed.app.acting.unsettled() == [f"undrain {wanted}: sent: llumctl undrain {wanted}"]

@@ -1,0 +1,120 @@
+"""From a key to an order: the one way by which the dashboard changes the cluster."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from textual.screen import Screen
+
+from tui.actions import log
+from tui.actions.desk import Desk
+from tui.actions.drains import Drain, Undrain
+from tui.actions.lock import why_locked
+from tui.actions.order import Order, Planned
+from tui.actions.outbox import Phase
+from tui.actions.registry import Danger, action_of
+from tui.actions.target import Target
+from tui.console import Console
+from tui.drawing.format import Tone
+from tui.feed.caller import Caller
+from tui.screens.confirm import ConfirmScreen
+
+ORDERS: Mapping[str, Callable[[str], Order]] = {"drain": Drain, "undrain": Undrain}
+"""By the action's id: the order for the instance or request with an id."""
+
+Push = Callable[[Screen[Any], Callable[[Any], None]], object]
+
+
+class Acting:
+    """`push` shows a screen and calls back with what it ends with. `caller` None: a replay."""
+
+    def __init__(self, console: Console, caller: Caller | None, push: Push) -> None:
+        self.desk = Desk(caller)
+        self.is_read_only = console.options.readonly
+        self._console = console
+        self._push = push
+        self._replays = caller is None
+
+    def pump(self) -> None:
+        """Hears what came, sends what is due, and says what became of it."""
+        for call in self.desk.pump(self._console.source.now_s(), self.locked()):
+            back = f"  ({self._key('undo')} takes it back)" if call.undo is not None else ""
+            tone = log.TONES.get(call.phase, Tone.PLAIN)
+            self._console.say(f"{log.told(call)}{back * (not call.undoes)}", tone)
+
+    def locked(self) -> str:
+        console = self._console
+        return why_locked(
+            console.present,
+            console.source.now_s(),
+            console.source.status_every_s,
+            read_only=self._read_only(),
+            frozen=f"the screen is frozen: {self._key('freeze')}" if console.is_frozen else "",
+            replays=self._replays,
+        )
+
+    def act(self, action_id: str, target: Target) -> None:
+        """Begins what the action does to the row's instance or request, as it was when the key was
+        pressed."""
+        change = action_of(action_id).change
+        assert change is not None
+        found = target.of(change.target)
+        if locked := self.locked():
+            self._console.say(f"no {action_id} now: {locked}", Tone.BAD)
+        elif not found:
+            self._console.say(f"this row is about no {change.target}")
+        else:
+            self._begin(ORDERS[action_id](found))
+
+    def undo(self) -> None:
+        """Takes back the last thing that was done here."""
+        last = self.desk.outbox.last_undoable()
+        if locked := self.locked():
+            self._console.say(f"no undo now: {locked}", Tone.BAD)
+        elif last is None:
+            self._console.say("nothing was done here that could be taken back")
+        elif last.undo is None:
+            self._console.say(f"{last.order.title} cannot be taken back")
+        else:
+            self._begin(last.undo, undoes=last.call_id)
+
+    def toggle_read_only(self) -> None:
+        if self._console.options.readonly:
+            self._console.say("read-only: it was started with --readonly")
+            return
+        self.is_read_only = not self.is_read_only
+        what = "not allowed" if self.is_read_only else "allowed"
+        self._console.say(f"changes are {what} now")
+
+    def unsettled(self) -> list[str]:
+        """What to tell an operator who leaves before the outcome of an order is known."""
+        return [
+            f"{log.told(call)}: {call.order.command}"
+            for call in self.desk.outbox
+            if call.phase in (Phase.SENT, Phase.UNKNOWN)
+        ]
+
+    def _begin(self, order: Order, undoes: int = 0) -> None:
+        change = action_of(order.action_id).change
+        status = self._console.present.status
+        assert change is not None
+        if change.danger is Danger.CONFIRM:
+            screen = ConfirmScreen(cast(Planned, order))
+            self._push(screen, lambda agreed: self._give(agreed, undoes))
+        elif status is not None:
+            self._give(order.at(status.revision), undoes)
+
+    def _give(self, order: Order | None, undoes: int) -> None:
+        if order is None:
+            return
+        now_s = self._console.source.now_s()
+        time_s = self._console.present.controller_time_s(now_s) or 0.0
+        self.desk.order(order, now_s, time_s, undoes)
+        self.pump()
+
+    def _read_only(self) -> str:
+        if self._console.options.readonly:
+            return "this dashboard was started with --readonly"
+        return f"read-only: {self._key('read_only')} allows changes" if self.is_read_only else ""
+
+    def _key(self, action_id: str) -> str:
+        return self._console.key_of(action_id)

@@ -1,0 +1,113 @@
+"""Orders to empty an instance, and to take that back."""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from controller.api.client import ControlClient
+from controller.api.errors import LastInstanceError
+from controller.api.text import drains as words
+from controller.api.wire.operations import (
+    DrainReport,
+    DrainRequest,
+    PlannedDeparture,
+    UndrainRequest,
+)
+from tui.actions.order import Outcome, Plan
+
+SPEC = "spec"
+"""The lane of orders that change the cluster's spec: each carries the revision that it changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    instance_id: str
+    wanted: DrainRequest = field(default_factory=DrainRequest)
+    action_id: ClassVar[str] = "drain"
+    lane: ClassVar[str] = SPEC
+    takes_s: ClassVar[float] = 0.0
+    word: ClassVar[str] = "Drain"
+
+    @property
+    def title(self) -> str:
+        return f"drain {self.instance_id}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl drain {self.instance_id}{' --force' if self.wanted.force else ''}"
+
+    @property
+    def question(self) -> str:
+        return f"Drain {self.instance_id}?"
+
+    @property
+    def revision(self) -> int | None:
+        return self.wanted.if_revision
+
+    def at(self, revision: int) -> "Drain":
+        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
+
+    def plan(self, client: ControlClient) -> Plan:
+        """The last instance is drained only by its name."""
+        name = ""
+        try:
+            report = client.drain(self.instance_id, DrainRequest(dry_run=True))
+        except LastInstanceError:
+            name = self.instance_id
+            report = client.drain(self.instance_id, DrainRequest(dry_run=True, force=True))
+        if not report.changes:
+            return Plan((f"{self.instance_id} is being drained already",), None)
+        lines = (
+            words.would_move(report),
+            words.capacity(client.status(), (self.instance_id,)),
+            *(_departure(each) for each in report.plan),
+        )
+        wanted = DrainRequest(force=bool(name), if_revision=report.revision)
+        return Plan(lines, Drain(self.instance_id, wanted), name)
+
+    def post(self, client: ControlClient, key: str) -> DrainReport:
+        return client.drain(self.instance_id, self.wanted, key=key)
+
+    def told(self, client: ControlClient, key: str) -> DrainReport:
+        return client.answer(DrainReport, key)
+
+    def outcome(self, report: DrainReport) -> Outcome:
+        back = Undrain(self.instance_id) if report.changes else None
+        return Outcome(words.progress(report).removeprefix(f"{self.instance_id}: "), back)
+
+
+@dataclass(frozen=True, slots=True)
+class Undrain:
+    instance_id: str
+    wanted: UndrainRequest = field(default_factory=UndrainRequest)
+    action_id: ClassVar[str] = "undrain"
+    lane: ClassVar[str] = SPEC
+    takes_s: ClassVar[float] = 0.0
+
+    @property
+    def title(self) -> str:
+        return f"undrain {self.instance_id}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl undrain {self.instance_id}"
+
+    @property
+    def revision(self) -> int | None:
+        return self.wanted.if_revision
+
+    def at(self, revision: int) -> "Undrain":
+        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
+
+    def post(self, client: ControlClient, key: str) -> DrainReport:
+        return client.undrain(self.instance_id, self.wanted, key=key)
+
+    def told(self, client: ControlClient, key: str) -> DrainReport:
+        return client.answer(DrainReport, key)
+
+    def outcome(self, _: DrainReport) -> Outcome:
+        return Outcome("it gets requests again", Drain(self.instance_id))
+
+
+def _departure(item: PlannedDeparture) -> str:
+    goes = f"to {item.to_instance_id}" if item.to_instance_id else f"stays: {item.why or item.code}"
+    return f"  {item.request_id}  {item.num_blocks} blocks  {goes}"

@@ -1,0 +1,74 @@
+"""The session's log: each order that was given here, and what came of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from controller.api.text.quantities import printable, time_of_day
+from tui.actions.outbox import Call, Phase
+from tui.actions.target import Target
+from tui.drawing.format import Span, Tone
+from tui.drawing.table import Column
+
+TONES = {
+    Phase.DONE: Tone.GOOD,
+    Phase.FAILED: Tone.BAD,
+    Phase.CANCELLED: Tone.BAD,
+    Phase.UNKNOWN: Tone.BAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    call: Call
+    zone: tzinfo | None
+
+    @property
+    def id(self) -> str:
+        return str(self.call.call_id)
+
+    @property
+    def target(self) -> Target:
+        return Target(other=self.call.order.command)
+
+    @property
+    def text(self) -> str:
+        return f"{self.call.order.title} {self.call.phase} {self.call.text}"
+
+
+def rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
+    """Newest first."""
+    return [LogRow(call, zone) for call in calls][::-1]
+
+
+def told(call: Call) -> str:
+    """One line for the bottom of the screen."""
+    return printable(f"{call.order.title}: {call.text or call.phase}")
+
+
+def _time(row: LogRow, _: int) -> Span:
+    return Span(time_of_day(row.call.time_s, row.zone), Tone.DIM)
+
+
+def _phase(row: LogRow, _: int) -> Span:
+    return Span(str(row.call.phase), TONES.get(row.call.phase, Tone.WARN))
+
+
+def _words(text: Callable[[Call], str], tone: Tone = Tone.PLAIN) -> Callable[[LogRow, int], Span]:
+    return lambda row, _: Span(printable(text(row.call)), tone)
+
+
+COLUMNS: tuple[Column[LogRow], ...] = (
+    Column("time", "TIME", 8, _time),
+    Column("action", "ACTION", 16, _words(lambda call: call.order.title), max_width=36),
+    Column("phase", "STATE", 9, _phase),
+    Column("outcome", "OUTCOME", 30, _words(lambda call: call.text), max_width=80),
+    Column(
+        "command",
+        "COMMAND",
+        24,
+        _words(lambda call: call.order.command, Tone.DIM),
+        drop=1,
+        max_width=200,
+    ),
+)

@@ -1,0 +1,141 @@
+"""Asks before an order is given, and shows its plan."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input
+
+from controller.api.errors import LlumctlError
+from controller.api.text.quantities import printable
+from tui.actions.order import Order, Plan, Planned
+from tui.actions.registry import Place, bindings
+from tui.console import Console, console_of
+from tui.drawing.format import ASCII, Line, Span, Tone
+from tui.widgets.lines import Lines
+
+MAX_WIDTH = 100
+FRAME_LINES = 6
+"""The border, the question, the buttons, and the lines between."""
+
+
+class ConfirmScreen(ModalScreen[Order | None]):
+    """Ends with the order to give, which carries the plan's revision, or with None.
+
+    The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it
+    without.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(Place.DIALOG),
+        Binding("ctrl+c,ctrl+q", "app.quit", show=False),
+    ]
+
+    def __init__(self, order: Planned) -> None:
+        super().__init__()
+        self.wanted = order
+        self.found: Plan | None = None
+        self._error = ""
+
+    @property
+    def console(self) -> Console:
+        return console_of(self)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog"):
+            yield Lines(id="words")
+            name = Input(id="name", compact=True, select_on_focus=False)
+            name.cursor_blink = False
+            name.display = False
+            yield name
+            with Horizontal(id="buttons"):
+                keys = self.console.key_of
+                yield Button(f"Cancel ({keys('dialog_no')})", id="no", compact=True)
+                yes = f"{self.wanted.word} ({keys('dialog_yes')})"
+                yield Button(yes, id="yes", compact=True, disabled=True)
+
+    def on_mount(self) -> None:
+        self.set_class(self.console.glyphs is ASCII, "-ascii")
+        self.query_one("#no").focus()
+        self.console.ask(self.wanted.plan, self._planned)
+        self.show()
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def _planned(self, plan: Plan | None, error: Exception | None) -> None:
+        if not self.is_attached:
+            return
+        self.found = plan
+        if error is not None:
+            told = error.message if isinstance(error, LlumctlError) else repr(error)
+            self._error = printable(told)
+        elif plan is not None and plan.order is not None:
+            if plan.name_to_type:
+                self.query_one("#name").display = True
+                self.query_one("#name").focus()
+            else:
+                self.query_one("#yes", Button).disabled = False
+        self.show()
+
+    def show(self) -> None:
+        if not self.is_mounted or not self.size.width:
+            return
+        width = min(MAX_WIDTH, self.size.width - 2)
+        lines = self._lines(max(1, self.size.height - FRAME_LINES))
+        words = self.query_one("#words", Lines)
+        words.styles.height = len(lines)
+        self.query_one("#dialog").styles.width = width
+        words.show(lines)
+
+    def _lines(self, room: int) -> list[Line]:
+        found: list[Line] = [(Span(self.wanted.question, Tone.STRONG),), ()]
+        if self._error:
+            return [*found, (Span(self._error, Tone.BAD),), ()]
+        if self.found is None:
+            return [*found, (Span("asking what it would do ...", Tone.DIM),), ()]
+        plan = [(Span(printable(line)),) for line in self.found.lines]
+        last: list[Line] = [()]
+        if self.found.name_to_type:
+            words = f"Nothing else would serve. Type {self.found.name_to_type} and Enter to go on:"
+            last = [(), (Span(words, Tone.BAD),)]
+        if locked := self.console.locked():
+            last = [(Span(f"not now: {locked}", Tone.BAD),), *last]
+        room -= len(found) + len(last)
+        if len(plan) > room:
+            kept = max(1, room - 1)
+            plan = [*plan[:kept], (Span(f"  ... and {len(plan) - kept} more", Tone.DIM),)]
+        return [*found, *plan, *last]
+
+    # Keys
+
+    def action_yes(self) -> None:
+        if self.found is None or self.found.order is None or self.found.name_to_type:
+            return
+        self._give()
+
+    def action_no(self) -> None:
+        self.dismiss(None)
+
+    def action_next(self) -> None:
+        self.focus_next(Button)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        if event.button.id == "yes":
+            self.action_yes()
+        else:
+            self.action_no()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if self.found is not None and event.value.strip() == self.found.name_to_type:
+            self._give()
+
+    def _give(self) -> None:
+        """A screen that went stale under the dialog gives no order."""
+        if self.found is not None and not self.console.locked():
+            self.dismiss(self.found.order)
+        else:
+            self.show()

@@ -1,0 +1,46 @@
+"""The session's log, as a screen: it does not vanish as messages do."""
+
+from textual.app import ComposeResult
+from textual.events import Resize
+
+from tui.actions import log
+from tui.actions.log import LogRow
+from tui.actions.registry import Place, bindings
+from tui.drawing.format import Span, Tone
+from tui.screens.base import PaintedScreen
+from tui.widgets.bottom import Bottom
+from tui.widgets.lines import Lines
+from tui.widgets.table_view import TableView
+
+
+class LogScreen(PaintedScreen):
+    BINDINGS = bindings(Place.DETAIL)
+    PLACES = (Place.DETAIL,)
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="header")
+        yield TableView[LogRow](
+            log.COLUMNS, self.console.glyphs, id="log", empty="nothing was done here yet"
+        )
+        yield Bottom()
+
+    def on_mount(self) -> None:
+        table = self.query_one("#log", TableView)
+        table.styles.height = "1fr"
+        table.focus()
+        self.show()
+
+    def on_resize(self, _: Resize) -> None:
+        self.show()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def show(self) -> None:
+        if not self.is_mounted or not self.size.width:
+            return
+        self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
+        found = log.rows(self.console.calls, self.console.options.zone)
+        hint = f"  {self.console.key_of('copy_id')} copies the command"
+        title = (Span(f"Done here ({len(found)})", Tone.STRONG), Span(hint, Tone.DIM))
+        self.query_one("#log", TableView).show(found, title)
