@@ -5,21 +5,33 @@ from typing import Any, cast
 
 from textual.screen import Screen
 
+from controller.api.wire.models import ClusterStatus
 from tui.actions import log
+from tui.actions.choice import Choices
 from tui.actions.desk import Desk
 from tui.actions.drains import Drain, Undrain
 from tui.actions.lock import why_locked
 from tui.actions.order import Order, Planned
 from tui.actions.outbox import Phase
 from tui.actions.registry import Danger, action_of
+from tui.actions.requests import destinations, levels
+from tui.actions.scaling import Scale
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.feed.caller import Caller
+from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 
-ORDERS: Mapping[str, Callable[[str], Order]] = {"drain": Drain, "undrain": Undrain}
-"""By the action's id: the order for the instance or request with an id."""
+Make = Callable[[Target, ClusterStatus], Order | Choices]
+
+ORDERS: Mapping[str, Make] = {
+    "drain": lambda target, _: Drain(target.instance_id),
+    "undrain": lambda target, _: Undrain(target.instance_id),
+    "priority": lambda target, status: levels(target.request_id, status),
+    "migrate": lambda target, status: destinations(target.request_id, target.instance_id, status),
+}
+"""By the action's id: the order for a row, or what it is chosen from."""
 
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
@@ -55,15 +67,24 @@ class Acting:
     def act(self, action_id: str, target: Target) -> None:
         """Begins what the action does to the row's instance or request, as it was when the key was
         pressed."""
-        change = action_of(action_id).change
+        change, status = action_of(action_id).change, self._console.present.status
         assert change is not None
-        found = target.of(change.target)
         if locked := self.locked():
             self._console.say(f"no {action_id} now: {locked}", Tone.BAD)
-        elif not found:
+        elif not target.of(change.target):
             self._console.say(f"this row is about no {change.target}")
-        else:
-            self._begin(ORDERS[action_id](found))
+        elif status is not None:
+            self._begin(ORDERS[action_id](target, status))
+
+    def scale(self, number: str) -> None:
+        """`number`: of instances, as `llumctl scale` takes it."""
+        if locked := self.locked():
+            self._console.say(f"no scale now: {locked}", Tone.BAD)
+            return
+        try:
+            self._begin(Scale.to(number))
+        except ValueError:
+            self._console.say(f"scale N, +N or -N: {number[:20]!r} is no number", Tone.BAD)
 
     def undo(self) -> None:
         """Takes back the last thing that was done here."""
@@ -93,7 +114,10 @@ class Acting:
             if call.phase in (Phase.SENT, Phase.UNKNOWN)
         ]
 
-    def _begin(self, order: Order, undoes: int = 0) -> None:
+    def _begin(self, order: Order | Choices, undoes: int = 0) -> None:
+        if isinstance(order, Choices):
+            self._push(ChooseScreen(order), lambda chosen: self._give(chosen, undoes))
+            return
         change = action_of(order.action_id).change
         status = self._console.present.status
         assert change is not None

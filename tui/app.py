@@ -33,6 +33,7 @@ from tui.options import Options
 from tui.panes.header import Liveness
 from tui.panes.instances import SORTS
 from tui.screens.base import PaintedScreen
+from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
@@ -67,9 +68,10 @@ class Dashboard(App[None]):
     #history { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt { width: 1fr; background: $background; }
-    ConfirmScreen { align: center middle; background: transparent; }
+    ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
+    ChooseScreen #words { height: 1; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
     #name { background: $background; margin: 0 0 1 0; }
@@ -129,7 +131,7 @@ class Dashboard(App[None]):
 
     def redraw(self) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, PaintedScreen | ConfirmScreen):
+            if isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen):
                 screen.show()
 
     # What the screens ask
@@ -234,6 +236,9 @@ class Dashboard(App[None]):
     def act(self, action_id: str, target: Target) -> None:
         self.acting.act(action_id, target)
 
+    def scale(self, number: str) -> None:
+        self.acting.scale(number)
+
     def undo(self) -> None:
         self.acting.undo()
 
@@ -289,7 +294,9 @@ class Dashboard(App[None]):
             self.say(printable(error.message), Tone.BAD)
             return
         screen = self.screen
-        if registry.action_of(command.name).change is not None:
+        if command.name == "scale":
+            self.scale(command.argument)
+        elif registry.action_of(command.name).change is not None:
             self.act(command.name, Target(command.argument))
         elif command.name == "undo":
             self.undo()

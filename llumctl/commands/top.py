@@ -64,7 +64,7 @@ def top(
         typer.Option(metavar="NAME", help="default, deuteranopia or monochrome."),
     ] = None,
 ) -> None:
-    """Show the cluster as it goes, and change it by keys: drain, undrain."""
+    """Show the cluster as it goes, and change it by keys: ? lists them."""
     watching.check_refresh(refresh)
     positive(speed, "--speed")
     at_s = 0.0 if at is None else durations.seconds(at, "--at")

@@ -59,7 +59,7 @@ class Drain:
         lines = (
             words.would_move(report),
             words.capacity(client.status(), (self.instance_id,)),
-            *(_departure(each) for each in report.plan),
+            *(departure(each) for each in report.plan),
         )
         wanted = DrainRequest(force=bool(name), if_revision=report.revision)
         return Plan(lines, Drain(self.instance_id, wanted), name)
@@ -108,6 +108,6 @@ class Undrain:
         return Outcome("it gets requests again", Drain(self.instance_id))
 
 
-def _departure(item: PlannedDeparture) -> str:
+def departure(item: PlannedDeparture) -> str:
     goes = f"to {item.to_instance_id}" if item.to_instance_id else f"stays: {item.why or item.code}"
     return f"  {item.request_id}  {item.num_blocks} blocks  {goes}"

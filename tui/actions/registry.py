@@ -22,14 +22,17 @@ class Place(StrEnum):
     MAIN = "main"
     DETAIL = "detail"
     DIALOG = "dialog"
+    CHOICE = "choice"
     HELP = "help"
     ANYWHERE = "anywhere"
 
 
 class Danger(StrEnum):
-    """`confirm`: the order is given after its plan was shown; the plan may ask for a typed name."""
+    """`choose`: the order is given by choosing what it says; `confirm`: after its plan was shown,
+    which may ask for a typed name."""
 
     NONE = "none"
+    CHOOSE = "choose"
     CONFIRM = "confirm"
 
 
@@ -95,12 +98,40 @@ ACTIONS: tuple[Action, ...] = (
         "undrain ID",
         change=Change(Kind.INSTANCE, "llumctl undrain ID"),
     ),
+    Action(
+        "priority",
+        ("p",),
+        "act('priority')",
+        "choose the priority of the request of this row",
+        Place.ROWS,
+        change=Change(Kind.REQUEST, "llumctl priority REQUEST LEVEL", Danger.CHOOSE),
+    ),
+    Action(
+        "migrate",
+        ("m",),
+        "act('migrate')",
+        "choose where the request of this row is moved",
+        Place.ROWS,
+        change=Change(Kind.REQUEST, "llumctl migrate REQUEST --to ID", Danger.CHOOSE),
+    ),
+    Action(
+        "scale",
+        (),
+        "",
+        "another number of instances",
+        Place.ROWS,
+        typed="scale N",
+        change=Change(Kind.CLUSTER, "llumctl scale N", Danger.CONFIRM),
+    ),
+    Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS),
+    Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS),
     Action("undo", ("U",), "undo", "take back what was done last here", Place.ROWS, typed="undo"),
     Action("log", ("L",), "log", "what was done here, and its outcome", Place.ROWS, typed="log"),
     Action("read_only", ("R",), "read_only", "allow changes, or do not", Place.ROWS),
     Action("dialog_yes", ("y",), "yes", "do it", Place.DIALOG),
     Action("dialog_no", ("n", "escape"), "no", "do nothing", Place.DIALOG),
     Action("dialog_next", ("left", "right"), "next", "the other button", Place.DIALOG),
+    Action("choice_none", ("escape",), "no", "choose nothing", Place.CHOICE),
     Action("filter", ("slash",), "filter", "filter this pane", Place.MAIN, "filter", "filter TEXT"),
     Action("sort", ("s",), "sort", "sort by the next column", Place.MAIN, "sort", "sort COLUMN"),
     Action("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.MAIN),

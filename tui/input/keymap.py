@@ -16,6 +16,7 @@ TOGETHER = (
     (Place.DETAIL, Place.ROWS, Place.TABLE, Place.ANYWHERE),
     (Place.HELP, Place.TABLE, Place.ANYWHERE),
     (Place.DIALOG,),
+    (Place.CHOICE, Place.TABLE),
 )
 """Places whose keys are in force at the same time."""
 

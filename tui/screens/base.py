@@ -31,6 +31,9 @@ class PaintedScreen(Screen[None]):
     def action_act(self, action_id: str) -> None:
         self.console.act(action_id, self.target())
 
+    def action_scale(self, number: str) -> None:
+        self.console.scale(number)
+
     def action_undo(self) -> None:
         self.console.undo()
 

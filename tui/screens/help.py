@@ -72,7 +72,7 @@ def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
             _text(each),
         )
         for each in ACTIONS
-        if each.keys and each.place not in (Place.HELP, Place.DIALOG)
+        if each.keys and each.place not in (Place.HELP, Place.DIALOG, Place.CHOICE)
     ]
     return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]
 

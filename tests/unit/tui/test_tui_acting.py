@@ -12,7 +12,12 @@ from textual.widgets import Button, Input
 
 from controller.api.errors import AnswerLostError, ConflictError, RefusedError
 from controller.api.wire.models import StatusFrame
-from controller.api.wire.operations import DrainRequest, UndrainRequest
+from controller.api.wire.operations import (
+    DrainRequest,
+    PriorityRequest,
+    ScaleRequest,
+    UndrainRequest,
+)
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
 from tests.unit.tui.tui_support import (
@@ -26,6 +31,7 @@ from tests.unit.tui.tui_support import (
 )
 from tui.app import Dashboard
 from tui.drawing.layout import Pane
+from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.log import LogScreen
@@ -70,6 +76,17 @@ class Bed:
         found = self.app.screen.table(Pane.INSTANCES).cursor_id
         assert found is not None
         return found
+
+    @property
+    def request(self) -> str:
+        """The request under the cursor of the queue heads."""
+        assert isinstance(self.app.screen, DashboardScreen)
+        return self.app.screen.table(Pane.QUEUE).target.request_id
+
+    @property
+    def head_instance(self) -> str:
+        assert isinstance(self.app.screen, DashboardScreen)
+        return self.app.screen.table(Pane.QUEUE).target.instance_id
 
     async def bottom(self) -> str:
         return (await drawn(self.pilot)).splitlines()[-1]
@@ -265,7 +282,7 @@ async def test_what_is_not_sent_in_time_is_cancelled_and_never_sent() -> None:
         assert len(bed.control.calls) == 1
 
 
-@pytest.mark.parametrize("key", ["d", "u", "U"])
+@pytest.mark.parametrize("key", ["d", "u", "U", "plus", "p", "m"])
 async def test_a_stale_screen_refuses_and_says_why(key: str) -> None:
     async with acting() as bed:
         bed.source.clock_s += 9
@@ -345,6 +362,142 @@ async def test_undo(key: str) -> None:
         ]
         await bed.press(key)
         assert "nothing was done here" in await bed.bottom()
+
+
+@presses("priority")
+async def test_priority(key: str) -> None:
+    """Of the request under the cursor, by the whole id; chosen, and then sent at once."""
+    async with acting() as bed:
+        await bed.press("2", "j")
+        wanted = bed.request
+        await bed.press(key)
+        text = await drawn(bed.pilot)
+        assert f"Which priority for {wanted}?" in text
+        assert text.index("high") < text.index("rank 1") < text.index("rank 0")
+        await bed.tick()
+        await bed.press("j", "enter")
+        await bed.press(key, "enter")
+        assert bed.control.calls == [
+            ("priority", wanted, PriorityRequest(level="normal")),
+            ("priority", bed.request, PriorityRequest(level="high")),
+        ]
+        assert f"priority {bed.request} high: high, was normal" in await bed.bottom()
+        await bed.press("U")
+        assert bed.control.calls[-1][2] == PriorityRequest(level="normal")
+
+
+async def test_the_request_is_that_under_the_cursor_when_the_key_was_pressed() -> None:
+    async with acting() as bed:
+        await bed.press("2")
+        wanted = bed.request
+        await bed.press("p")
+        for _ in range(3):
+            await bed.tick(**{f"i_{place}": {"queue_head": None} for place in range(12)})
+        await bed.press("enter")
+        assert [id_ for _, id_, _ in bed.control.calls] == [wanted]
+
+
+@presses("choice_none")
+async def test_choosing_nothing(key: str) -> None:
+    async with acting() as bed:
+        await bed.press("2", "p", key)
+        assert isinstance(bed.app.screen, DashboardScreen)
+        assert bed.control.calls == []
+
+
+@presses("migrate")
+async def test_migrate(key: str) -> None:
+    """The destination under the cursor is asked what it would take before it can be taken."""
+    async with acting() as bed:
+        await bed.press("2")
+        wanted, source = bed.request, bed.head_instance
+        await bed.press(key)
+        (first,) = [plan.to for _, _, plan in bed.control.plans]
+        assert f"Move {wanted} from {source} to?" in await drawn(bed.pilot)
+        assert "40 blocks, 40.0 MiB, downtime about 24ms" in await drawn(bed.pilot)
+        assert first != source
+        assert isinstance(bed.app.screen, ChooseScreen)
+        assert source not in [each.name for each in bed.app.screen.found.choices]
+        await bed.press("j")
+        second = bed.control.plans[-1][2].to
+        assert second not in (first, source)
+        await bed.press("k", "j")
+        assert len(bed.control.plans) == 2, "each is asked once"
+        await bed.press("enter")
+        ((name, id_, order),) = bed.control.calls
+        assert (name, id_, order.to, order.dry_run) == ("migrate", wanted, second, False)
+        assert f"to {second}: migrated, 40 blocks, downtime 31ms" in await bed.bottom()
+
+
+async def test_a_destination_that_cannot_take_it_is_not_taken() -> None:
+    async with acting() as bed:
+        await bed.press("2")
+        bed.control.full = tuple(f"i-{place}" for place in range(12))
+        await bed.press("m", "enter")
+        assert "cannot: it has not enough free blocks" in await drawn(bed.pilot)
+        assert isinstance(bed.app.screen, ChooseScreen)
+        bed.caller.held = True
+        await bed.press("j", "enter")
+        assert "asking what it would take" in await drawn(bed.pilot)
+        assert bed.control.calls == []
+
+
+async def test_what_goes_stale_under_a_choice_gives_no_order() -> None:
+    async with acting() as bed:
+        await bed.press("2", "p")
+        bed.source.clock_s += 9
+        await bed.press("enter")
+        assert "not now: what the screen shows is 9.0s old" in await drawn(bed.pilot)
+        assert bed.control.calls == []
+
+
+@pytest.mark.parametrize("key", ["p", "m"])
+async def test_a_row_without_a_request_says_so(key: str) -> None:
+    async with acting() as bed:
+        await bed.press(key)
+        assert "this row is about no request" in await bed.bottom()
+        assert bed.control.plans == []
+
+
+@presses("scale_out")
+async def test_one_more(key: str) -> None:
+    async with acting() as bed:
+        await bed.press(key)
+        text = await drawn(bed.pilot)
+        assert "12 -> 13 instances" in text
+        assert "i-12 would start" in text
+        await bed.press("y")
+        order = ScaleRequest(target=13, draining=(), if_revision=7)
+        assert bed.control.calls == [("scale", "", order)]
+        await bed.press("U")
+        assert "Scale to 12?" in await drawn(bed.pilot)
+
+
+@presses("scale_in")
+async def test_one_fewer(key: str) -> None:
+    async with acting() as bed:
+        await bed.press(key)
+        text = await drawn(bed.pilot)
+        assert "i-11: 0 requests would move, then it is removed" in text
+        assert "left: 2 of 2 serving instances" in text
+        await bed.press("enter")
+        assert bed.control.calls == [], "the cursor is on Cancel"
+        await bed.press(key, "y")
+        order = ScaleRequest(target=11, draining=("i-11",), if_revision=7)
+        assert bed.control.calls == [("scale", "", order)]
+
+
+async def test_scale_typed() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "scale 14")
+        await bed.press("y")
+        assert [order.target for _, _, order in bed.control.calls] == [14]
+        await bed.type("colon", "scale 12")
+        assert "there are 12 instances already" in await drawn(bed.pilot)
+        await bed.press("y", "escape")
+        await bed.type("colon", "scale many")
+        assert "'many' is no number" in await bed.bottom()
+        assert len(bed.control.calls) == 1
 
 
 @presses("log")

@@ -4,7 +4,8 @@ import pytest
 
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
-from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeSource, dashboard, settle
+from tests.unit.tui.tui_control import FakeControl
+from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeCaller, FakeSource, dashboard, settle
 from tui.actions.target import Target
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
@@ -105,3 +106,16 @@ async def test_a_picture_that_differs_is_shown_and_kept_for_review(
         assert not (svg_snapshots.FOLDER / "x.new.svg").exists()
         monkeypatch.delenv("UPDATE_SNAPSHOTS")
         svg_snapshots.check(app, "x")
+
+
+@both_sizes
+@pytest.mark.parametrize("key", ["d", "m"], ids=["confirm", "choose"])
+async def test_dialogs(size: tuple[int, int], key: str) -> None:
+    source, control = FakeSource(), FakeControl(departures=20)
+    async with dashboard(source, size, caller=FakeCaller(control)) as (app, pilot):
+        source.feed(synthetic.frames(70))
+        await settle(app, pilot)
+        await pilot.press("2", key)
+        await settle(app, pilot)
+        what = {"d": "confirm", "m": "choose"}[key]
+        svg_snapshots.check(app, named(what, size))

@@ -5,10 +5,15 @@ from typing import Any, TypeVar
 
 from controller.api.errors import LastInstanceError, NoSuchCallError
 from controller.api.wire.models import ClusterStatus
+from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
     PlannedDeparture,
+    PriorityReport,
+    PriorityRequest,
+    ScaleReport,
+    ScaleRequest,
     UndrainRequest,
 )
 from tests.unit.tui import tui_synthetic as synthetic
@@ -26,6 +31,8 @@ class FakeControl:
     revision: int = 7
     last: tuple[str, ...] = ()
     """Instances that are the last to serve."""
+    full: tuple[str, ...] = ()
+    """Instances to which nothing can move."""
     departures: int = 2
     calls: list[Asked] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -89,6 +96,45 @@ class FakeControl:
                 changes=True,
             ),
         )
+
+    def scale(self, wanted: ScaleRequest, *, key: str = "") -> ScaleReport:
+        self._note("scale", "", wanted, key)
+        target = wanted.target if wanted.target is not None else 12 + (wanted.change or 0)
+        drained = [f"i-{place}" for place in range(target, 12)]
+        self.revision += not wanted.dry_run
+        report = ScaleReport(
+            previous=12,
+            target=target,
+            revision=self.revision,
+            dry_run=wanted.dry_run,
+            added=tuple(f"i-{place}" for place in range(12, target)),
+            draining=tuple(DrainReport(instance_id=each, state="active") for each in drained),
+        )
+        return self._done(key, report)
+
+    def set_priority(
+        self, reference: str, wanted: PriorityRequest, *, key: str = ""
+    ) -> PriorityReport:
+        self._note("priority", reference, wanted, key)
+        report = PriorityReport(request_id=reference, previous="normal", level=wanted.level)
+        return self._done(key, report)
+
+    def migrate(self, reference: str, wanted: MigrateRequest, *, key: str = "") -> MigrationReport:
+        self._note("migrate", reference, wanted, key)
+        planned = MovePlanned(num_tokens=640, num_blocks=40, num_bytes=40 << 20, downtime_s=0.024)
+        refused = wanted.dry_run and wanted.to in self.full
+        report = MigrationReport(
+            request_id=reference,
+            client_id="c",
+            from_instance_id="i-3",
+            to_instance_id=wanted.to,
+            outcome="refused" if refused else "would_move" if wanted.dry_run else "migrated",
+            why="it has not enough free blocks" if refused else "",
+            plan=planned if wanted.dry_run and not refused else None,
+            num_blocks=40,
+            downtime_s=0.031,
+        )
+        return self._done(key, report)
 
     def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
         self._note("undrain", instance_id, wanted, key)

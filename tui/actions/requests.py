@@ -1,0 +1,138 @@
+"""Orders about one request: another priority, another instance; and what they are chosen from."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.api.client import ControlClient
+from controller.api.text.quantities import latency, sized
+from controller.api.wire.models import ClusterStatus, InstanceState
+from controller.api.wire.moves import MigrateRequest, MigrationReport
+from controller.api.wire.operations import PriorityReport, PriorityRequest
+from tui.actions.choice import Choice, Choices, Estimate
+from tui.actions.order import Outcome
+from tui.drawing import format as fmt
+
+MOVE_TAKES_S = 60.0
+"""How long the controller waits for the end of a move before it answers that the move goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetPriority:
+    request_id: str
+    level: str
+    action_id: ClassVar[str] = "priority"
+    takes_s: ClassVar[float] = 0.0
+    revision: ClassVar[None] = None
+
+    @property
+    def title(self) -> str:
+        return f"priority {self.request_id} {self.level}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl {self.title}"
+
+    @property
+    def lane(self) -> str:
+        return self.request_id
+
+    def at(self, _: int) -> "SetPriority":
+        return self
+
+    def post(self, client: ControlClient, key: str) -> PriorityReport:
+        return client.set_priority(self.request_id, PriorityRequest(level=self.level), key=key)
+
+    def told(self, client: ControlClient, key: str) -> PriorityReport:
+        return client.answer(PriorityReport, key)
+
+    def outcome(self, report: PriorityReport) -> Outcome:
+        if report.previous == report.level:
+            return Outcome(f"it had {report.level} already")
+        back = SetPriority(self.request_id, report.previous)
+        return Outcome(f"{report.level}, was {report.previous}", back)
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    request_id: str
+    to: str
+    action_id: ClassVar[str] = "migrate"
+    takes_s: ClassVar[float] = MOVE_TAKES_S
+    revision: ClassVar[None] = None
+
+    @property
+    def title(self) -> str:
+        return f"migrate {self.request_id} to {self.to}"
+
+    @property
+    def command(self) -> str:
+        return f"llumctl migrate {self.request_id} --to {self.to}"
+
+    @property
+    def lane(self) -> str:
+        return self.request_id
+
+    def at(self, _: int) -> "Migrate":
+        return self
+
+    def estimate(self, client: ControlClient) -> Estimate:
+        report = client.migrate(self.request_id, MigrateRequest(to=self.to, dry_run=True))
+        if report.plan is None or report.outcome != "would_move":
+            why = report.why or report.code or report.outcome
+            return Estimate(f"cannot: {why}", possible=False)
+        plan = report.plan
+        facts = [f"{plan.num_blocks} blocks, {sized(plan.num_bytes)}"]
+        if plan.copy_time_s is not None:
+            facts.append(f"copy {latency(plan.copy_time_s)}")
+        if plan.downtime_s is not None:
+            facts.append(f"downtime about {latency(plan.downtime_s)}")
+        return Estimate(", ".join([*facts, *([report.note] if report.note else [])]))
+
+    def post(self, client: ControlClient, key: str) -> MigrationReport:
+        wanted = MigrateRequest(to=self.to, timeout_s=MOVE_TAKES_S)
+        return client.migrate(self.request_id, wanted, key=key)
+
+    def told(self, client: ControlClient, key: str) -> MigrationReport:
+        return client.answer(MigrationReport, key)
+
+    def outcome(self, report: MigrationReport) -> Outcome:
+        if report.outcome != "migrated":
+            why = ": ".join(words for words in (report.why, report.note) if words)
+            return Outcome(f"{report.outcome.replace('_', ' ')}: {why}".rstrip(": "), failed=True)
+        text = f"migrated, {report.num_blocks} blocks, downtime {latency(report.downtime_s)}"
+        return Outcome(text, Migrate(self.request_id, report.from_instance_id))
+
+
+def levels(request_id: str, status: ClusterStatus) -> Choices:
+    """The priority levels, the highest first."""
+    ranked = sorted(status.levels, key=lambda level: (-level.rank, level.name))
+    return Choices(
+        f"Which priority for {request_id}?",
+        tuple(
+            Choice(level.name, f"rank {level.rank}", SetPriority(request_id, level.name))
+            for level in ranked
+        ),
+    )
+
+
+def destinations(request_id: str, source_id: str, status: ClusterStatus) -> Choices:
+    """The other instances that serve, the freest first."""
+    found = [
+        item
+        for item in status.instances
+        if item.id != source_id and item.state is InstanceState.ACTIVE
+    ]
+    found.sort(key=lambda item: -(item.freeness_steps or 0.0))
+    return Choices(
+        f"Move {request_id} from {source_id or 'where it is'} to?",
+        tuple(
+            Choice(
+                item.id,
+                f"freeness {fmt.number(item.freeness_steps)},"
+                f" {fmt.number(item.num_free_blocks)} blocks free",
+                (order := Migrate(request_id, item.id)),
+                order.estimate,
+            )
+            for item in found
+        ),
+    )

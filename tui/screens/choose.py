@@ -1,0 +1,154 @@
+"""Lets the operator choose what an order is to say, with what each choice would take."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+
+from controller.api.errors import LlumctlError
+from controller.api.text.quantities import printable
+from tui.actions.choice import Choice, Choices, Estimate
+from tui.actions.order import Order
+from tui.actions.registry import Place, bindings
+from tui.actions.target import NOTHING, Target
+from tui.console import Console, console_of
+from tui.drawing.format import ASCII, Span, Tone
+from tui.drawing.table import Column
+from tui.widgets.lines import Lines
+from tui.widgets.table_view import HEAD_LINES, TableView
+
+MAX_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRow:
+    choice: Choice
+    estimate: Estimate | None
+
+    @property
+    def id(self) -> str:
+        return self.choice.name
+
+    @property
+    def target(self) -> Target:
+        return NOTHING
+
+    @property
+    def text(self) -> str:
+        return self.choice.name
+
+
+def _estimate(row: ChoiceRow, _: int) -> Span:
+    if row.choice.estimate is None:
+        return Span("")
+    if row.estimate is None:
+        return Span("asking ...", Tone.DIM)
+    return Span(printable(row.estimate.text), Tone.PLAIN if row.estimate.possible else Tone.BAD)
+
+
+COLUMNS: tuple[Column[ChoiceRow], ...] = (
+    Column("name", "CHOICE", 8, lambda row, _: Span(printable(row.choice.name), Tone.STRONG)),
+    Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=34),
+    Column("estimate", "", 20, _estimate, max_width=60),
+)
+
+
+class ChooseScreen(ModalScreen[Order | None]):
+    """Ends with the chosen order, or with None. The choices are those of the moment of the key, and
+    keep their places."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(Place.CHOICE),
+        Binding("ctrl+c,ctrl+q", "app.quit", show=False),
+    ]
+
+    def __init__(self, found: Choices) -> None:
+        super().__init__()
+        self.found = found
+        self._estimates: dict[str, Estimate] = {}
+        self._asked: set[str] = set()
+        self._says = ""
+
+    @property
+    def console(self) -> Console:
+        return console_of(self)
+
+    @property
+    def _table(self) -> TableView[ChoiceRow]:
+        return self.query_one("#choices", TableView)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog"):
+            yield TableView[ChoiceRow](
+                COLUMNS, self.console.glyphs, id="choices", empty="there is nothing to choose from"
+            )
+            yield Lines(id="words")
+
+    def on_mount(self) -> None:
+        self.set_class(self.console.glyphs is ASCII, "-ascii")
+        self._table.focus()
+        self.show()
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        if not self.is_mounted or not self.size.width:
+            return
+        self.query_one("#dialog").styles.width = min(MAX_WIDTH, self.size.width - 2)
+        room = max(1, self.size.height - 6)
+        self._table.styles.height = min(room, HEAD_LINES + len(self.found.choices))
+        rows = [ChoiceRow(each, self._estimates.get(each.name)) for each in self.found.choices]
+        self._table.show(rows, (Span(printable(self.found.question), Tone.STRONG),))
+        locked = self.console.locked()
+        words = f"not now: {locked}" if locked else self._says
+        keys = f"{self.console.key_of('row_open')} takes it, "
+        keys += f"{self.console.key_of('choice_none')} leaves"
+        line = (Span(words, Tone.BAD),) if words else (Span(keys, Tone.DIM),)
+        self.query_one("#words", Lines).show([line])
+        self._ask()
+
+    def _chosen(self) -> Choice | None:
+        here = self._table.cursor_id
+        return next((each for each in self.found.choices if each.name == here), None)
+
+    def _ask(self) -> None:
+        """Asks what the choice under the cursor would take, once."""
+        choice = self._chosen()
+        if choice is None or choice.estimate is None or choice.name in self._asked:
+            return
+        name = choice.name
+        self._asked.add(name)
+        self.console.ask(choice.estimate, lambda found, error: self._told(name, found, error))
+
+    def _told(self, name: str, found: Estimate | None, error: Exception | None) -> None:
+        if error is not None:
+            words = error.message if isinstance(error, LlumctlError) else repr(error)
+            found = Estimate(words, possible=False)
+        if found is not None and self.is_attached:
+            self._estimates[name] = found
+            self.show()
+
+    def on_table_view_moved(self, event: TableView.Moved) -> None:
+        event.stop()
+        self._says = ""
+        self.show()
+
+    def on_table_view_opened(self, event: TableView.Opened) -> None:
+        event.stop()
+        choice = self._chosen()
+        if choice is None or self.console.locked():
+            self.show()
+            return
+        estimate = self._estimates.get(choice.name)
+        if choice.estimate is not None and (estimate is None or not estimate.possible):
+            self._says = estimate.text if estimate else "asking what it would take ..."
+            self.show()
+            return
+        self.dismiss(choice.order)
+
+    def action_no(self) -> None:
+        self.dismiss(None)
