@@ -79,6 +79,8 @@ class NoLauncher:
     def no_room(self, num_instances: int) -> str:
         raise AssertionError(f"{num_instances} more instances: nothing scales here")
 
+    def restart(self, member_id: str) -> None: ...
+
     def terminate(self, member_id: str) -> None: ...
 
 

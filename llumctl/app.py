@@ -23,6 +23,7 @@ from llumctl.commands import (
     priority,
     record,
     requests,
+    restart,
     scale,
     set_settings,
     status,
@@ -56,6 +57,7 @@ app.command("priority")(priority.priority)
 app.command("abort")(abort.abort)
 app.command("drain")(drain.drain)
 app.command("undrain")(undrain.undrain)
+app.command("restart")(restart.restart)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("get")(get.get)
 app.command("set")(set_settings.set_settings)

@@ -49,6 +49,7 @@ from controller.api.wire.operations import (
     DrainRequest,
     PriorityReport,
     PriorityRequest,
+    RestartRequest,
     ScaleReport,
     ScaleRequest,
     UndrainRequest,
@@ -75,6 +76,7 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     **dict.fromkeys(
         ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
     ),
+    **dict.fromkeys(("leaving", "not_started"), RefusedError),
     **dict.fromkeys(
         ("key_reused", "min_instances", "max_instances", "no_room", "stopping"),
         RefusedError,
@@ -229,9 +231,13 @@ class ControlClient:
     def drain(self, instance_id: str, wanted: DrainRequest, *, key: str = "") -> DrainReport:
         """Returns when the drain has begun; it goes on without this client."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/drain"
-        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
-        again = bool(once) and not key
-        return self._call(DrainReport, "POST", path, wanted, key=once, repeatable=again)
+        return self._once(DrainReport, path, wanted, key)
+
+    def restart(self, instance_id: str, wanted: RestartRequest, *, key: str = "") -> DrainReport:
+        """Returns when the instance begins to be emptied, or with `now` when its process is to end.
+        It goes on without this client."""
+        path = f"/v1/instances/{quote(instance_id, safe='')}/restart"
+        return self._once(DrainReport, path, wanted, key)
 
     def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
         """Raises NotDrainingError: the instance is not being drained."""
@@ -254,9 +260,7 @@ class ControlClient:
     def abort(self, reference: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
         """Returns when the request is over. Raises RefusedError if it was already."""
         path = f"/v1/requests/{quote(reference, safe='')}/abort"
-        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
-        again = bool(once) and not key
-        return self._call(AbortReport, "POST", path, wanted, key=once, repeatable=again)
+        return self._once(AbortReport, path, wanted, key)
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")
@@ -295,6 +299,19 @@ class ControlClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
         raise UnreachableError(f"the controller at {self._url} ended the stream", UNREACHABLE_HINT)
+
+    def _once(
+        self,
+        answer: type[Answer],
+        path: str,
+        wanted: DrainRequest | RestartRequest | AbortRequest,
+        key: str,
+    ) -> Answer:
+        """Calls what has another effect the second time: with a key of its own, unless the caller
+        gave one, and then a lost answer is asked for again."""
+        once = key or ("" if wanted.dry_run else secrets.token_hex(8))
+        again = bool(once) and not key
+        return self._call(answer, "POST", path, wanted, key=once, repeatable=again)
 
     def _call(
         self,

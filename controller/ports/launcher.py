@@ -14,5 +14,8 @@ class Launcher(Protocol):
         """Why so many more instances would not start, in words; empty if nothing speaks against
         it."""
 
+    def restart(self, member_id: str) -> None:
+        """End the process; another one is started in its place. Unknown ids are ignored."""
+
     def terminate(self, member_id: str) -> None:
         """End the process for good; unknown ids are ignored."""

@@ -13,6 +13,7 @@ from controller.api.errors import LlumctlError, NotRunningError, TimedOutError, 
 from controller.api.settings.bounds import MAX_DEADLINE_S
 from controller.api.text import drains as drain_words
 from controller.api.text.quantities import duration, latency
+from controller.api.wire.models import InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport
 from llumctl import connect
 from llumctl.text import output
@@ -70,7 +71,8 @@ class Watch:
                 found = {report.instance_id: report for report in client.drains().drains}
                 over = {report.instance_id for report in self.unfinished} - set(found)
                 # A whole status is much to ask for each second.
-                still_there = {i.id for i in client.status().instances} if over else set()
+                status = client.status() if over else None
+                still_there = {i.id: i for i in status.instances} if status else {}
         except NotRunningError:
             raise
         except UnreachableError as error:
@@ -82,8 +84,10 @@ class Watch:
         self._trouble = ""
         for report in self.unfinished:
             name = report.instance_id
-            now = found.get(name) or _without_order(report, is_there=name in still_there)
-            self._reports[name] = now
+            now = found.get(name) or _without_order(report, still_there.get(name))
+            # Of the process that was there when it began.
+            process = {"incarnation": report.incarnation, "pid": report.pid}
+            self._reports[name] = now = now.model_copy(update=process)
             if not is_over(now) and _is_late(now, asked_s):
                 self._late.add(name)
 
@@ -109,13 +113,13 @@ class Watch:
 
 def is_over(report: DrainReport) -> bool:
     """A drain that was taken back is over, too: its instance is `active`."""
-    return is_done(report) or report.state == "active"
+    return is_done(report) or report.state in ("active", "failed")
 
 
 def is_done(report: DrainReport) -> bool:
-    """The instance is empty, and gone if it was to go."""
+    """The instance is empty, and gone if it was to go, or has another process."""
     emptied = report.safe_to_delete and not report.removes_instance
-    return emptied or report.state == "removed"
+    return emptied or report.state in ("removed", "restarted")
 
 
 def detached(reports: Sequence[DrainReport]) -> str:
@@ -145,16 +149,22 @@ def check(
         if is_done(report):
             continue
         name = report.instance_id
+        what = "restart" if report.restarts_instance else "drain"
+        if report.state == "failed":
+            raise LlumctlError(
+                f"{name} was restarted, and its new process could not start",
+                f"llumctl logs {name}      llumctl status -o wide",
+            )
         passed = report.deadline_s is not None and time.time() >= report.deadline_s
         given_up = report.state == "active" and passed and report.on_deadline == "abort"
         if report.state == "active" and not given_up:
             raise LlumctlError(
-                f"the drain of {name} was taken back before it was over",
+                f"the {what} of {name} was taken back before it was over",
                 "llumctl events --kind operator      llumctl status",
             )
         if not passed and waited_s is not None:
             raise TimedOutError(
-                f"drain {name} is not over after {latency(waited_s)}:"
+                f"{what} {name} is not over after {latency(waited_s)}:"
                 f" {drain_words.cannot_move(report)}; it goes on",
                 f"llumctl wait --for=drained={name}      or      llumctl scale +1",
             )
@@ -164,21 +174,30 @@ def check(
             longer = f"{min(2 * deadline_s, MAX_DEADLINE_S):g}"
         goes_on = "it was given up" if given_up else "it goes on"
         raise TimedOutError(
-            f"drain {name} timed out{after}: {drain_words.cannot_move(report)}; {goes_on}",
-            f"llumctl scale +1      or      llumctl drain {name} --deadline {longer}",
+            f"{what} {name} timed out{after}: {drain_words.cannot_move(report)}; {goes_on}",
+            f"llumctl scale +1      or      llumctl {what} {name} --deadline {longer}",
         )
 
 
 def _is_late(report: DrainReport, now_s: float) -> bool:
+    if report.state == "restarting":
+        return False  # the deadline was about emptying it
     grace_s = GIVE_UP_S if report.on_deadline == "abort" else 0.0
     return report.deadline_s is not None and now_s >= report.deadline_s + grace_s
 
 
-def _without_order(report: DrainReport, *, is_there: bool) -> DrainReport:
-    """The report of a drain that is no more: the instance is gone, or serves again."""
+def _without_order(report: DrainReport, instance: InstanceStatus | None) -> DrainReport:
+    """The report of a drain that is no more: the instance is gone, serves again, or was
+    restarted."""
     changes = {"num_moving": 0, "estimate_s": None}
-    if is_there:
-        return report.model_copy(update={**changes, "state": "active"})
+    if instance is not None:
+        state = "active"
+        before = (report.incarnation, report.pid)
+        if report.restarts_instance and before != (instance.incarnation, instance.pid):
+            failed = instance.state is InstanceState.FAILED
+            state = "failed" if failed else "restarted"
+            changes["num_requests_left"] = 0
+        return report.model_copy(update={**changes, "state": state})
     gone = {"state": "removed", "safe_to_delete": True, "num_requests_left": 0, "cannot_move": ()}
     return report.model_copy(update=changes | gone)
 

@@ -79,7 +79,8 @@ def _row(report: DrainReport) -> tuple[str, ...]:
 
 
 def _wide(report: DrainReport) -> tuple[str, ...]:
-    then = "removed" if report.removes_instance else "kept"
+    then = "restarted" if report.restarts_instance else "kept"
+    then = "removed" if report.removes_instance else then
     return report.on_deadline, then, str(report.revision), report.actor, report.reason
 
 

@@ -181,6 +181,7 @@ _TINTS: Mapping[str, str] = {
     "draining": YELLOW,
     "drained": GREEN,
     "removed": GREEN,
+    "restarted": GREEN,
     "degraded": YELLOW,
     "stopping": YELLOW,
     "warn": YELLOW,

@@ -251,6 +251,33 @@ def test_an_operator_ends_requests(cluster: Cluster, client: ControlClient) -> N
     assert story.events("failed") == []
 
 
+def test_an_instance_is_restarted_and_no_request_notices(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """Its requests move before its process ends; the next one takes requests."""
+    story = Story(client)
+    busy = answers(cluster, 4, 64, 400)
+    wanted = busy[0].status(client).instance_id
+    assert wanted is not None
+    before = instance(client, wanted)
+    planned = json_of(cluster, "restart", wanted, "--dry-run", code=10)["drains"][0]
+    assert planned["plan"], "it has requests"
+    followed = done(cluster, "restart", wanted, "-y", "-m", "a leak")
+    assert "restarted" in followed.stdout
+    after = instance(client, wanted)
+    assert (after.state, after.incarnation) == ("active", before.incarnation + 1)
+    assert after.pid != before.pid
+    check(busy)
+    assert story.events("failed") == []
+    (died,) = story.events("instance_died")
+    assert (died.instance_id, died.reason) == (wanted, "an operator restarts it")
+    drain(client, *(each for each in ids_of(client) if each != wanted))
+    (last,) = answers(cluster, 1, 64, 20)
+    last.check()
+    refused = done(cluster, "restart", wanted, "-y", code=5).stderr
+    assert "no instance would serve" in refused
+
+
 def _step_s(client: ControlClient, instance_id: str) -> float:
     """The mean of its next steps, in the profile's time: however busy the machine is."""
 

@@ -55,6 +55,9 @@ class NoLauncher:
     def no_room(self, num_instances: int) -> str:
         raise AssertionError(f"{num_instances} more instances: no test scales")
 
+    def restart(self, member_id: str) -> None:
+        raise AssertionError(f"{member_id}: no test restarts")
+
     def terminate(self, member_id: str) -> None:
         """The test ends it."""
 

@@ -74,6 +74,7 @@ class Launcher:
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.terminated: list[str] = []
+        self.restarted: list[str] = []
         self.why_no_room = ""
 
     def launch_instance(self, instance_id: str) -> None:
@@ -84,6 +85,9 @@ class Launcher:
 
     def no_room(self, _num_instances: int) -> str:
         return self.why_no_room
+
+    def restart(self, member_id: str) -> None:
+        self.restarted.append(member_id)
 
     def terminate(self, member_id: str) -> None:
         self.terminated.append(member_id)

@@ -55,7 +55,7 @@ def refused(arguments: list[str], capsys: Captured, code: int = 2) -> str:
 
 
 COMMAND_LINES = {
-    "no such command": ("statsu", "No such command 'statsu'. Did you mean 'status'?"),
+    "no such command": ("statsu", "No such command 'statsu'. Did you mean 'status', 'restart'?"),
     "no such global option": ("--verison", "No such option: --verison"),
     "no such option": ("status --clustr x", "No such option: --clustr (Possible options: --clus"),
     "an option without its value": ("up --port", "Option '--port' requires an argument."),
@@ -180,6 +180,7 @@ NEEDED = {
     "scale": ["3"],
     "priority": ["r-1", "high"],
     "abort": ["r-1"],
+    "restart": ["i-1", "-y"],
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)

@@ -531,6 +531,100 @@ async def test_what_is_not_audited_is_not_done(bed: Bed) -> None:
     assert bed.revision == 0
 
 
+# -- restart ------------------------------------------------------------------------------
+
+
+async def restart(bed: Bed, instance_id: str = "i-0", **body: Any) -> DrainReport:
+    answer = await bed.posts(f"instances/{instance_id}/restart", **body)
+    assert answer.status_code == 200, answer.text
+    return DrainReport.model_validate_json(answer.content)
+
+
+RESTART = "instances/i-0/restart"
+
+
+async def test_a_restart_begins_by_emptying_the_instance(bed: Bed) -> None:
+    found = await restart(bed, reason="a leak", deadline_s=60)
+    assert (found.state, found.restarts_instance, found.changes) == ("draining", True, True)
+    assert (found.incarnation, found.pid, found.safe_to_delete) == (1, 77, False)
+    assert (found.on_deadline, found.num_requests_left) == ("abort", 1)
+    order = bed.controller.keeper.spec.drains["i-0"]
+    assert (order.restarts, order.at_once) == ("a", False)
+    entry, over = bed.audited()
+    assert (entry["action"], entry["target"]) == ("restart i-0 within 1m00s, then abort", "i-0")
+    assert (entry["reason"], over["outcome"]) == ("a leak", "done")
+    assert entry["cause_id"] == found.drain_id
+    status = (await bed.status()).instances[0]
+    assert status.drain is not None
+    assert (status.drain.restarts, status.drain.safe_to_delete) == (True, False)
+    assert bed.cluster.launcher.restarted == []
+
+
+async def test_at_once_its_process_ends_and_the_next_one_ends_the_restart(bed: Bed) -> None:
+    assert (await restart(bed, now=True)).restarts_instance
+    bed.controller.drains.tick()
+    assert bed.cluster.launcher.restarted == ["i-0"]
+    (report,) = await bed.drains()
+    assert (report.state, report.safe_to_delete) == ("restarting", False)
+    bed.cluster.mailbox.lose("mem://i-0")
+    bed.cluster.hello("i-0", nonce="b")
+    bed.cluster.hello("i-0", nonce="b", incarnation=2)
+    bed.controller.drains.tick()
+    assert await bed.drains() == ()
+    assert [entry["action"] for entry in bed.audited()] == ["restart i-0 at once"] * 2
+
+
+async def test_a_dry_run_of_a_restart_changes_nothing(bed: Bed) -> None:
+    found = await restart(bed, dry_run=True)
+    assert (found.dry_run, found.changes, found.restarts_instance) == (True, True, True)
+    assert [(each.request_id, each.to_instance_id) for each in found.plan] == [("r-1", "i-1")]
+    now = await restart(bed, dry_run=True, now=True)
+    assert [(each.code, each.to_instance_id) for each in now.plan] == [("ends", None)]
+    assert "it would end with an error" in now.plan[0].why
+    assert bed.revision == 0
+    assert not bed.audited()
+
+
+async def test_the_same_restart_again_changes_nothing(bed: Bed) -> None:
+    first = await restart(bed, reason="a leak")
+    again = await restart(bed, reason="a leak")
+    assert (first.changes, again.changes, bed.revision) == (True, False, 1)
+    assert len(bed.audited()) == 2
+    assert (await restart(bed, reason="a leak", now=True)).changes
+    assert bed.controller.keeper.spec.drains["i-0"].at_once
+    assert (await bed.drain(reason="a leak")).changes, "it is drained after its restart"
+    assert (await bed.undrain()).state == "active"
+    assert bed.controller.keeper.spec.drains == {}
+
+
+async def test_what_is_not_restarted(bed: Bed) -> None:
+    for other in ("i-1", "i-2"):
+        await bed.drain(other)
+    status, code = await bed.refused(RESTART)
+    assert (status, code) == (409, "last_instance")
+    answer = await bed.posts(RESTART)
+    assert answer.json()["hint"] == "llumctl scale +1      or      llumctl restart i-0 --now"
+    assert await bed.refused(RESTART, if_revision=0) == (409, "revision_conflict")
+    assert (await restart(bed, dry_run=True, now=True)).changes
+    assert (await restart(bed, dry_run=True, force=True)).changes
+    for other in ("i-1", "i-2"):
+        await bed.undrain(other)
+    await bed.scale(target=2)
+    (leaving,) = [key for key, each in bed.controller.keeper.spec.drains.items() if each.removes]
+    assert await bed.refused(f"instances/{leaving}/restart") == (409, "leaving")
+    await bed.scale(target=4)
+    assert await bed.refused("instances/i-3/restart") == (409, "not_started")
+    assert await bed.refused("instances/i-9/restart") == (404, "no_such_instance")
+
+
+async def test_one_that_does_not_serve_is_restarted_though_nobody_else_does(bed: Bed) -> None:
+    """It takes nothing away."""
+    for other in ("i-1", "i-2"):
+        await bed.drain(other)
+    bed.cluster.hello("i-0", phase="failed", incarnation=1)
+    assert (await restart(bed)).restarts_instance
+
+
 # -- once ---------------------------------------------------------------------------------
 
 

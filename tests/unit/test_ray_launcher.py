@@ -58,3 +58,18 @@ def test_a_process_that_could_not_be_ended_is_ended_when_asked_again(
     launcher.terminate("i-0")
     launcher.terminate("i-0")
     assert killed == ["handle"]
+
+
+def test_a_process_that_is_restarted_stays_the_launcher_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts another process for the same actor, which can be ended for good later."""
+    plan = ActorPlan("m:f", {})
+    launcher = RayLauncher("n", "/logs", plan, plan, lambda: 0)
+    launcher._handles["i-0"] = "handle"
+    killed: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        launcher_module.ray, "kill", lambda handle, no_restart: killed.append((handle, no_restart))
+    )
+    launcher.restart("i-1")
+    launcher.restart("i-0")
+    launcher.terminate("i-0")
+    assert killed == [("handle", False), ("handle", True)]

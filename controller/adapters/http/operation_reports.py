@@ -5,10 +5,12 @@ import time
 from collections.abc import Iterable, Sequence
 
 from controller.api.wire.operations import (
+    ENDS,
     CannotMove,
     DrainReport,
     DrainRequest,
     PlannedDeparture,
+    RestartRequest,
     ScaleReport,
     ScaleRequest,
 )
@@ -60,11 +62,13 @@ class SteerReports:
                 "reason": order.reason,
                 "actor": order.actor,
                 "removes_instance": order.removes,
+                "restarts_instance": bool(order.restarts),
             }
         )
 
     def _so_far(self, progress: DrainProgress, leaving: Leaving, revision: int) -> DrainReport:
-        gone = progress.instance_id not in self._controller.roster.members
+        member = self._controller.roster.members.get(progress.instance_id)
+        gone = member is None
         return DrainReport(
             instance_id=progress.instance_id,
             state="removed" if gone else progress.state.value,
@@ -75,6 +79,8 @@ class SteerReports:
             cannot_move=tuple(_cannot_move(each) for each in leaving.departures if _stays(each)),
             silent=leaving.silent,
             revision=revision,
+            incarnation=None if member is None else member.incarnation,
+            pid=None if member is None else member.pid,
         )
 
     async def planned(
@@ -100,9 +106,22 @@ class SteerReports:
                 "dry_run": True,
                 "reason": wanted.reason,
                 "removes_instance": removes or bool(order and order.removes),
+                "restarts_instance": bool(order and order.restarts),
                 "changes": differs(order, wanted),
             }
         )
+
+    async def planned_restart(self, instance_id: str, wanted: RestartRequest) -> DrainReport:
+        """What a restart that began now would do."""
+        report = await self.planned(instance_id, as_drain(wanted), ())
+        plan = report.plan
+        if wanted.now:
+            ends = {"to_instance_id": None, "code": ENDS, "why": "it would end with an error"}
+            plan = tuple(each.model_copy(update=ends) for each in plan)
+        order = self._controller.keeper.spec.drains.get(instance_id)
+        changes = restart_differs(order, wanted)
+        known = {"plan": plan, "restarts_instance": True, "changes": changes}
+        return report.model_copy(update=known)
 
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
         """Plans each drain as if it were the only one, but moves no request to an instance that
@@ -123,6 +142,22 @@ class SteerReports:
         max_moves = controller.live.limits.max_moves
         left_s = estimate_s(leaving.departures, pace, max_moves, progress.num_left)
         return None if left_s is None else round(left_s, 2)
+
+
+def as_drain(wanted: RestartRequest) -> DrainRequest:
+    """The drain that empties the instance first. At its deadline the restart is given up."""
+    return DrainRequest(
+        deadline_s=wanted.deadline_s,
+        on_deadline="keep" if wanted.deadline_s is None else "abort",
+        reason=wanted.reason,
+    )
+
+
+def restart_differs(before: DrainOrder | None, wanted: RestartRequest) -> bool:
+    """Whether `wanted` would change the order `before`: as for drains."""
+    if before is None or not before.restarts or wanted.deadline_s is not None:
+        return True
+    return (before.at_once, before.deadline_s, before.reason) != (wanted.now, None, wanted.reason)
 
 
 def scale_report(
@@ -150,8 +185,8 @@ def differs(before: DrainOrder | None, wanted: DrainRequest | ScaleRequest) -> b
     order with one always differs."""
     if before is None or isinstance(wanted, ScaleRequest) or wanted.deadline_s is not None:
         return True
-    if before.removes and before.plain is None:
-        return True  # a drain by hand must go on should the scale-in be taken back
+    if (before.removes or before.restarts) and before.plain is None:
+        return True  # a drain by hand must go on after a scale-in is taken back, or a restart
     orders = (before,) if before.plain is None else (before, before.plain)
     held = {(each.deadline_s, each.on_deadline, each.reason) for each in orders}
     return held != {(None, wanted.on_deadline, wanted.reason)}

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,8 +19,10 @@ from controller.adapters.http.errors import ApiError, no_such_instance
 from controller.adapters.http.idempotency import Endpoint
 from controller.adapters.http.operation_reports import (
     SteerReports,
+    as_drain,
     deadline_of,
     differs,
+    restart_differs,
     scale_report,
 )
 from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
@@ -27,6 +30,7 @@ from controller.api.text.quantities import duration
 from controller.api.wire.operations import (
     DrainList,
     DrainRequest,
+    RestartRequest,
     ScaleRequest,
     UndrainRequest,
 )
@@ -56,6 +60,7 @@ class SteerApi:
             Route("/v1/drains", self._drains, methods=["GET"]),
             Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
             Route("/v1/instances/{instance_id}/undrain", once(self._undrain), methods=["POST"]),
+            Route("/v1/instances/{instance_id}/restart", once(self._restart), methods=["POST"]),
             Route("/v1/scale", once(self._scale), methods=["POST"]),
         ]
 
@@ -91,6 +96,37 @@ class SteerApi:
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
             self._check_drain(instance_id, wanted)  # again: writing the audit log took time
             self._controller.drains.begin([_order(instance_id, wanted, operation)])
+            return self._controller.keeper.spec.revision
+
+    async def _restart(self, request: Request) -> Response:
+        wanted = RestartRequest.model_validate_json(await request.body() or b"{}")
+        instance_id = self._instance_id(request)
+        if wanted.dry_run:
+            self._check_restart(instance_id, wanted)
+            return json_answer(await self._reports.planned_restart(instance_id, wanted))
+        async with self._changing:
+            nonce = self._check_restart(instance_id, wanted)
+            keeper = self._controller.keeper
+            changes = restart_differs(keeper.spec.drains.get(instance_id), wanted)
+            member = self._controller.roster.members[instance_id]
+            known = {"changes": changes, "incarnation": member.incarnation, "pid": member.pid}
+            revision = keeper.spec.revision
+            if changes:
+                revision = await self._begin_restart(request, instance_id, wanted, nonce)
+        report = await self._reports.of(instance_id, revision)
+        return json_answer(report.model_copy(update=known))
+
+    async def _begin_restart(
+        self, request: Request, instance_id: str, wanted: RestartRequest, nonce: str
+    ) -> int:
+        """Begins the restart of the process with this nonce; the spec's new revision."""
+        drain = as_drain(wanted)
+        deed = (f"restart {instance_id}{' at once' if wanted.now else _until(drain)}", instance_id)
+        async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+            self._check_restart(instance_id, wanted)  # again: writing the audit log took time
+            order = _order(instance_id, drain, operation)
+            order = replace(order, restarts=nonce, at_once=wanted.now)
+            self._controller.drains.begin([order])
             return self._controller.keeper.spec.revision
 
     async def _undrain(self, request: Request) -> Response:
@@ -162,6 +198,28 @@ class SteerApi:
             return
         with _as_api_errors():
             self._controller.drains.check(together)
+
+    def _check_restart(self, instance_id: str, wanted: RestartRequest) -> str:
+        """Gives the nonce of the process that would be replaced."""
+        self._check_revision(wanted.if_revision)
+        self._check_still_there(instance_id)
+        member = self._controller.roster.members[instance_id]
+        if not member.nonce:
+            raise ApiError(
+                409, "not_started", f"{instance_id} has not started yet", "llumctl status"
+            )
+        order = self._controller.keeper.spec.drains.get(instance_id)
+        if order is not None and order.removes:
+            raise ApiError(
+                409,
+                "leaving",
+                f"{instance_id} is to be removed once it is empty",
+                f"llumctl undrain {instance_id}",
+            )
+        if member.serving and not (wanted.force or wanted.now or order is not None):
+            with _as_api_errors():
+                self._controller.drains.check([instance_id], "restart {} --now")
+        return member.nonce
 
     def _check_undrain(self, instance_id: str, wanted: UndrainRequest) -> None:
         self._check_revision(wanted.if_revision)

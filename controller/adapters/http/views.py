@@ -205,6 +205,7 @@ def _drain(controller: Controller, instance_id: str) -> DrainStatus | None:
         on_deadline=order.on_deadline,
         safe_to_delete=progress.safe_to_delete,
         removes=order.removes,
+        restarts=bool(order.restarts),
     )
 
 

@@ -56,6 +56,10 @@ class RayLauncher:
             return f"{needed}, {available / GIB:.1f} GiB are available"
         return ""
 
+    def restart(self, member_id: str) -> None:
+        if handle := self._handles.get(member_id):
+            ray.kill(handle, no_restart=False)
+
     def terminate(self, member_id: str) -> None:
         if handle := self._handles.get(member_id):
             ray.kill(handle, no_restart=True)

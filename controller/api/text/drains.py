@@ -4,14 +4,16 @@ from collections.abc import Iterable
 
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import ClusterStatus, InstanceState
-from controller.api.wire.operations import DrainReport
+from controller.api.wire.operations import ENDS, DrainReport
 
 
 def would_move(report: DrainReport) -> str:
     """`i-7: 12 requests would move; 2 cannot move now`."""
+    affected = _requests(max(len(report.plan), report.num_requests_left))
+    if any(item.code == ENDS for item in report.plan):
+        return f"{report.instance_id}: {affected} would end with an error"
     staying = sum(item.code not in ("", "moving") for item in report.plan)
     cannot = f"; {staying} cannot move now" if staying else ""
-    affected = _requests(max(len(report.plan), report.num_requests_left))
     return f"{report.instance_id}: {affected} would move{cannot}"
 
 
@@ -30,8 +32,12 @@ def capacity(status: ClusterStatus, leaving: Iterable[str]) -> str:
 def progress(report: DrainReport) -> str:
     """One line: how far the drain is, and when it may be over."""
     name = report.instance_id
-    if report.state == "removed":
-        return f"{name}: removed"
+    if report.state in ("removed", "restarting"):
+        return f"{name}: {report.state}"
+    if report.state == "restarted":
+        return f"{name}: restarted ({report.num_moved} moved)"
+    if report.state == "failed":
+        return f"{name}: its new process could not start"
     if report.safe_to_delete:
         return f"{name}: safe to delete ({report.num_moved} moved)"
     if report.state == "active":

@@ -89,7 +89,8 @@ class EndedMoveStatus(WireModel):
 
 
 class DrainStatus(WireModel):
-    """The drain of an instance. `removes`: the instance is removed once it is empty."""
+    """The drain of an instance. `removes`: the instance is removed once it is empty; `restarts`:
+    its process is replaced then."""
 
     drain_id: str
     num_requests_left: int
@@ -99,6 +100,7 @@ class DrainStatus(WireModel):
     on_deadline: Literal["keep", "abort"] = "keep"
     safe_to_delete: bool = False
     removes: bool = False
+    restarts: bool = False
 
 
 class InstanceStatus(WireModel):

@@ -12,7 +12,9 @@ from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_RE
 from controller.api.wire.models import SCHEMA_VERSION, RequestState, WireModel
 
 OnDeadline = Literal["keep", "abort"]
-DrainState = Literal["draining", "drained", "active", "removed"]
+DrainState = Literal[
+    "draining", "drained", "restarting", "restarted", "active", "removed", "failed"
+]
 
 Revision = Annotated[int | None, Field(ge=0)]
 """The call fails if this is not the spec's revision any more. None: any revision will do."""
@@ -46,6 +48,27 @@ class DrainRequest(_Order):
     if_revision: Revision = None
 
 
+class RestartRequest(_Order):
+    """Empties an instance and replaces its process. At the deadline it is given up: what is left
+    stays where it runs, and the process too. With `now`, the process is replaced at once: requests
+    that run or wait there end, each with an error."""
+
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now. None: no deadline."""
+    now: bool = False
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves: new requests are held meanwhile."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RestartRequest":
+        if self.now and self.deadline_s is not None:
+            raise ValueError("what happens now has no deadline")
+        return self
+
+
 class UndrainRequest(_Order):
     reason: Reason = ""
     if_revision: Revision = None
@@ -61,6 +84,10 @@ class CannotMove(WireModel):
     why: str = ""
 
 
+ENDS = "ends"
+"""The code of a planned departure that is none: the request would end with an error."""
+
+
 class PlannedDeparture(WireModel):
     """Where a request would go, or why it cannot. A queued request has no blocks."""
 
@@ -74,9 +101,10 @@ class PlannedDeparture(WireModel):
 
 
 class DrainReport(WireModel):
-    """The drain of one instance. `state`: draining; drained (it has no requests left); active (it
-    is not being drained); removed (it is gone for good). With `dry_run`, `plan` says what would
-    happen."""
+    """The drain of one instance. `state`: draining; drained (it has no requests left); restarting
+    (its process ended, the next one starts); active (it is not being drained); removed (it is gone
+    for good). The end of a restart is called restarted or failed by those who follow it. With
+    `dry_run`, `plan` says what would happen."""
 
     schema_version: int = SCHEMA_VERSION
     instance_id: str
@@ -101,6 +129,11 @@ class DrainReport(WireModel):
     actor: str = ""
     removes_instance: bool = False
     """The instance is removed once it is drained (scale-in)."""
+    restarts_instance: bool = False
+    """Its process is replaced once it is drained, and the drain is over then."""
+    incarnation: int | None = None
+    pid: int | None = None
+    """Both of the present process; a process that is restarted has others afterwards."""
     changes: bool = False
     """The call changed something, or would in a dry run."""
 

@@ -11,7 +11,9 @@ SettingValue = float | int | str | bool | None
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
     """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty.
-    `plain`: an operator's own drain, which goes on if the instance is not to go after all."""
+    `restarts`: the nonce of its process, which is replaced once the instance is empty, or
+    `at_once`, and the drain is over then. `plain`: the drain before this order, which goes on if
+    the instance is not to go after all, or was restarted."""
 
     drain_id: str
     instance_id: str
@@ -19,20 +21,24 @@ class DrainOrder:
     deadline_s: float | None = None
     on_deadline: Literal["keep", "abort"] = "keep"
     removes: bool = False
+    restarts: str = ""
+    at_once: bool = False
     actor: str = ""
     reason: str = ""
     plain: "DrainOrder | None" = None
 
     def following(self, before: "DrainOrder | None") -> "DrainOrder":
-        """The drain `before` goes on by this order; it removes the instance if either did."""
+        """The drain `before` goes on by this order; it removes or restarts the instance if either
+        did."""
         if before is None:
             return self
         order = replace(self, drain_id=before.drain_id, began_s=before.began_s)
-        if order.removes == before.removes:
-            return replace(order, plain=before.plain)
-        if order.removes:
+        if (order.removes, bool(order.restarts)) == (before.removes, bool(before.restarts)):
+            return replace(order, restarts=before.restarts, plain=before.plain)
+        if order.removes or order.restarts:
             return replace(order, plain=before)
-        return replace(order, removes=True, plain=order)
+        then = replace(order, removes=before.removes, restarts=before.restarts, plain=order)
+        return replace(then, at_once=before.at_once)
 
 
 @dataclass(frozen=True, slots=True)

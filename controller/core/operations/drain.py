@@ -14,6 +14,8 @@ class DrainState(StrEnum):
     DRAINING = "draining"
     DRAINED = "drained"
     """No request is left there, and none comes."""
+    RESTARTING = "restarting"
+    """Its process was ended, and another one starts."""
     ACTIVE = "active"
 
 

@@ -151,6 +151,10 @@ class Controller:
             self._launcher.launch_instance(instance_id)
             self.roster.expect("instance", instance_id)
 
+    def restart(self, instance_id: str) -> None:
+        """Replaces the instance's process."""
+        self._launcher.restart(instance_id)
+
     def terminate(self, instance_id: str) -> None:
         """Ends the instance's process for good, and forgets the instance. That is no death: nothing
         is restarted or counted as a failure."""
@@ -329,7 +333,11 @@ class Controller:
             self._announce_death(member, member.incarnation, "its process is gone")
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
-        self.journal.member(member, incarnation, "died", "it was stopped" if self.stopping else why)
+        if self.stopping:
+            why = "it was stopped"
+        elif self.drains.is_replacing(member.member_id):
+            why = "an operator restarts it"
+        self.journal.member(member, incarnation, "died", why)
         if member.kind == "instance":
             self.handle(InstanceDied(member.member_id, incarnation))
             self._instance_gone(member.member_id, incarnation)

@@ -50,6 +50,34 @@ def test_a_drain_that_goes_on_keeps_its_name_and_goes_on_to_remove() -> None:
     assert again == replace(same, removes=True, plain=same)
 
 
+def test_what_was_ordered_before_a_restart_goes_on_after_it() -> None:
+    restart = DrainOrder("r", "i-0", began_s=9.0, restarts="nonce")
+    drained = restart.following(order("i-0"))
+    assert drained == replace(restart, drain_id="d", began_s=1.0, plain=order("i-0"))
+    assert FIRST.with_drains(drained).falling_back("i-0").drains == {"i-0": order("i-0")}
+    removing = replace(order("i-0"), removes=True)
+    assert FIRST.with_drains(restart.following(removing)).falling_back("i-0").drains == {
+        "i-0": removing
+    }
+    assert FIRST.with_drains(restart).falling_back("i-0").drains == {}
+
+
+def test_a_drain_or_a_removal_that_comes_during_a_restart() -> None:
+    restart = DrainOrder("r", "i-0", began_s=9.0, restarts="nonce", at_once=True)
+    same = replace(order("i-0"), drain_id="r", began_s=9.0)
+    drained = order("i-0").following(restart)
+    assert drained == replace(same, restarts="nonce", at_once=True, plain=same)
+    removing = replace(order("i-0"), removes=True).following(restart)
+    assert removing == replace(same, removes=True, plain=restart)
+
+
+def test_a_second_restart_is_of_the_same_process_and_may_come_at_once() -> None:
+    """The process that it would replace may be the new one already."""
+    first = DrainOrder("r", "i-0", began_s=9.0, restarts="old")
+    second = DrainOrder("s", "i-0", began_s=10.0, restarts="new", at_once=True)
+    assert second.following(first) == replace(first, at_once=True)
+
+
 def test_a_scale_is_one_step() -> None:
     plain, gone = order("i-0"), replace(order("i-1"), removes=True)
     both = replace(plain, removes=True, plain=plain)

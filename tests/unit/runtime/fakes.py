@@ -327,6 +327,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.terminated: list[str] = []
+        self.restarted: list[str] = []
         self.why_no_room = ""
 
     def launch_instance(self, instance_id: str) -> None:
@@ -337,6 +338,9 @@ class FakeLauncher:
 
     def no_room(self, _num_instances: int) -> str:
         return self.why_no_room
+
+    def restart(self, member_id: str) -> None:
+        self.restarted.append(member_id)
 
     def terminate(self, member_id: str) -> None:
         self.terminated.append(member_id)

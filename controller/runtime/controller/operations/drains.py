@@ -21,6 +21,7 @@ from controller.core.migration.record import MoveRecord
 from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
 from controller.core.operations.departure_plan import Departure
 from controller.core.operations.drain import DrainState, Remainder, is_overdue
+from controller.core.operations.restart import InstanceProcess, RestartStep, restart_step
 from controller.core.record.event_log import EventKind, Number
 from controller.core.scheduler_events import DrainBegan, DrainEnded
 from controller.runtime.controller.operations.departures import Departures
@@ -36,6 +37,8 @@ HEARD_WITHIN_S = 10.0
 CHECK_EVERY_S = 0.3
 # After a failure: a disk is full, or a process cannot be ended.
 RETRY_S = 1.0
+# A process that was to be replaced, and is still there, is ended again after so long.
+REPLACE_AGAIN_S = 10.0
 _NAMED_IN_EVENT = 5
 
 
@@ -60,7 +63,8 @@ class DrainProgress:
 
     @property
     def safe_to_delete(self) -> bool:
-        return self.state is DrainState.DRAINED
+        stays = self.order is None or not self.order.restarts
+        return self.state is DrainState.DRAINED and stays
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class _Watched:
 
     num_moved: int = 0
     drained: bool = False
+    replaced: bool = False
+    """Its process was told to end, so that another one comes."""
     told_drained: bool = False
     told_overdue: bool = False
     check_at_s: float = float("-inf")
@@ -93,8 +99,9 @@ class Drains:
 
     # -- what operators do ---------------------------------------------------------------
 
-    def check(self, instance_ids: Sequence[str]) -> None:
-        """Raises OperationRefusedError if no instance would serve beside these."""
+    def check(self, instance_ids: Sequence[str], despite: str = "drain {} --force") -> None:
+        """Raises OperationRefusedError if no instance would serve beside these. `despite`: the
+        command that does it all the same."""
         cluster, now_s = self._cluster, self._cluster.now_s()
         drained = {*instance_ids, *cluster.keeper.spec.drains}
         for record in cluster.scheduler.instances.values():
@@ -104,7 +111,7 @@ class Drains:
         raise OperationRefusedError(
             "last_instance",
             f"without {names} no instance would serve",
-            f"llumctl scale +1      or      llumctl drain {' '.join(instance_ids)} --force",
+            f"llumctl scale +1      or      llumctl {despite.format(' '.join(instance_ids))}",
         )
 
     def begin(self, orders: Sequence[DrainOrder]) -> None:
@@ -166,9 +173,16 @@ class Drains:
         else:
             watched = self._watch(order)
             state = DrainState.DRAINED if watched.drained else DrainState.DRAINING
+            if self._is_restarting(order):
+                state = DrainState.RESTARTING
         return DrainProgress(
             instance_id, state, order, left.num_requests, left.num_moves_out, watched.num_moved
         )
+
+    def is_replacing(self, instance_id: str) -> bool:
+        """Whether the instance's process ends because it is restarted."""
+        order = self._cluster.keeper.spec.drains.get(instance_id)
+        return order is not None and bool(order.restarts) and self._watch(order).replaced
 
     # -- what the controller says --------------------------------------------------------
 
@@ -212,6 +226,8 @@ class Drains:
             if empty and may_ask and not watched.drained:
                 watched.check_at_s = now_s + CHECK_EVERY_S
                 self._run(watched, self._ask_frontends(order, watched))
+        if order.restarts and self._restart(order, watched):
+            return
         if watched.drained:
             if order.removes and now_s >= watched.check_at_s:
                 self._remove(order)
@@ -276,6 +292,31 @@ class Drains:
         self._log(EventKind.DRAIN_ENDED, order, "the instance was removed", None, numbers)
         self._cluster.directories.tell()
 
+    def _restart(self, order: DrainOrder, watched: _Watched) -> bool:
+        """Takes the next step of a restart; False while the instance has to be emptied."""
+        instance_id, cluster = order.instance_id, self._cluster
+        member = cluster.roster.members.get(instance_id)
+        if member is None:
+            return False
+        failed = member.alive and member.phase == "failed"
+        process = InstanceProcess(member.nonce, member.alive, member.serving, failed)
+        step = restart_step(order, process, is_empty=watched.drained)
+        if step in (RestartStep.DONE, RestartStep.FAILED):
+            done = step is RestartStep.DONE
+            why = "its process was restarted" if done else f"it could not start: {member.detail}"
+            watched.replaced, watched.check_at_s = False, float("-inf")
+            self.carry_out(cluster.keeper.spec.falling_back(instance_id), why)
+        elif step is RestartStep.REPLACE and cluster.now_s() >= watched.check_at_s:
+            cluster.restart(instance_id)
+            watched.replaced = True
+            watched.check_at_s = cluster.now_s() + REPLACE_AGAIN_S
+        return step is not RestartStep.WAIT or self._is_restarting(order)
+
+    def _is_restarting(self, order: DrainOrder) -> bool:
+        member = self._cluster.roster.members.get(order.instance_id)
+        is_another = member is not None and member.nonce not in ("", order.restarts)
+        return bool(order.restarts) and (is_another or self._watch(order).replaced)
+
     def _goes_on(self, order: DrainOrder) -> bool:
         known = self._cluster.keeper.spec.drains.get(order.instance_id)
         return known is not None and known.drain_id == order.drain_id
@@ -338,8 +379,12 @@ class Drains:
 
 def _why(order: DrainOrder, before: DrainOrder | None) -> str:
     what = "to be removed" if order.removes else ""
+    if order.restarts:
+        what = "to be restarted at once" if order.at_once else "to be restarted"
     if before is not None and before.removes and not order.removes:
         what = "not to be removed any more; it drains on"
+    if before is not None and before.restarts and not order.restarts:
+        what = "its restart is over; it drains on"
     return ": ".join(words for words in (what, order.reason) if words)
 
 

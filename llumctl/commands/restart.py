@@ -1,0 +1,118 @@
+"""`llumctl restart`: empty an instance, then replace its process."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
+from llumctl import choices, confirm, connect
+from llumctl.commands.drain import text
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    deadline_of,
+    not_negative,
+    one_line,
+)
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.wire.operations import DrainReport, RestartRequest
+
+
+def restart(
+    instance_id: Annotated[str, typer.Argument(metavar="ID", help="As status shows it.")],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="How long emptying may take (90, 5m); then it is given up."),
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="Do not empty it: its requests end, each with an error."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Restart an instance: its requests move to others, then its process is replaced. Asks first.
+
+    Ctrl-C leaves the restart going; llumctl undrain takes it back until the process has ended.
+    """
+    choices.an_id(instance_id, "ID")
+    deadline_s = deadline_of(deadline)
+    if now and deadline_s is not None:
+        raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = config_file.cluster_name(cluster)
+    if not (yes or dry_run):
+        command = f"llumctl restart {instance_id}{' --now' if now else ''}"
+        connect.running(name)
+        confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
+    from controller.api.wire.operations import RestartRequest
+
+    order = RestartRequest(
+        deadline_s=deadline_s,
+        now=now,
+        dry_run=dry_run,
+        force=force,
+        reason=reason,
+        if_revision=if_revision,
+    )
+    if not (yes or dry_run):
+        order = _agreed(name, instance_id, order)
+    with connect.client(name) as client:
+        report = client.restart(instance_id, order)
+    if dry_run or detach:
+        output.emit(text((report,), output_format))
+    if dry_run and report.changes:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not (dry_run or detach):
+        _follow(name, report, deadline_s, output_format)
+
+
+def _agreed(cluster: str, instance_id: str, order: "RestartRequest") -> "RestartRequest":
+    """The order that the operator agreed to, bound to the revision that was shown."""
+    from llumctl.text import drains as drain_text
+
+    with connect.client(cluster) as client:
+        plan = client.restart(instance_id, order.model_copy(update={"dry_run": True}))
+        status = client.status()
+    output.say(drain_text.question((plan,), status, colours=False))
+    confirm.ask(f"Restart {instance_id}{' at once' if order.now else ''}?")
+    if order.if_revision is not None:
+        return order
+    return order.model_copy(update={"if_revision": plan.revision})
+
+
+def _follow(
+    cluster: str, begun: "DrainReport", deadline_s: float | None, output_format: Format
+) -> None:
+    from llumctl.following import drain_watch
+
+    with drain_watch.Watch(cluster, (begun,)) as watch:
+        try:
+            watch.until_over()
+        except KeyboardInterrupt:
+            name = begun.instance_id
+            output.say(f"no longer watching: the restart goes on ({name})")
+            output.say(f"try:   llumctl wait --for=instance/{name}=active")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    output.emit(text(watch.reports, output_format))
+    drain_watch.check(watch.reports, deadline_s)
