@@ -105,6 +105,12 @@ def test_frontends_too() -> None:
     ]
 
 
+def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
+    slow = FrontendStatus(id="f-1", state=InstanceState.ACTIVE, incarnation=1, ttft_p99_s=20.0)
+    starved = synthetic.instance("i-0", ttft_p99_s=21.0)
+    assert texts(starved, frontends=(slow,)) == ["i-0: P99 TTFT 21s"]
+
+
 def test_the_age_of_an_evicted_head_is_no_wait() -> None:
     item = synthetic.instance("i-0", num_waiting_reqs=1, queue_head=head(evicted=True))
     assert not texts(item)

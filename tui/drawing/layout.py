@@ -80,6 +80,7 @@ def arrange(
     idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
     left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
     above = lower // 2
+    above = max(above, lower - max(1, num_instances) - 2)  # at most a queue head for each instance
     if len(idle) == 1 and lower > 2 * EMPTY:
         above = EMPTY if Pane.MIGRATIONS in idle else lower - EMPTY
     matrix = None

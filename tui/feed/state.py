@@ -169,9 +169,8 @@ class DashboardState:
     """The moves of the last minute, as the controller's clock had it when it was last heard."""
     head_seen_s: float = float("-inf")
     """When a request was last seen to wait, by the controller's clock."""
-    counts: tuple[tuple[int, Mapping[str, int]], ...] = ()
-    """The last seconds of the controller's clock, each with the routine events of a kind that came
-    in it."""
+    counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """The last seconds in which there were routine events, with the number of each kind."""
     requests: RequestsArrived | None = None
     recording_failed: str = ""
     recording_ended: bool = False
@@ -184,7 +183,7 @@ class DashboardState:
         """Routine events of each kind per second."""
         now = int(self.time_s)
         found: Counter[str] = Counter()
-        for second, counts in self.counts:
+        for second, counts in self.counts.items():
             if now - RATE_S <= second < now:
                 found.update(counts)
         return {kind: count / RATE_S for kind, count in found.items()}
@@ -288,7 +287,7 @@ def _frame(
         counts = state.counts if of is not Weight.ROUTINE else _counted(state.counts, frame)
         labels = event.labels
         if event.kind == "migrated" and labels.keys() >= {"from", "to"}:
-            way = Way(frame.time_s, labels["from"], labels["to"])
+            way = Way(event.time_s, labels["from"], labels["to"])
             state = replace(state, ways=(*_recent_ways(state.ways, frame.time_s), way))
         return replace(state, num_entries=state.num_entries + 1, counts=counts)
     if isinstance(frame, GapFrame):
@@ -299,21 +298,18 @@ def _frame(
 
 
 def _recent_ways(ways: tuple[Way, ...], now_s: float) -> tuple[Way, ...]:
-    if not ways or now_s - MOVES_S < ways[0].time_s <= now_s:
-        return ways
-    return tuple(way for way in ways if now_s - MOVES_S < way.time_s <= now_s)
+    """Clocks of machines differ, and may be set back."""
+    return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
 
 
 def _counted(
-    counts: tuple[tuple[int, Mapping[str, int]], ...], frame: EventFrame
-) -> tuple[tuple[int, Mapping[str, int]], ...]:
-    second, kind = int(frame.time_s), frame.event.kind
-    now: Mapping[str, int] = {}
-    if counts and counts[-1][0] == second:
-        *before, (_, now) = counts
-    else:
-        before = [each for each in counts if second - RATE_S - 1 < each[0] < second]
-    return (*before, (second, {**now, kind: now.get(kind, 0) + 1}))
+    counts: Mapping[int, Mapping[str, int]], frame: EventFrame
+) -> dict[int, Mapping[str, int]]:
+    """Events of the past, which come first after connecting, count in their own seconds."""
+    second = int(frame.event.time_s)
+    found = {at: each for at, each in counts.items() if abs(frame.time_s - at) <= RATE_S + 2}
+    found[second] = Counter(found.get(second, {})) + Counter([frame.event.kind])
+    return found
 
 
 def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:

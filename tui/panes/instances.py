@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from controller.api.text.alarms import in_need, is_reserved
@@ -48,6 +48,8 @@ class InstanceRow:
     """Names of levels, the highest first."""
     glyphs: Glyphs
     minutes: tuple[Minute, ...] = ()
+    alarmed: bool = False
+    """Whether an alarm is about the instance."""
 
     @property
     def id(self) -> str:
@@ -64,7 +66,8 @@ class InstanceRow:
         return f"{item.id} {state_word(item).text} {item.node} {item.detail}"
 
 
-def rows(state: DashboardState, glyphs: Glyphs) -> list[InstanceRow]:
+def rows(state: DashboardState, glyphs: Glyphs, alarmed: Container[str] = ()) -> list[InstanceRow]:
+    """`alarmed`: ids of instances that an alarm is about."""
     status = state.status
     if status is None:
         return []
@@ -77,6 +80,7 @@ def rows(state: DashboardState, glyphs: Glyphs) -> list[InstanceRow]:
             levels,
             glyphs,
             history.minutes,
+            item.id in alarmed,
         )
         for item in status.instances
         for history in (state.histories.get(item.id, History()),)
@@ -166,6 +170,8 @@ def ttft(item: InstanceStatus) -> Span:
 
 def _identity(row: InstanceRow, _: int) -> Span:
     glyph = attention(row.item)
+    if glyph == " " and row.alarmed:
+        glyph = "!"
     tone = {"!": Tone.BAD, " ": Tone.PLAIN}.get(glyph, Tone.WARN)
     return Span(f"{glyph} {row.id}", tone)
 
@@ -304,11 +310,12 @@ Value = tuple[float, ...] | None
 
 
 def _freeness(row: InstanceRow) -> Value:
-    """Instances in need come before those that are kept free for a high priority."""
+    """Instances in need, and those that an alarm is about, come before those that are kept free
+    for a high priority."""
     state, steps = row.item.state, row.item.freeness_steps
     if state in _WORST:
         return (0, _WORST.index(state))
-    return None if steps is None else (2 - in_need(row.item), steps)
+    return None if steps is None else (2 - (row.alarmed or in_need(row.item)), steps)
 
 
 def _figure(of: Callable[[InstanceRow], float | None]) -> Callable[[InstanceRow], Value]:

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import DescendantFocus, Resize
 
+from controller.api.text.alarms import Alarm
 from tui.actions.registry import Place, bindings
 from tui.actions.target import Target
 from tui.console import Console
@@ -89,7 +90,8 @@ class DashboardScreen(PaintedScreen):
         if not self.is_mounted or not self.size.width:
             return
         app, view = self.console, self.view
-        found, alarms = self._rows(app), self.alarms()
+        alarms = self.alarms()
+        found = self._rows(app, alarms)
         arrangement = arrange(
             self.size.width,
             self.size.height,
@@ -118,12 +120,12 @@ class DashboardScreen(PaintedScreen):
                 caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
             )
 
-    def _rows(self, app: Console) -> dict[Pane, tuple[list[Any], int]]:
+    def _rows(self, app: Console, alarms: list[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
         named = names(app.shown, app.glyphs.ellipsis)
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
-                instances.rows(app.shown, app.glyphs),
+                instances.rows(app.shown, app.glyphs, {alarm.subject for alarm in alarms}),
                 self.view.sort,
                 descending=self.view.descending,
             ),

@@ -56,12 +56,15 @@ def alarms(
     """
     if status.state == "stopping":
         return []
+    is_known = any(
+        _over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s) for item in status.instances
+    )
     found = [
         *(
             _of_instance(item, status.time_s, limits, evicted_heads_s or {})
             for item in status.instances
         ),
-        *(_of_frontend(item, limits) for item in status.frontends),
+        *(_of_frontend(item, limits, slow=not is_known) for item in status.frontends),
         _of_held(status, limits),
         _of_moves(status, limits),
     ]
@@ -137,11 +140,12 @@ def free_blocks(item: "InstanceStatus") -> int | None:
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
-def _of_frontend(item: "FrontendStatus", limits: "ConsoleTable") -> Alarm:
+def _of_frontend(item: "FrontendStatus", limits: "ConsoleTable", *, slow: bool) -> Alarm:
+    """`slow`: whether its TTFT is news; its requests are those of the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
-    slow = _over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s)
+    slow = slow and bool(_over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s))
     words = (f"P99 TTFT {latency(item.ttft_p99_s)} over all instances",) if slow else ()
     return Alarm(item.id, words, (_BUSY, 0.0))
 

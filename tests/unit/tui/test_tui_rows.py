@@ -110,6 +110,16 @@ def test_an_instance_kept_free_for_a_high_priority_is_reserved_and_not_in_troubl
     assert instances.matches(rows[0].text, "reserved")
 
 
+def test_an_instance_that_an_alarm_is_about_is_marked_and_comes_first() -> None:
+    state = state_of(
+        synthetic.instance("i-1", freeness_steps=43.0),
+        synthetic.instance("i-2", freeness_steps=20.0),
+    )
+    rows = instances.rows(state, UNICODE, {"i-1"})
+    assert [cells_of(row)["id"] for row in rows] == ["! i-1", "i-2"]
+    assert ids(instances.ordered(rows, "freeness", descending=False)) == ["i-1", "i-2"]
+
+
 def test_a_starved_instance_shows_how_long_its_queue_head_has_waited() -> None:
     head = QueueHeadStatus(
         request_id="r8", level="high", demand_blocks=118, waited_s=52.0, evicted=False

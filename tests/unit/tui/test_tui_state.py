@@ -194,6 +194,26 @@ def test_routine_events_are_counted_over_whole_seconds() -> None:
     assert reduce(state, [event(5.0, "evicted"), status(6.0)]).rates() == {"evicted": 0.2}
 
 
+def test_events_of_the_past_count_in_their_own_seconds() -> None:
+    """After connecting the last thousand come at once: they were not of one second."""
+    past = [
+        EventFrame(
+            time_s=100.0,
+            event=Event(
+                kind="migrated",
+                time_s=float(second),
+                cause_id="c",
+                labels={"from": "i-0", "to": "i-1"},
+            ),
+        )
+        for second in range(10, 100)
+    ]
+    state = reduce(DashboardState(), [Arrived(frame, 100.0) for frame in past])
+    assert state.rates() == {"migrated": 1.0}
+    state = reduce(state, [status(100.5)])
+    assert [way.time_s for way in state.ways] == [float(second) for second in range(41, 100)]
+
+
 def test_the_kv_use_of_each_minute_of_the_last_hour_is_kept() -> None:
     heard = [
         status(20.0 * place, synthetic.instance("i-0", kv_cache_usage=place % 3 / 2))
