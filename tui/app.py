@@ -7,7 +7,9 @@ threads are daemons, so that leaving does not wait for them either.
 import select
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -21,7 +23,9 @@ from tui.actions import registry
 from tui.actions.desk import Then
 from tui.actions.outbox import Call, Phase
 from tui.actions.registry import ACTIONS, Action, Place
+from tui.actions.replaying import Replaying
 from tui.actions.target import Target
+from tui.drawing import picture
 from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
 from tui.drawing.themes import THEMES
 from tui.feed.caller import Caller, Work
@@ -71,7 +75,7 @@ class Dashboard(App[None]):
     ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
-    ChooseScreen #words { height: 2; }
+    ChooseScreen #words { height: 1; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
     #name { background: $background; margin: 0 0 1 0; }
@@ -99,6 +103,9 @@ class Dashboard(App[None]):
             self.register_theme(theme)
         self.theme = options.theme
         self.set_keymap(dict(options.keymap))
+        self.replay: Replaying | None = None
+        if isinstance(source, ReplaySource):
+            self.replay = Replaying(source, options, self.say, self.pump)
         self.acting = Acting(self, caller, self.push_screen)
         if caller is not None:
             caller.wake = self._wake
@@ -159,13 +166,11 @@ class Dashboard(App[None]):
     @property
     def is_barred(self) -> bool:
         """The screen does not show how things are now, so the header is a bar."""
-        replays = isinstance(self.source, ReplaySource)
-        return replays or self.is_frozen or self.is_stale
+        return self.replay is not None or self.is_frozen or self.is_stale
 
     def liveness(self) -> Liveness:
         now_s = self.source.now_s()
-        replays = isinstance(self.source, ReplaySource)
-        badges = ["READ" if replays or self.acting.is_read_only else "WRITE"]
+        badges = ["READ" if self.replay is not None or self.acting.is_read_only else "WRITE"]
         if self.frozen is not None:
             badges.append(f"FROZEN {duration(now_s - self._frozen_at_s)}")
         unknown = sum(call.phase is Phase.UNKNOWN for call in self.calls)
@@ -181,7 +186,7 @@ class Dashboard(App[None]):
             status.cluster if status else self.source.cluster,
             tuple(badges),
             self.options.zone,
-            _progress(self.source) if isinstance(self.source, ReplaySource) else "",
+            self.replay.progress() if self.replay is not None else None,
         )
 
     def _recording(self) -> str:
@@ -203,7 +208,7 @@ class Dashboard(App[None]):
         pairs = registry.footer(
             self.options.keymap,
             (*places, Place.ANYWHERE),
-            replay=isinstance(self.source, ReplaySource),
+            replay=self.replay is not None,
             changes=not self.acting.is_read_only,
         )
         if not trouble:
@@ -250,18 +255,13 @@ class Dashboard(App[None]):
 
     def toggle_freeze(self) -> None:
         """Freezes or unfreezes the screen. In a replay, time itself stands still."""
-        if isinstance(self.source, ReplaySource):
-            self.source.toggle_pause()
+        if self.replay is not None:
+            self.replay.toggle_pause()
         elif self.frozen is None:
             self.frozen, self._frozen_at_s = self.state, self.source.now_s()
         else:
             self.frozen = None
         self.pump()
-
-    def change_speed(self, steps: int) -> None:
-        if isinstance(self.source, ReplaySource):
-            self.source.change_speed(steps)
-            self.redraw()
 
     def open(self, target: Target) -> None:
         if not target.instance_id:
@@ -306,6 +306,11 @@ class Dashboard(App[None]):
             self.exit()
         elif command.name == "help":
             self.action_help()
+        elif command.name == "seek":
+            if self.replay is not None:
+                self.replay.seek_to(command.argument)
+            else:
+                self.say("only a replay has other moments than now")
         elif command.name == "theme":
             self.theme = command.argument
         elif command.name == "instance":
@@ -314,6 +319,20 @@ class Dashboard(App[None]):
             screen.sort_by(command.argument)
         elif isinstance(screen, DashboardScreen):
             screen.filter_by(command.argument)
+
+    def action_picture(self) -> None:
+        """Of the screen as it is, into the folder where the dashboard was started."""
+        live = self.liveness()
+        time_s = live.state.controller_time_s(live.now_s)
+        svg = self.export_screenshot(title=f"{self.TITLE}: {printable(live.cluster)}")
+        try:
+            path = picture.save(
+                svg, Path.cwd(), live.cluster, time.time() if time_s is None else time_s, live.zone
+            )
+        except OSError as error:
+            self.say(f"no picture of the screen: {error.strerror}", Tone.BAD)
+        else:
+            self.say(f"saved {path.name}", Tone.GOOD)
 
     def action_help(self) -> None:
         if not isinstance(self.screen, HelpScreen):
@@ -348,12 +367,6 @@ class Dashboard(App[None]):
 
     def _action(self, wanted: Action) -> Callable[[], Awaitable[bool]]:
         return lambda: self.run_action(wanted.action, self.screen)
-
-
-def _progress(replay: ReplaySource) -> str:
-    state = "ended" if replay.ended else "paused" if replay.paused else f"x{replay.speed:g}"
-    cut = ", last line cut" if replay.ended and replay.truncated else ""
-    return f"{duration(replay.position_s())} {state}{cut}"
 
 
 def terminal_is_gone() -> bool:

@@ -8,6 +8,7 @@ from textual.screen import Screen
 from tui.actions.desk import Then
 from tui.actions.outbox import Call
 from tui.actions.registry import Place
+from tui.actions.replaying import Replaying
 from tui.actions.target import Target
 from tui.drawing.format import Glyphs, Line, Tone
 from tui.feed.caller import Work
@@ -21,6 +22,9 @@ class Console(Protocol):
     source: Source
     options: Options
     glyphs: Glyphs
+
+    replay: Replaying | None
+    """None for a live controller."""
 
     @property
     def shown(self) -> DashboardState:
@@ -64,7 +68,6 @@ class Console(Protocol):
 
     def show_log(self) -> None: ...
     def toggle_freeze(self) -> None: ...
-    def change_speed(self, steps: int) -> None: ...
     def run_command(self, text: str) -> None: ...
 
 

@@ -5,10 +5,11 @@ A recording names requests and machines, so its file is private (0600).
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Literal, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -20,6 +21,11 @@ from controller.api.wire.models import SCHEMA_VERSION, Frame, WireModel
 
 MAX_LINE_BYTES = 16 << 20
 """Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
+_BEGINNING = re.compile(
+    rb'\{"type":"(status|event|gap|ping)","time_s":(-?[0-9][0-9.eE+-]*)[,}]'
+    rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
+)
+"""How our own writer begins a frame: enough to place it. Other lines are parsed for that."""
 
 
 class RecordingHeader(WireModel):
@@ -31,6 +37,17 @@ class RecordingHeader(WireModel):
     time_s: float
     status_every_s: float = 1.0
     llumctl_version: str = ""
+
+
+class Mark(NamedTuple):
+    """Where a frame is in the file, and what is known of it unparsed. `kind`: of an
+    event, else empty."""
+
+    offset: int
+    line: int
+    time_s: float
+    type: str
+    kind: str
 
 
 class RecordingWriter:
@@ -126,18 +143,48 @@ class RecordingReader:
         self._file.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        number = 1
-        while line := self._line():
-            number += 1
-            try:
-                frame = parse_frame(line)
-            except ValueError as error:
-                if not line.endswith(b"\n"):
-                    self.truncated = True
-                    return
-                raise UsageError(f"{self.path}:{number}: not a frame of a recording") from error
+        for number, _, line in self._lines():
+            frame = self._parsed(number, line)
             if frame is not None:
                 yield frame
+
+    def marks(self) -> Iterator[Mark]:
+        """All frames, without parsing them: their lines are bad or good when they are read."""
+        for number, offset, line in self._lines():
+            found = _BEGINNING.match(line)
+            if found and (found[3] or found[1] != b"event") and line.endswith(b"}\n"):
+                kind = (found[3] or b"").decode()
+                yield Mark(offset, number, float(found[2]), found[1].decode(), kind)
+            elif (frame := self._parsed(number, line)) is not None:
+                kind = frame.event.kind if frame.type == "event" else ""
+                yield Mark(offset, number, frame.time_s, frame.type, kind)
+
+    def frame(self, mark: Mark) -> Frame:
+        """Raises UsageError if its line is bad."""
+        self._file.seek(mark.offset)
+        frame = self._parsed(mark.line, self._line())
+        if frame is None:
+            raise UsageError(f"{self.path}:{mark.line}: changed while it was read")
+        return frame
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """(number, offset, line), from the first frame on."""
+        self._file.seek(0)
+        number, offset = 1, len(self._line())
+        while line := self._line():
+            number += 1
+            yield number, offset, line
+            offset += len(line)
+
+    def _parsed(self, number: int, line: bytes) -> Frame | None:
+        """None: of a type that this llumctl does not know, or a last line that was cut."""
+        try:
+            return parse_frame(line)
+        except ValueError as error:
+            if not line.endswith(b"\n"):
+                self.truncated = True
+                return None
+            raise UsageError(f"{self.path}:{number}: not a frame of a recording") from error
 
     def _header(self) -> RecordingHeader:
         line = self._line()

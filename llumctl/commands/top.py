@@ -61,7 +61,7 @@ def top(
     ascii_only: Annotated[bool, typer.Option("--ascii", help="No character beyond ASCII.")] = False,
     theme: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="default, deuteranopia or monochrome."),
+        typer.Option(metavar="NAME", help="default, light, deuteranopia or monochrome."),
     ] = None,
 ) -> None:
     """Show the cluster as it goes, and change it by keys: ? lists them."""
@@ -172,5 +172,8 @@ def _run(
 
 
 def _has_glyphs() -> bool:
+    """Python takes UTF-8 for its streams where LC_ALL says C, so that says more than they do."""
+    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+        return False
     encoding = (sys.stderr.encoding or "").lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM") not in NO_GLYPHS

@@ -68,7 +68,7 @@ def test_a_terminal_that_cannot_move_its_cursor(
         (["--speed", "2"], "go with --replay"),
         (["--replay", "x", "--record", "y"], "neither --record nor --cluster"),
         (["--replay", "x", "--cluster", "y"], "neither --record nor --cluster"),
-        (["--theme", "pink"], "no theme 'pink': default, deuteranopia, monochrome"),
+        (["--theme", "pink"], "no theme 'pink': default, light, deuteranopia, monochrome"),
         (["--replay", "no-such-file"], "no-such-file: there is no such recording"),
     ],
 )

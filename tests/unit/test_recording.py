@@ -145,3 +145,19 @@ def test_headers_carry_the_version() -> None:
     header = new_header("c1", 5.0, 1.0)
     assert (header.cluster, header.time_s, header.schema_version) == ("c1", 5.0, 1)
     assert header.llumctl_version
+
+
+def test_marks_tell_where_frames_are_without_parsing_them(path: Path) -> None:
+    """Also of lines in another order than ours, as another writer may leave them."""
+    lines = path.read_text().splitlines(keepends=True)
+    odd = '{"time_s": 9.5, "type": "gap", "missed": 3}\n'
+    path.write_text("".join([*lines, odd, '{"type": "later", "time_s": 1}\n']))
+    with RecordingReader(path) as reader:
+        marks = list(reader.marks())
+        frames = list(reader)
+        assert [reader.frame(mark) for mark in reversed(marks)] == frames[::-1]
+    assert [(mark.type, mark.time_s) for mark in marks] == [(f.type, f.time_s) for f in frames]
+    kinds = [frame.event.kind if frame.type == "event" else "" for frame in frames]
+    assert [mark.kind for mark in marks] == kinds
+    assert marks[-1].time_s == 9.5
+    assert any(kinds)

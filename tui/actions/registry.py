@@ -149,6 +149,66 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "replay_faster", ("]",), "speed(1)", "twice the speed", Place.MAIN, "faster", replay=True
     ),
+    Action(
+        "replay_back", ("left",), "seek(-10)", "10 s back", Place.MAIN, "10 s back", replay=True
+    ),
+    Action("replay_on", ("right",), "seek(10)", "10 s on", Place.MAIN, "10 s on", replay=True),
+    Action(
+        "replay_back_far", ("shift+left",), "seek(-60)", "a minute back", Place.MAIN, replay=True
+    ),
+    Action("replay_on_far", ("shift+right",), "seek(60)", "a minute on", Place.MAIN, replay=True),
+    Action(
+        "replay_start", ("less_than_sign",), "edge(-1)", "to the start", Place.MAIN, replay=True
+    ),
+    Action("replay_end", ("greater_than_sign",), "edge(1)", "to the end", Place.MAIN, replay=True),
+    Action(
+        "replay_step", ("full_stop",), "step(1)", "pause, one frame on", Place.MAIN, replay=True
+    ),
+    Action(
+        "replay_step_back", ("comma",), "step(-1)", "pause, one frame back", Place.MAIN, replay=True
+    ),
+    Action(
+        "replay_trouble",
+        ("w",),
+        "to_event('trouble', 1)",
+        "to the next trouble, and pause",
+        Place.MAIN,
+        "trouble",
+        replay=True,
+    ),
+    Action(
+        "replay_trouble_before",
+        ("W",),
+        "to_event('trouble', -1)",
+        "to the trouble before",
+        Place.MAIN,
+        replay=True,
+    ),
+    Action(
+        "replay_notable",
+        ("v",),
+        "to_event('notable', 1)",
+        "to the next notable event or trouble",
+        Place.MAIN,
+        replay=True,
+    ),
+    Action(
+        "replay_notable_before",
+        ("V",),
+        "to_event('notable', -1)",
+        "to the one before",
+        Place.MAIN,
+        replay=True,
+    ),
+    Action(
+        "seek",
+        ("at",),
+        "seek_to",
+        "to a moment: 2m30s, +30s, 12:04:31",
+        Place.MAIN,
+        typed="seek TIME",
+        replay=True,
+    ),
     Action("events_follow", ("F",), "follow", "follow the newest event", Place.MAIN),
     Action(
         "events_expand",
@@ -170,6 +230,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.MAIN, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
+    Action("picture", ("P",), "picture", "save a picture of this screen (SVG)", Place.ANYWHERE),
     Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),
 )

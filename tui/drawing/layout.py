@@ -56,12 +56,14 @@ def arrange(
     focused: Pane = Pane.INSTANCES,
     empty: Collection[Pane] = (),
     matrix_lines: int = 0,
+    replay: bool = False,
 ) -> Arrangement:
     """`tab`: the lower pane that shows where there is room for one. `expanded`: events take the
     whole width below and half of the height. `empty` panes leave their room to the others.
-    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only."""
+    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only.
+    `replay`: its bar takes a line of the header at any width."""
     wide = width >= WIDE
-    header_lines = 2 if wide and height >= TALL else min(1, max(0, height - 2))
+    header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
     alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
     room = max(1, height - header_lines - alarm_lines - 1)
     if zoomed is None and height < TALL:

@@ -1,10 +1,11 @@
-"""Three themes. No colour says what a word or a glyph beside it does not say."""
+"""Our themes. No colour says what a word or a glyph beside it does not say."""
 
 from collections.abc import Mapping
 
 from textual.theme import Theme
 
 DEFAULT = "default"
+LIGHT = "light"
 DEUTERANOPIA = "deuteranopia"
 MONOCHROME = "monochrome"
 
@@ -32,6 +33,29 @@ THEMES: Mapping[str, Theme] = {
             | {
                 "block-cursor-background": "#5fafd7",
                 "block-cursor-foreground": "#121212",
+            },
+        ),
+        Theme(
+            name=LIGHT,
+            dark=False,
+            primary="#005f87",
+            success="#005f00",
+            warning="#875f00",
+            error="#af0000",
+            foreground="#262626",
+            background="#fafafa",
+            surface="#f0f0f0",
+            panel="#e4e4e4",
+            variables=_COMMON
+            | {
+                "block-cursor-blurred-background": "#dadada",
+                "block-cursor-background": "#005f87",
+                "block-cursor-foreground": "#fafafa",
+                "text-muted": "#6c6c6c",
+                "text-primary": "#005f87",
+                "text-success": "#005f00",
+                "text-warning": "#875f00",
+                "text-error": "#af0000",
             },
         ),
         # Blue and orange differ in every common kind of colour blindness.

@@ -1,17 +1,33 @@
 """A recording as a source: the frames at their old distances, and the recording's own clock.
 
-So the screen is a function of the frames that are due, as it was when they came.
+So the screen is a function of the frames that are due, as it was when they came, and time can be
+set to any moment of the recording.
 """
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from controller.api.errors import LlumctlError
-from controller.api.recording import RecordingReader
-from controller.api.wire.models import Frame
-from tui.feed.state import Arrived, Heard, Lost
+from controller.api.recording import Mark, RecordingReader
+from controller.api.text.events import Weight, weight_of
+from controller.api.wire.models import EventFrame, GapFrame
+from tui.feed.moments import Moments
+from tui.feed.state import Arrived, Heard, Lost, Replayed
 
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a replay is. `state` is its pace or that it stands still; `hint`: what can be done."""
+
+    position_s: float
+    length_s: float
+    state: str
+    hint: str = ""
+    troubles_s: tuple[float, ...] = ()
 
 
 class ReplaySource:
@@ -30,47 +46,70 @@ class ReplaySource:
         self.path = reader.path
         self.speed = speed
         self.paused = False
-        self.ended = False
         self._reader = reader
-        self._frames = iter(reader)
         self._clock = clock
         self._counted_s = at_s
         self._since_s: float | None = None
-        self._next: Frame | None = None
-        self._next_at_s = 0.0
-        self._origin_s: float | None = None
+        self._marks: list[Mark] = []
+        self._positions_s: list[float] = []
+        """Of the frames, and of the loss at a bad line."""
         self._failed = ""
+        """Why nothing can be read behind the last mark."""
+        self._moments = Moments(self._hear, ())
+        self._num_shown = 0
+        self.troubles_s: tuple[float, ...] = ()
+        """Where there is trouble."""
 
     @property
     def truncated(self) -> bool:
         return self._reader.truncated
 
+    @property
+    def ended(self) -> bool:
+        return self._since_s is not None and self.position_s() >= self.length_s
+
+    @property
+    def length_s(self) -> float:
+        return self._positions_s[-1] if self._positions_s else 0.0
+
+    @property
+    def origin_s(self) -> float:
+        """When the first frame was written."""
+        return self._marks[0].time_s if self._marks else 0.0
+
     def start(self) -> None:
-        self._advance()
-        self._origin_s = None if self._next is None else self._next.time_s
-        self._since_s = self._clock()
+        try:
+            for mark in self._reader.marks():
+                before_s = self._marks[-1].time_s if self._marks else mark.time_s
+                self._positions_s.append(self.length_s + max(0.0, mark.time_s - before_s))
+                self._marks.append(mark)
+        except LlumctlError as error:
+            self._end_with(error.message, len(self._marks))
+        self.troubles_s = tuple(
+            position_s
+            for position_s, mark in zip(self._positions_s, self._marks, strict=False)
+            if _weighs(mark, Weight.TROUBLE)
+        )
+        self._moments = Moments(self._hear, [mark.offset for mark in self._marks])
+        self.seek(self._counted_s)
 
     def take(self) -> list[Heard]:
-        due: list[Heard] = []
-        until_s = self.position_s()
-        while self._next is not None and self._next_at_s <= until_s:
-            due.append(Arrived(self._next, self._at(self._next_at_s)))
-            self._advance()
-        if self._next is None and not self.ended:
-            self._count()
-            self._counted_s = min(self._counted_s, self._next_at_s)
-            self.ended = True
-            if self._failed:
-                due.append(Lost(self._failed, self.now_s()))
-        return due
+        due = bisect_right(self._positions_s, self.position_s())
+        found: list[Heard] = []
+        if due != self._num_shown:
+            self._num_shown = due
+            found.append(Replayed(self._moments.at(due)))
+        self._moments.look_ahead()
+        return found
 
     def now_s(self) -> float:
-        return self._at(self.position_s())
+        return self.origin_s + self.position_s()
 
     def position_s(self) -> float:
-        if self.paused or self.ended or self._since_s is None:
+        if self.paused or self._since_s is None:
             return self._counted_s
-        return self._counted_s + (self._clock() - self._since_s) * self.speed
+        run_s = (self._clock() - self._since_s) * self.speed
+        return min(self._counted_s + run_s, self.length_s)
 
     def toggle_pause(self) -> None:
         self._count()
@@ -81,25 +120,69 @@ class ReplaySource:
         self._count()
         self.speed = max(MIN_SPEED, min(MAX_SPEED, self.speed * 2.0**steps))
 
+    def seek(self, position_s: float) -> None:
+        """Goes to a moment, or to the nearest that there is; if it runs it goes on from there."""
+        self._since_s = self._clock()
+        self._counted_s = max(0.0, min(position_s, self.length_s))
+
+    def step(self, frames: int) -> None:
+        """Pauses, and goes to the next moment (1) at which something was heard, or to the last."""
+        self.seek(self.position_s())
+        self.paused = True
+        places = self._beyond(frames)
+        place = next((each for each in places if self._marks[each].type != "ping"), None)
+        if place is not None:
+            self.seek(self._positions_s[place])
+
+    def seek_event(self, wanted: Weight, direction: int) -> EventFrame | GapFrame | None:
+        """Pauses at the next event (1) that weighs so much or more, or at the last (-1). None: it
+        has none that way."""
+        for place in self._beyond(direction):
+            if _weighs(self._marks[place], wanted):
+                heard = self._hear(place)
+                if isinstance(heard, Arrived) and isinstance(heard.frame, EventFrame | GapFrame):
+                    self.seek(self._positions_s[place])
+                    self.paused = True
+                    return heard.frame
+        return None
+
     def ask_requests(self, instance_id: str) -> bool:  # noqa: ARG002 - not recorded
         return False
 
     def stop(self) -> None:
         self._reader.close()
 
+    def _beyond(self, direction: int) -> range:
+        """The frames after the present moment, or those before it, the nearest first."""
+        position_s, num = self.position_s(), len(self._marks)
+        if direction > 0:
+            return range(bisect_right(self._positions_s, position_s), num)
+        return range(min(num, bisect_left(self._positions_s, position_s)) - 1, -1, -1)
+
     def _count(self) -> None:
         """Must be called before the pace changes: counts the time so far by the old one."""
-        self._counted_s = self.position_s()
-        self._since_s = self._clock()
+        self.seek(self.position_s())
 
-    def _at(self, position_s: float) -> float:
-        return (self._origin_s or 0.0) + position_s
+    def _hear(self, place: int) -> Heard:
+        if place < len(self._marks):
+            at_s = self.origin_s + self._positions_s[place]
+            try:
+                return Arrived(self._reader.frame(self._marks[place]), at_s)
+            except LlumctlError as error:
+                self._end_with(error.message, place)
+        return Lost(self._failed, self.origin_s + self.length_s)
 
-    def _advance(self) -> None:
-        before = self._next
-        try:
-            self._next = next(self._frames, None)
-        except LlumctlError as error:
-            self._next, self._failed = None, error.message
-        if before is not None and self._next is not None:
-            self._next_at_s += max(0.0, self._next.time_s - before.time_s)
+    def _end_with(self, reason: str, place: int) -> None:
+        """From this frame on there is nothing but a loss, at the moment of the frame before it."""
+        del self._marks[place:], self._positions_s[place:]
+        self._positions_s.append(self.length_s)
+        self._failed = reason
+
+
+def _weighs(mark: Mark, wanted: Weight) -> bool:
+    """Whether it is an event, or a gap among events, that weighs so much or more."""
+    if mark.type not in ("event", "gap"):
+        return False
+    found = weight_of(mark.kind) if mark.type == "event" else Weight.TROUBLE
+    weights = list(Weight)
+    return weights.index(found) >= weights.index(wanted)

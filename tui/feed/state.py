@@ -81,9 +81,6 @@ class RecordingFailed:
     at_s: float
 
 
-Heard = Arrived | Lost | Stopped | RequestsArrived | RecordingFailed
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     time_s: float
@@ -220,6 +217,16 @@ class DashboardState:
         return bool(self.lost) or silent or overdue
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A replay went to another moment, at which this was known."""
+
+    state: DashboardState
+
+
+Heard = Arrived | Lost | Stopped | RequestsArrived | RecordingFailed | Replayed
+
+
 def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
     """The state after all that was heard, in order."""
     entries: list[Entry] = []
@@ -234,6 +241,9 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             state = replace(state, requests=item)
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
+        elif isinstance(item, Replayed):
+            state = item.state
+            entries.clear()
         else:
             if state.stopped is not None:
                 state = _of_another_cluster(state)

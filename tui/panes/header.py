@@ -8,6 +8,7 @@ from controller.api.text.quantities import duration, latency, printable, time_of
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
+from tui.feed.replay import Progress
 from tui.feed.state import DashboardState
 
 _TONES: Mapping[ClusterState, Tone] = {
@@ -37,8 +38,8 @@ class Liveness:
     cluster: str
     badges: tuple[str, ...]
     zone: tzinfo | None
-    replay: str = ""
-    """Where a replay is; empty where the data is live."""
+    replay: Progress | None = None
+    """Where a replay is; None where the data is live."""
 
     @property
     def is_stale(self) -> bool:
@@ -57,45 +58,50 @@ def lines(
     """`count` is 1 or 2; `shown` may be older than the stream (frozen). While there is an alarm
     nothing in the header looks well."""
     status = shown.status
-    clock = Fact((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
+    clock = clock_of(live)
     if count == 1:
         middle = (
-            _name(live),
+            name_of(live),
             _age(live, glyphs, brief=True, alarm=alarm),
             _badges(live),
             *_vitals(status, brief=True),
         )
-        return [_between(middle, clock, width)]
+        return [between(middle, clock, width)]
     middle = (
         Fact((Span("llumctl", Tone.STRONG),), drop=8),
-        _name(live),
+        name_of(live),
         *_identity(status, alarm=alarm),
         _age(live, glyphs, brief=False, alarm=alarm),
         _badges(live),
         *_setup(status),
     )
     return [
-        _between(middle, clock, width),
-        _between(tuple(_vitals(status, brief=False)), None, width),
+        between(middle, clock, width),
+        vitals(status, width),
     ]
 
 
-def _name(live: Liveness) -> Fact:
+def vitals(status: ClusterStatus | None, width: int) -> Line:
+    return between(tuple(_vitals(status, brief=False)), None, width)
+
+
+def clock_of(live: Liveness) -> Fact:
+    return Fact((Span(time_of_day(live.state.controller_time_s(live.now_s), live.zone)),))
+
+
+def name_of(live: Liveness) -> Fact:
     return Fact((Span(printable(live.cluster), Tone.STRONG),))
 
 
 def _age(live: Liveness, glyphs: Glyphs, *, brief: bool, alarm: bool) -> Fact:
-    """`* live 0.4s ago`, `! STALE 12s`, `! STOPPED 12s` or `REPLAY 1m05s x1`."""
+    """`* live 0.4s ago`, `! STALE 12s` or `! STOPPED 12s`."""
     age_s = live.state.age_s(live.now_s)
     if live.state.stopped is not None:
         since = duration(live.now_s - live.state.stopped.at_s)
         return Fact((Span(f"! STOPPED {since}", Tone.BAD),))
-    replay = (Span(f"REPLAY {live.replay}", Tone.WARN),) if live.replay else ()
     if live.is_stale:
         since = "no data" if age_s is None else duration(age_s)
-        return Fact((*replay, Span(f"{'  ' * bool(replay)}! STALE {since}", Tone.BAD)))
-    if replay:
-        return Fact(replay)
+        return Fact((Span(f"! STALE {since}", Tone.BAD),))
     if age_s is None:
         return Fact((Span("+ connecting", Tone.WARN),))
     ago = "" if brief else " ago"
@@ -214,11 +220,11 @@ def _labelled(label: str, value: str, drop: int) -> Fact:
     return Fact((Span(f"{label} ", Tone.DIM), Span(value)), drop)
 
 
-def _between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
+def between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
     """Facts from the left, two spaces apart, and one at the right end."""
     kept = list(facts)
     room = width - (fmt.width_of(last.spans) + 2 if last else 0)
-    while len(kept) > 1 and _width(kept) > room:
+    while len(kept) > 1 and width_of_facts(kept) > room:
         most = max(kept, key=lambda fact: fact.drop)
         if not most.drop:
             break
@@ -226,10 +232,10 @@ def _between(facts: tuple[Fact, ...], last: Fact | None, width: int) -> Line:
     spans: list[Span] = []
     for fact in kept:
         spans += [Span("  "), *fact.spans] if spans else list(fact.spans)
-    if last is not None and (space := width - _width(kept) - fmt.width_of(last.spans)) > 1:
+    if last is not None and (space := width - width_of_facts(kept) - fmt.width_of(last.spans)) > 1:
         spans += [Span(" " * space), *last.spans]
     return tuple(spans)
 
 
-def _width(facts: list[Fact]) -> int:
+def width_of_facts(facts: list[Fact]) -> int:
     return sum(fmt.width_of(fact.spans) for fact in facts) + 2 * (len(facts) - 1)

@@ -6,7 +6,7 @@ from controller.api.text.alarms import Alarm
 from tui.actions.registry import Place
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
-from tui.panes import alarm_line, header
+from tui.panes import alarm_line, header, replay_bar
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 
@@ -52,9 +52,12 @@ class PaintedScreen(Screen[None]):
         self.set_class(app.is_stale, "-stale")
         top = self.query_one("#header", Lines)
         top.styles.height = header_lines + bool(alarms)
-        lines = header.lines(
-            app.shown, app.liveness(), width, max(1, header_lines), app.glyphs, alarm=bool(alarms)
-        )
+        live, count = app.liveness(), max(1, header_lines)
+        if live.replay is not None:
+            lines = [replay_bar.line(live.replay, live, width, app.glyphs)]
+            lines += [header.vitals(app.shown.status, width)] * (count > 1)
+        else:
+            lines = header.lines(app.shown, live, width, count, app.glyphs, alarm=bool(alarms))
         if alarms:
             lines.append(alarm_line.line(alarms, width, app.glyphs))
         top.show(lines, bar=app.is_barred)

@@ -103,6 +103,7 @@ class DashboardScreen(PaintedScreen):
             focused=view.focused,
             empty=_empty(app.shown, found),
             matrix_lines=move_matrix.num_lines(app.shown),
+            replay=app.replay is not None,
         )
         self._place(arrangement)
         if (box := arrangement.matrix) is not None:
@@ -237,7 +238,28 @@ class DashboardScreen(PaintedScreen):
         self.console.toggle_freeze()
 
     def action_speed(self, steps: int) -> None:
-        self.console.change_speed(steps)
+        if self.console.replay is not None:
+            self.console.replay.change_speed(steps)
+
+    def action_seek(self, seconds: float) -> None:
+        if self.console.replay is not None:
+            self.console.replay.seek(seconds)
+
+    def action_seek_to(self) -> None:
+        if self.console.replay is not None:
+            self.query_one(Bottom).ask(":", "seek ")
+
+    def action_edge(self, direction: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.to_edge(direction)
+
+    def action_step(self, frames: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.step(frames)
+
+    def action_to_event(self, weight: str, direction: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.to_event(weight, direction)
 
     def action_follow(self) -> None:
         self.view.follow = not self.view.follow

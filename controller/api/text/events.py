@@ -105,14 +105,22 @@ _UNITS = ("tokens", "blocks", "steps")
 
 
 def severity(event: "Event") -> Severity:
-    by_word = _SEVERITIES.get(event.kind.rpartition("_")[2], Severity.PLAIN)
-    return _SEVERITIES.get(event.kind, by_word)
+    return _severity_of(event.kind)
+
+
+def _severity_of(kind: str) -> Severity:
+    by_word = _SEVERITIES.get(kind.rpartition("_")[2], Severity.PLAIN)
+    return _SEVERITIES.get(kind, by_word)
 
 
 def weight(event: "Event") -> Weight:
-    if event.kind in _ROUTINE:
+    return weight_of(event.kind)
+
+
+def weight_of(kind: str) -> Weight:
+    if kind in _ROUTINE:
         return Weight.ROUTINE
-    grave = severity(event) in (Severity.WARN, Severity.BAD)
+    grave = _severity_of(kind) in (Severity.WARN, Severity.BAD)
     return Weight.TROUBLE if grave else Weight.NOTABLE
 
 

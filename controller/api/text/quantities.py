@@ -3,7 +3,15 @@
 This module imports the standard library only, as every command imports it.
 """
 
+import math
+import re
 from datetime import datetime, tzinfo
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+# No wait and no log is longer; sleeping for more overflows.
+_MAX_S = 10 * 366 * 86400.0
 
 
 def duration(seconds: float | None) -> str:
@@ -20,6 +28,18 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def seconds_of(text: str) -> float | None:
+    """A duration as people type it: `30s`, `1h30m`; a bare number is seconds. Else None."""
+    text = text.strip().lower()
+    if _NUMBER.fullmatch(text):
+        found = float(text)
+    elif text and not _PART.sub("", text):
+        found = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+    else:
+        return None
+    return found if math.isfinite(found) and found <= _MAX_S else None
 
 
 def latency(seconds: float | None) -> str:

@@ -1,5 +1,6 @@
 """Every key, pressed: what it does, and on what."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from controller.api.wire.models import ClusterStatus, StatusFrame
-from tests.unit.tui import test_tui_acting
+from controller.api.wire.models import ClusterStatus, PingFrame, StatusFrame
+from tests.unit.tui import test_tui_acting, test_tui_replay_keys
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
@@ -33,6 +34,7 @@ from tui.screens.instance import InstanceScreen
 
 def test_every_key_is_pressed_by_a_test() -> None:
     assert test_tui_acting is not None
+    assert test_tui_replay_keys is not None
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
 
@@ -257,11 +259,11 @@ async def test_pause(tmp_path: Any, key: str) -> None:
         clock.now_s += 5
         await settle(app, pilot)
         assert (await drawn(pilot)).splitlines()[:-1] == before
-        assert "REPLAY 5.0s paused" in await drawn(pilot)
+        assert "5.0s of 29s  paused" in await drawn(pilot)
         await pilot.press(key)
         clock.now_s += 2
         await settle(app, pilot)
-        assert "REPLAY 7.0s x1" in await drawn(pilot)
+        assert "7.0s of 29s  x1" in await drawn(pilot)
 
 
 @presses("replay_slower")
@@ -270,7 +272,7 @@ async def test_slower(tmp_path: Any, key: str) -> None:
         await pilot.press(key)
         clock.now_s += 8
         await settle(app, pilot)
-        assert "REPLAY 4.0s x0.5" in await drawn(pilot)
+        assert "4.0s of 29s  x0.5" in await drawn(pilot)
         await pilot.press(*[key] * 9)
         assert "x0.125" in await drawn(pilot)
 
@@ -282,16 +284,18 @@ async def test_faster(tmp_path: Any, key: str) -> None:
         await pilot.press(key, key)
         clock.now_s += 2
         await settle(app, pilot)
-        assert "REPLAY 9.0s x4" in await drawn(pilot)
+        assert "9.0s of 29s  x4" in await drawn(pilot)
 
 
-async def test_speed_keys_are_nothing_in_a_live_dashboard(source: FakeSource) -> None:
+async def test_keys_of_a_replay_are_nothing_in_a_live_dashboard(source: FakeSource) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
         before = await drawn(pilot)
-        await pilot.press("[", "]")
+        await pilot.press(*(key for each in ACTIONS if each.replay for key in each.keys))
         assert await drawn(pilot) == before
         assert "slower" not in before
+        await typed(pilot, "colon", "seek 5s", "enter")
+        assert "only a replay has other moments" in await drawn(pilot)
 
 
 @presses("copy_id")
@@ -487,6 +491,31 @@ async def test_typing_does_not_press_keys(source: FakeSource) -> None:
         source.clock_s += 1
         await settle(app, pilot)
         assert app.screen.query_one(Input).has_focus
+
+
+@presses("picture")
+async def test_picture(
+    source: FakeSource, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source.cluster = "../prod a"
+    async with dashboard(source) as (app, pilot):
+        source.feed([PingFrame(time_s=synthetic.START_S + 31)])
+        await settle(app, pilot)
+        await pilot.press(key)
+        first = tmp_path / "llumctl-_prod_a-20260101-120031.svg"
+        assert f"saved {first.name}" in (await drawn(pilot)).splitlines()[-1]
+        before = first.read_text()
+        assert before.startswith("<svg")
+        assert first.stat().st_mode & 0o777 == 0o600
+        await pilot.press("question_mark", key)
+        assert first.read_text() == before
+        assert "Help" in (tmp_path / "llumctl-_prod_a-20260101-120031-2.svg").read_text()
+        await pilot.press("escape")
+        await settle(app, pilot)
+        monkeypatch.chdir("/proc")
+        await pilot.press(key)
+        assert "no picture of the screen:" in (await drawn(pilot)).splitlines()[-1]
 
 
 @presses("palette")

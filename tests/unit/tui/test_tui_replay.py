@@ -1,16 +1,17 @@
 """A recording replays to the screens that were there when it was made."""
 
+from datetime import UTC
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
+from controller.api.errors import UsageError
 from controller.api.recording import RecordingReader
 from controller.api.wire.models import StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
-    NARROW,
-    WIDE,
     FakeSource,
     dashboard,
     drawn,
@@ -18,9 +19,14 @@ from tests.unit.tui.tui_support import (
     replaying,
     settle,
 )
+from tui.actions import moment
 from tui.app import Dashboard
-from tui.feed.replay import ReplaySource
-from tui.feed.state import Arrived, Lost
+from tui.drawing.format import ASCII, UNICODE, Glyphs
+from tui.feed import moments
+from tui.feed.replay import Progress, ReplaySource
+from tui.feed.state import Arrived, DashboardState, Replayed, reduce
+from tui.panes import replay_bar
+from tui.panes.header import Liveness
 from tui.screens.dashboard import DashboardScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -29,22 +35,18 @@ MOMENTS_S = (0.0, 1.0, 7.5, 61.3, 150.0, 299.0)
 
 
 def picture(app: Dashboard) -> str:
-    """Of everything but the first line and the last, which tell a replay from a live screen."""
+    """Of everything but the header and the last line, which tell a replay from a live screen."""
     assert isinstance(app.screen, DashboardScreen)
     app.screen.query_one(Bottom).say(())
-    header = app.screen.query_one("#header", Lines)
-    header.show([(), *header._lines[1:]])
+    app.screen.query_one("#header", Lines).show([])
     return svg_snapshots.svg(app)
 
 
-@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80x24", "120x36"])
-async def test_five_minutes_replay_to_the_same_screens(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
+async def test_five_minutes_replay_to_the_same_screens(tmp_path: Path) -> None:
     frames = list(synthetic.frames(300))
     live: list[str] = []
     source = FakeSource()
-    async with dashboard(source, size) as (app, pilot):
+    async with dashboard(source) as (app, pilot):
         rest = iter(frames)
         frame = next(rest, None)
         for moment_s in MOMENTS_S:
@@ -56,7 +58,7 @@ async def test_five_minutes_replay_to_the_same_screens(
             await settle(app, pilot)
             live.append(picture(app))
     assert len(set(live)) == len(MOMENTS_S)
-    async with replaying(tmp_path, frames, size) as (app, pilot, clock):
+    async with replaying(tmp_path, frames) as (app, pilot, clock):
         for moment_s, expected in zip(MOMENTS_S, live, strict=True):
             clock.now_s = moment_s
             await settle(app, pilot)
@@ -69,7 +71,7 @@ async def test_a_replay_begins_where_it_is_told(tmp_path: Path) -> None:
         await settle(app, pilot)
         assert "live" not in await drawn(pilot)
         assert "12:00:42" in await drawn(pilot)
-        assert "REPLAY 42s x1" in await drawn(pilot)
+        assert "42s of 59s  x1" in await drawn(pilot)
 
 
 async def test_requests_are_not_recorded_and_it_says_so(tmp_path: Path) -> None:
@@ -85,12 +87,12 @@ async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:
     async with replaying(tmp_path, [*first, later]) as (app, pilot, clock):
         clock.now_s = 12
         await settle(app, pilot)
-        assert "REPLAY 12s x1  ! STALE 12s" in await drawn(pilot)
+        assert "12s of 20s  x1  ! STALE 12s" in await drawn(pilot)
         clock.now_s = 20.2
         await settle(app, pilot)
         assert "STALE" not in await drawn(pilot)
         assert "live" not in await drawn(pilot)
-        assert "REPLAY 20s ended" in await drawn(pilot)
+        assert "20s of 20s  ended  < start  Left 10 s back  q leave" in await drawn(pilot)
 
 
 def statuses(times_s: list[float]) -> list[StatusFrame]:
@@ -106,38 +108,41 @@ class Replay:
         self.reader = RecordingReader(recorded(folder, statuses(times_s)))
         self.source = ReplaySource(self.reader, clock=lambda: self.now_s, **options)
         self.source.start()
+        self.state = DashboardState()
 
-    def due(self, now_s: float) -> list[float]:
+    def heard_s(self, now_s: float) -> float | None:
+        """When the newest frame came that is due now."""
         self.now_s = now_s
-        found = self.source.take()
-        if self.source.ended:
-            self.source.stop()
-        return [item.at_s for item in found if isinstance(item, Arrived)]
+        self.state = reduce(self.state, self.source.take())
+        return self.state.heard_at_s
 
 
 def test_frames_keep_their_distances(tmp_path: Path) -> None:
     replay = Replay(tmp_path, [100.0, 101.0, 104.0], speed=2.0)
-    assert replay.due(0.0) == [100.0]
-    assert replay.due(0.4) == []
-    assert replay.due(0.5) == [101.0]
-    assert replay.due(1.9) == []
-    assert replay.due(2.0) == [104.0]
+    found = [replay.heard_s(now_s) for now_s in (0.0, 0.4, 0.5, 1.9)]
+    assert found == [100.0, 100.0, 101.0, 101.0]
+    assert not replay.source.ended
+    assert replay.heard_s(2.0) == 104.0
     assert replay.source.ended
     assert replay.source.now_s() == 104.0
     replay.now_s = 99.0
     assert replay.source.now_s() == 104.0
+    replay.source.stop()
 
 
 def test_a_clock_that_was_set_back_is_no_distance(tmp_path: Path) -> None:
     replay = Replay(tmp_path, [100.0, 50.0, 51.0])
-    assert replay.due(0.0) == [100.0, 100.0]
-    assert replay.due(1.0) == [101.0]
+    assert replay.heard_s(0.0) == 100.0
+    assert replay.state.time_s == 50.0, "the second came at once"
+    assert replay.heard_s(1.0) == 101.0
+    replay.source.stop()
 
 
 def test_beyond_the_end_is_the_end(tmp_path: Path) -> None:
     replay = Replay(tmp_path, [100.0, 101.0], at_s=500.0)
-    assert replay.due(0.0) == [100.0, 101.0]
+    assert replay.heard_s(0.0) == 101.0
     assert replay.source.position_s() == 1.0
+    replay.source.stop()
 
 
 def test_a_recording_without_frames_has_ended(tmp_path: Path) -> None:
@@ -155,8 +160,117 @@ def test_a_bad_line_ends_it_with_where(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "nonsense\n")
     source = ReplaySource(RecordingReader(path), at_s=60.0, clock=lambda: 0.0)
     source.start()
-    *frames, last = source.take()
+    (found,) = source.take()
     source.stop()
-    assert len(frames) == 2
-    assert isinstance(last, Lost)
-    assert last.reason == f"{path}:4: not a frame of a recording"
+    assert isinstance(found, Replayed)
+    assert found.state.heard_at_s == 2.0
+    assert found.state.lost == f"{path}:4: not a frame of a recording"
+
+
+def test_a_bad_line_in_the_middle_ends_it_there(tmp_path: Path) -> None:
+    """That it is bad is seen only when it is read: it begins as a frame does."""
+    path = recorded(tmp_path, statuses([1.0, 2.0, 3.0, 4.0]))
+    lines = path.read_text().splitlines(keepends=True)
+    bad = '{"type":"status","time_s":3.0,"status":{}}\n'
+    path.write_text("".join([*lines[:3], bad, lines[4]]))
+    source = ReplaySource(RecordingReader(path), clock=lambda: 0.0)
+    source.start()
+    assert source.length_s == 3.0
+    source.seek(3.0)
+    (found,) = source.take()
+    assert isinstance(found, Replayed)
+    assert found.state.lost == f"{path}:4: not a frame of a recording"
+    assert source.length_s == 1.0
+    assert source.ended
+    source.seek(0.5)
+    (found,) = source.take()
+    assert isinstance(found, Replayed)
+    assert (found.state.lost, found.state.heard_at_s) == ("", 1.0)
+    source.stop()
+
+
+def test_any_moment_is_as_if_it_had_been_played_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Back and forth, over kept states and beyond them."""
+    monkeypatch.setattr(moments, "STRETCH_BYTES", 30_000)
+    frames = list(synthetic.frames(90))
+    source = ReplaySource(RecordingReader(recorded(tmp_path, frames)), clock=lambda: 0.0)
+    source.start()
+    for moment_s in (40.0, 3.3, 89.0, 0.0, 88.9, 40.1, 39.9, 12.0, 60.0):
+        source.seek(moment_s)
+        (found,) = source.take()
+        assert isinstance(found, Replayed)
+        due = [
+            Arrived(frame, frame.time_s)
+            for frame in frames
+            if frame.time_s - synthetic.START_S <= moment_s
+        ]
+        assert found.state == reduce(DashboardState(), due)
+    source.stop()
+
+
+def test_a_long_recording_keeps_few_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "STRETCH_BYTES", 5_000)
+    source = ReplaySource(
+        RecordingReader(recorded(tmp_path, synthetic.frames(90))), clock=lambda: 0.0
+    )
+    source.start()
+    source.seek(89.0)
+    source.take()
+    kept = source._moments._kept
+    assert moments.MAX_KEPT // 2 < len(kept) <= moments.MAX_KEPT + 1
+    source.stop()
+
+
+def test_a_replay_reads_ahead_of_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "STRETCH_BYTES", 50_000)
+    reader = RecordingReader(recorded(tmp_path, synthetic.frames(60)))
+    source = ReplaySource(reader, clock=lambda: 0.0)
+    source.start()
+    for _ in range(60):
+        source.take()
+    read: list[object] = []
+    frame = reader.frame
+    monkeypatch.setattr(reader, "frame", lambda mark: read.append(mark) or frame(mark))
+    source.seek(58.9)
+    source.take()
+    assert 0 < len(read) < 30, "from a state that was kept"
+    source.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90", 90), ("2m30s", 150), ("+30s", 70), ("-1m", -20), ("12:01:05", 65), ("12:02", 120)],
+)
+def test_moments_as_people_type_them(text: str, expected: float) -> None:
+    assert moment.position_s(text, 40.0, 299.0, synthetic.START_S, UTC) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2", "+", "12:07", "11:59:00", "99:00"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(UsageError, match=r"no moment|12:00:00 to 12:04:59"):
+        moment.position_s(text, 40.0, 299.0, synthetic.START_S, UTC)
+
+
+def test_a_time_of_day_after_midnight() -> None:
+    before_midnight = synthetic.START_S + 12 * 3600 - 60
+    assert moment.position_s("00:01", 0.0, 300.0, before_midnight, UTC) == 120
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_the_bar_shows_where_trouble_is(glyphs: Glyphs) -> None:
+    progress = Progress(50.0, 100.0, "paused", troubles_s=(10.0, 90.0, 100.0))
+    live = Liveness(DashboardState(), 0.0, 1.0, "prod-a", (), UTC, progress)
+    text = "".join(span.text for span in replay_bar.line(progress, live, 100, glyphs))
+    assert text.startswith(" REPLAY  prod-a  50s of 1m40s  paused  [")
+    track = text[text.index("[") + 1 : text.index("]")]
+    places = [track.index("!") / len(track), track.rindex("!") / len(track)]
+    assert places == pytest.approx([0.1, 1.0], abs=0.05)
+    assert track.index("O" if glyphs is ASCII else "●") == len(track) // 2
+    assert cell_len(text) == 100
+    for width in (1, 20, 40, 60, 79):
+        line = replay_bar.line(progress, live, width, glyphs)
+        assert line[0].text == " REPLAY"

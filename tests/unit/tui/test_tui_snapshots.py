@@ -1,11 +1,22 @@
 """Pictures of the screens at both sizes."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_control import FakeControl
-from tests.unit.tui.tui_support import NARROW, WALL, WIDE, FakeCaller, FakeSource, dashboard, settle
+from tests.unit.tui.tui_support import (
+    NARROW,
+    WALL,
+    WIDE,
+    FakeCaller,
+    FakeSource,
+    dashboard,
+    replaying,
+    settle,
+)
 from tui.actions.target import Target
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
@@ -57,6 +68,14 @@ async def test_stale(size: tuple[int, int]) -> None:
         source.lose(REASON)
         await settle(app, pilot)
         svg_snapshots.check(app, named("stale", size))
+
+
+@both_sizes
+async def test_replay(tmp_path: Path, size: tuple[int, int]) -> None:
+    async with replaying(tmp_path, synthetic.frames(90), size, at_s=42.5) as (app, pilot, _):
+        await pilot.press("space")
+        await settle(app, pilot)
+        svg_snapshots.check(app, named("replay", size))
 
 
 @both_sizes

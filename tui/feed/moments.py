@@ -1,0 +1,66 @@
+"""What the dashboard knew at any moment of a recording, without hearing all of it again.
+
+States share what they have in common, so that some can be kept: one after each stretch of the file,
+and at most MAX_KEPT, as each may hold on to a thousand events that the others have forgotten.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from tui.feed.state import DashboardState, Heard, reduce
+
+STRETCH_BYTES = 256 << 10
+"""Parsing and reducing so much takes some 12 ms."""
+MAX_KEPT = 32
+
+Known = tuple[int, DashboardState]
+"""A state, and after how many frames."""
+
+
+class Moments:
+    """`hear(n)` gives frame n; `offsets` are the frames' places in the file."""
+
+    def __init__(self, hear: Callable[[int], Heard], offsets: Sequence[int]) -> None:
+        self._hear = hear
+        self._num_frames = len(offsets)
+        self._kept: list[Known] = [(0, DashboardState())]
+        self._shown = self._kept[0]
+        self._farthest = self._kept[0]
+        self._steps = _ends(offsets, STRETCH_BYTES)
+        every = len(self._steps) // MAX_KEPT + 1
+        self._ends = set(self._steps[every - 1 :: every])
+
+    def at(self, count: int) -> DashboardState:
+        """The state after so many frames."""
+        known = [*self._kept, self._shown, self._farthest]
+        begin = max((each for each in known if each[0] <= count), key=lambda each: each[0])
+        self._shown = self._after(begin, count)
+        return self._shown[1]
+
+    def look_ahead(self) -> None:
+        """Goes a stretch farther than ever before, so that a jump to there is short too."""
+        place = bisect_right(self._steps, self._farthest[0])
+        self._after(self._farthest, [*self._steps, self._num_frames][place])
+
+    def _after(self, known: Known, count: int) -> Known:
+        while known[0] < count:
+            place = bisect_right(self._steps, known[0])
+            upto = min([count, *self._steps[place : place + 1]])
+            state = reduce(known[1], (self._hear(number) for number in range(known[0], upto)))
+            known = (upto, state)
+            if upto in self._ends and upto > self._kept[-1][0]:
+                self._kept.append(known)
+            if upto > self._farthest[0]:
+                self._farthest = known
+        return known
+
+
+def _ends(offsets: Sequence[int], stretch_bytes: int) -> list[int]:
+    """After how many frames each stretch ends."""
+    found: list[int] = []
+    begin = 0
+    for number in range(1, len(offsets)):
+        if offsets[number] - offsets[begin] >= stretch_bytes:
+            found.append(number)
+            begin = number
+    return found
