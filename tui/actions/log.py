@@ -60,7 +60,7 @@ def _words(text: Callable[[Call], str], tone: Tone = Tone.PLAIN) -> Callable[[Lo
 
 COLUMNS: tuple[Column[LogRow], ...] = (
     Column("time", "TIME", 8, _time),
-    Column("action", "ACTION", 16, _words(lambda call: call.order.title), max_width=36),
+    Column("action", "ACTION", 20, _words(lambda call: call.order.title)),
     Column("phase", "STATE", 9, _phase),
     Column("outcome", "OUTCOME", 30, _words(lambda call: call.text), max_width=80),
     Column(
