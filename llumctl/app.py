@@ -28,6 +28,7 @@ from llumctl.commands import (
     set_settings,
     status,
     top,
+    undo,
     undrain,
     up,
     wait,
@@ -61,6 +62,7 @@ app.command("restart")(restart.restart)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("get")(get.get)
 app.command("set")(set_settings.set_settings)
+app.command("undo")(undo.undo)
 app.command("events")(events.events)
 app.command("logs")(logs.logs)
 app.command("wait")(wait.wait)

@@ -75,7 +75,7 @@ class Dashboard(App[None]):
     ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
-    ChooseScreen #words { height: 1; }
+    ChooseScreen #words { height: 2; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
     #name { background: $background; margin: 0 0 1 0; }

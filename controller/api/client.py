@@ -26,6 +26,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
+from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     SCHEMA_VERSION,
@@ -110,6 +111,7 @@ Answer = TypeVar(
     ScaleReport,
     PriorityReport,
     AbortReport,
+    OperationList,
 )
 Params = Mapping[str, str | int | float | list[str]]
 
@@ -261,6 +263,11 @@ class ControlClient:
         """Returns when the request is over. Raises RefusedError if it was already."""
         path = f"/v1/requests/{quote(reference, safe='')}/abort"
         return self._once(AbortReport, path, wanted, key)
+
+    def operations(self, limit: int = 20) -> OperationList:
+        """What operators did lately, the newest first, and what takes each back."""
+        params = {"limit": limit}
+        return self._call(OperationList, "GET", "/v1/operations", params=params)
 
     def settings(self) -> SettingList:
         return self._call(SettingList, "GET", "/v1/settings")

@@ -15,7 +15,7 @@ from tui.actions.order import Order
 from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
-from tui.drawing.format import ASCII, Span, Tone
+from tui.drawing.format import ASCII, Line, Span, Tone
 from tui.drawing.table import Column
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import HEAD_LINES, TableView
@@ -26,7 +26,6 @@ MAX_WIDTH = 100
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
     choice: Choice
-    estimate: Estimate | None
 
     @property
     def id(self) -> str:
@@ -41,18 +40,9 @@ class ChoiceRow:
         return self.choice.name
 
 
-def _estimate(row: ChoiceRow, _: int) -> Span:
-    if row.choice.estimate is None:
-        return Span("")
-    if row.estimate is None:
-        return Span("asking ...", Tone.DIM)
-    return Span(printable(row.estimate.text), Tone.PLAIN if row.estimate.possible else Tone.BAD)
-
-
 COLUMNS: tuple[Column[ChoiceRow], ...] = (
     Column("name", "CHOICE", 8, lambda row, _: Span(printable(row.choice.name), Tone.STRONG)),
-    Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=34),
-    Column("estimate", "", 20, _estimate, max_width=60),
+    Column("text", "", 10, lambda row, _: Span(printable(row.choice.text)), max_width=90),
 )
 
 
@@ -70,7 +60,6 @@ class ChooseScreen(ModalScreen[Order | None]):
         self.found = found
         self._estimates: dict[str, Estimate] = {}
         self._asked: set[str] = set()
-        self._says = ""
 
     @property
     def console(self) -> Console:
@@ -99,17 +88,27 @@ class ChooseScreen(ModalScreen[Order | None]):
         if not self.is_mounted or not self.size.width:
             return
         self.query_one("#dialog").styles.width = min(MAX_WIDTH, self.size.width - 2)
-        room = max(1, self.size.height - 6)
+        room = max(1, self.size.height - 5)
         self._table.styles.height = min(room, HEAD_LINES + len(self.found.choices))
-        rows = [ChoiceRow(each, self._estimates.get(each.name)) for each in self.found.choices]
+        rows = [ChoiceRow(each) for each in self.found.choices]
         self._table.show(rows, (Span(printable(self.found.question), Tone.STRONG),))
-        locked = self.console.locked()
-        words = f"not now: {locked}" if locked else self._says
         keys = f"{self.console.key_of('row_open')} takes it, "
         keys += f"{self.console.key_of('choice_none')} leaves"
-        line = (Span(words, Tone.BAD),) if words else (Span(keys, Tone.DIM),)
-        self.query_one("#words", Lines).show([line])
+        self.query_one("#words", Lines).show([self._words(), (Span(keys, Tone.DIM),)])
         self._ask()
+
+    def _words(self) -> Line:
+        """What the choice under the cursor would take, or why none can be taken."""
+        if locked := self.console.locked():
+            return (Span(f"not now: {locked}", Tone.BAD),)
+        choice = self._chosen()
+        if choice is None or choice.estimate is None:
+            return ()
+        estimate = self._estimates.get(choice.name)
+        if estimate is None:
+            return (Span(f"{choice.name}: asking what it would take ...", Tone.DIM),)
+        tone = Tone.PLAIN if estimate.possible else Tone.BAD
+        return (Span(printable(f"{choice.name}: {estimate.text}"), tone),)
 
     def _chosen(self) -> Choice | None:
         here = self._table.cursor_id
@@ -134,7 +133,6 @@ class ChooseScreen(ModalScreen[Order | None]):
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
         event.stop()
-        self._says = ""
         self.show()
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
@@ -144,11 +142,8 @@ class ChooseScreen(ModalScreen[Order | None]):
             self.show()
             return
         estimate = self._estimates.get(choice.name)
-        if choice.estimate is not None and (estimate is None or not estimate.possible):
-            self._says = estimate.text if estimate else "asking what it would take ..."
-            self.show()
-            return
-        self.dismiss(choice.order)
+        if choice.estimate is None or (estimate is not None and estimate.possible):
+            self.dismiss(choice.order)
 
     def action_no(self) -> None:
         self.dismiss(None)

@@ -35,6 +35,7 @@ from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
 from controller.adapters.http.migrate import find_migration
 from controller.adapters.http.operations import SteerApi
+from controller.adapters.http.operations_done import OperationsQuery, operations_done
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
@@ -43,6 +44,7 @@ from controller.adapters.http.watch import WatchQuery, frames
 from controller.api.errors import LlumctlError
 from controller.api.settings.settings import Settings
 from controller.api.state.audit import AuditLog
+from controller.api.wire.audit import Undo
 from controller.api.wire.models import ClusterStatus, EventPage, StopProgress, StopRequest
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import AbortRequest, PriorityRequest
@@ -94,6 +96,7 @@ class ControlServer:
     ) -> None:
         self._controller = controller
         self._labels = labels
+        self._audit = audit
         self._log = OperatorLog(audit, controller.journal)
         self._live_settings = LiveSettings(controller, settings)
         self._metrics, self._metrics_type = metrics, metrics_type
@@ -117,6 +120,7 @@ class ControlServer:
                 Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
                 Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
                 Route("/v1/requests/{reference}/abort", once(self._abort), methods=["POST"]),
+                Route("/v1/operations", self._operations, methods=["GET"]),
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
                 *steer.routes,
@@ -220,6 +224,17 @@ class ControlServer:
     async def _settings(self, _request: Request) -> Response:
         return json_answer(self._live_settings.listed())
 
+    async def _operations(self, request: Request) -> Response:
+        query = _query(request, OperationsQuery)
+        done = await operations_done(
+            self._controller,
+            self._audit,
+            self._live_settings,
+            since_s=self._labels.started_at_s,
+            limit=query.limit,
+        )
+        return json_answer(done)
+
     # -- acting --------------------------------------------------------------------------
 
     async def _migrate(self, request: Request) -> Response:
@@ -246,7 +261,14 @@ class ControlServer:
             return json_answer(await change.run())
         deed = (change.action, change.record.request_id)
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
-            return json_answer(await change.run(operation.cause_id, operation.actor))
+            report = await change.run(operation.cause_id, operation.actor)
+            operation.undo = Undo(
+                kind="priority",
+                target=report.request_id,
+                previous={"level": report.previous},
+                made={"level": report.level},
+            )
+            return json_answer(report)
 
     async def _abort(self, request: Request) -> Response:
         wanted = AbortRequest.model_validate_json(await request.body() or b"{}")
@@ -263,8 +285,15 @@ class ControlServer:
             planned = self._live_settings.planned(patch)
             if patch.dry_run or not planned.answer.changes:
                 return json_answer(planned.answer)
-            async with self._log.operation(request.scope, *planned.deeds, reason=patch.reason):
-                return json_answer(self._live_settings.make(planned))
+            deeds = planned.deeds
+            async with self._log.operation(request.scope, *deeds, reason=patch.reason) as operation:
+                made = self._live_settings.make(planned)
+                operation.undo = Undo(
+                    kind="set",
+                    previous={each.key: each.previous for each in made.changes},
+                    made={each.key: each.value for each in made.changes},
+                )
+                return json_answer(made)
 
     async def _stop(self, request: Request) -> Response:
         """Idempotent: asked again, it tells how far the stop has come."""

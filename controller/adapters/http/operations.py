@@ -27,6 +27,7 @@ from controller.adapters.http.operation_reports import (
 )
 from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
 from controller.api.text.quantities import duration
+from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (
     DrainList,
     DrainRequest,
@@ -95,6 +96,8 @@ class SteerApi:
         deed = (f"drain {instance_id}{_until(wanted)}", instance_id)
         async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
             self._check_drain(instance_id, wanted)  # again: writing the audit log took time
+            if instance_id not in self._controller.keeper.spec.drains:
+                operation.undo = Undo(kind="undrain", target=instance_id, previous={}, made={})
             self._controller.drains.begin([_order(instance_id, wanted, operation)])
             return self._controller.keeper.spec.revision
 
@@ -142,6 +145,7 @@ class SteerApi:
                 request.scope, (f"undrain {instance_id}", instance_id), reason=wanted.reason
             ) as operation:
                 self._check_undrain(instance_id, wanted)  # again: writing the audit log took time
+                operation.undo = Undo(kind="drain", target=instance_id, previous={}, made={})
                 why_ended = f"undrained: {wanted.reason}" if wanted.reason else "undrained"
                 self._controller.drains.end(instance_id, why_ended, operation.actor)
                 revision = self._controller.keeper.spec.revision
@@ -162,6 +166,11 @@ class SteerApi:
                 request.scope, *deeds, reason=wanted.reason
             ) as operation:
                 self._check_scale(plan, wanted)  # again: writing the audit log took time
+                operation.undo = Undo(
+                    kind="scale",
+                    previous={"instances": plan.previous},
+                    made={"instances": plan.target},
+                )
                 added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
                 revision = keeper.spec.revision
         reports = await self._reports.several(plan.drained, revision)

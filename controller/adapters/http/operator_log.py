@@ -13,6 +13,7 @@ from starlette.types import Scope
 from controller.adapters.http.errors import ApiError
 from controller.api.errors import LlumctlError
 from controller.api.state.audit import AuditLog, one_short_line
+from controller.api.wire.audit import Undo
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.operations.spec_keeper import RevisionConflictError
 
@@ -24,11 +25,12 @@ Deed = tuple[str, str]
 
 @dataclass(slots=True)
 class Operation:
-    """`outcome` may be set until the operation is over."""
+    """`outcome`, and what takes the operation back, may be set until it is over."""
 
     cause_id: str
     actor: str
     outcome: str = "done"
+    undo: Undo | None = None
 
 
 class OperatorLog:
@@ -68,8 +70,14 @@ class OperatorLog:
         self._tell(operation, deeds, outcome, reason)
 
     async def _write(
-        self, operation: Operation, deeds: tuple[Deed, ...], outcome: str, reason: str
+        self,
+        operation: Operation,
+        deeds: tuple[Deed, ...],
+        outcome: str,
+        reason: str,
+        undo: Undo | None = None,
     ) -> None:
+        known = {} if undo is None else {"undo": undo.model_dump(mode="json")}
         try:
             await asyncio.to_thread(
                 self._audit.write_all,
@@ -78,6 +86,7 @@ class OperatorLog:
                 outcome=outcome,
                 cause_id=operation.cause_id,
                 reason=reason,
+                **known,
             )
         except LlumctlError as error:
             raise ApiError(500, "not_audited", f"{error.message}; nothing was done") from error
@@ -86,7 +95,8 @@ class OperatorLog:
         """Does not raise: the operation has happened, and its caller gets the answer, also if the
         disk is full."""
         try:
-            await self._write(operation, deeds, operation.outcome, reason)
+            undo = operation.undo if operation.outcome == "done" else None
+            await self._write(operation, deeds, operation.outcome, reason, undo)
         except ApiError as error:
             log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)
 

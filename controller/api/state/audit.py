@@ -8,15 +8,18 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from controller.api.errors import LlumctlError
 from controller.api.settings.bounds import MAX_REASON_CHARS
+from controller.api.state import plain_file
 
 FILE = "audit.log"
 # A reason is recorded whole.
 MAX_FIELD_CHARS = MAX_REASON_CHARS
+MAX_TAIL_BYTES = 1 << 18
 
 
 class AuditLog:
@@ -47,11 +50,13 @@ class AuditLog:
         outcome: str,
         cause_id: str,
         reason: str = "",
+        undo: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes an entry for each (action, target), all or none. Raises what `write` does."""
+        """Writes an entry for each (action, target), all or none. `undo`: what takes all of it
+        back, as JSON. Raises what `write` does."""
         lines = []
         for action, target in deeds:
-            entry = {
+            entry: dict[str, Any] = {
                 "time_s": round(time.time(), 3),
                 "actor": one_short_line(actor),
                 "action": one_short_line(action),
@@ -60,6 +65,8 @@ class AuditLog:
                 "cause_id": cause_id,
                 "reason": one_short_line(reason),
             }
+            if undo is not None:
+                entry["undo"] = undo
             lines.append(json.dumps(entry).encode() + b"\n")
         try:
             self._append(b"".join(lines))
@@ -67,6 +74,17 @@ class AuditLog:
             raise LlumctlError(
                 f"cannot write the audit log {self.path}: {error.strerror}", "llumctl doctor"
             ) from error
+
+    def tail(self) -> list[dict[str, Any]]:
+        """The last entries, the oldest first; lines that are none are left out."""
+        try:
+            with plain_file.opened(self.path) as file:
+                begin = max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES)
+                file.seek(begin)
+                lines = file.read(MAX_TAIL_BYTES).splitlines()[1 if begin else 0 :]
+        except OSError:
+            return []  # nothing was written yet
+        return [entry for line in lines if (entry := _parsed(line)) is not None]
 
     def _append(self, lines: bytes) -> None:
         """Appends in one write, so that lines of several processes do not mix."""
@@ -79,6 +97,14 @@ class AuditLog:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _ends_a_line(descriptor: int) -> bool:

@@ -1,0 +1,111 @@
+"""What operators did lately, out of the audit log, and whether each could be undone now."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from controller.adapters.http.errors import ApiError
+from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.requests import find_record
+from controller.api.state.audit import AuditLog
+from controller.api.text.quantities import setting_value
+from controller.api.wire.audit import OperationEntry, OperationList, Undo
+from controller.core.record.request_record import ENDED
+from controller.runtime.controller.controller import Controller
+
+NOT_UNDOABLE = "it cannot be undone"
+
+
+class OperationsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=20, ge=1, le=200)
+
+
+async def operations_done(
+    controller: Controller,
+    audit: AuditLog,
+    settings: LiveSettings,
+    *,
+    since_s: float,
+    limit: int,
+) -> OperationList:
+    """`since_s`: when the cluster was started, as the audit log outlives it."""
+    found = [each for each in _entries(audit.tail()) if each.time_s >= since_s][:limit]
+    revision = controller.keeper.spec.revision
+    judged = [
+        each.model_copy(update={"why_not": await _why_not(each, controller, settings)})
+        for each in found
+    ]
+    return OperationList(operations=tuple(judged), revision=revision)
+
+
+def _entries(lines: Iterable[Mapping[str, Any]]) -> list[OperationEntry]:
+    """One entry for each operation, by its last lines: it may have several deeds."""
+    found: dict[str, OperationEntry] = {}
+    for line in lines:
+        try:
+            entry = OperationEntry(
+                id=line["cause_id"],
+                time_s=line["time_s"],
+                actor=line["actor"],
+                actions=(line["action"],),
+                reason=line["reason"],
+                outcome=line["outcome"],
+                undo=line.get("undo"),
+            )
+        except (KeyError, ValidationError):
+            continue  # cut by a full disk, or of another llumctl
+        before = found.pop(entry.id, None)
+        if before is not None and before.outcome == entry.outcome:
+            entry = entry.model_copy(update={"actions": before.actions + entry.actions})
+        found[entry.id] = entry
+    return list(reversed(found.values()))
+
+
+async def _why_not(entry: OperationEntry, controller: Controller, settings: LiveSettings) -> str:
+    undo = entry.undo
+    if entry.outcome == "begun":
+        return "it is not over"
+    if not entry.was_done:
+        return "it was not done"
+    if undo is None:
+        return NOT_UNDOABLE
+    spec = controller.keeper.spec
+    match undo.kind:
+        case "undrain":
+            order = spec.drains.get(undo.target)
+            same = order is not None and order.drain_id == entry.id
+            return "" if same else f"{undo.target} is not being drained by it any more"
+        case "drain":
+            if undo.target not in spec.instance_ids:
+                return f"{undo.target} is gone"
+            return f"{undo.target} is being drained" if undo.target in spec.drains else ""
+        case "scale":
+            planned = controller.scaling.num_planned
+            same = planned == undo.made["instances"]
+            return "" if same else f"{planned} instances are planned by now"
+        case "priority":
+            return await _why_not_priority(controller, undo)
+        case "set":
+            return _why_not_set(settings, undo)
+
+
+async def _why_not_priority(controller: Controller, undo: Undo) -> str:
+    try:
+        record = await find_record(controller, undo.target)
+    except ApiError:
+        return f"request {undo.target} is not known any more"
+    if record.state in ENDED:
+        return f"request {undo.target} has ended"
+    same = record.level == undo.made["level"]
+    return "" if same else f"its priority is {record.level} by now"
+
+
+def _why_not_set(settings: LiveSettings, undo: Undo) -> str:
+    now = {each.key: each.value for each in settings.listed().settings}
+    for key, made in undo.made.items():
+        if now.get(key) != made:
+            return f"{key} is {setting_value(now.get(key))} by now"
+    return ""

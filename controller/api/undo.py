@@ -1,0 +1,63 @@
+"""Takes operations back that the audit log has, for the command line and the dashboard alike."""
+
+from controller.api.client import ControlClient
+from controller.api.errors import RefusedError
+from controller.api.text.quantities import setting_value
+from controller.api.wire.audit import OperationEntry, OperationList, Undo
+from controller.api.wire.operations import (
+    DrainRequest,
+    PriorityRequest,
+    ScaleRequest,
+    UndrainRequest,
+)
+from controller.api.wire.settings import SettingsPatch
+
+LIST = "llumctl undo --list"
+
+
+def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
+    """The operation to take back: the last one that was done, or the named one. Raises RefusedError
+    for one that cannot be taken back now."""
+    found = [
+        each for each in done.operations if each.id == entry_id or (not entry_id and each.was_done)
+    ]
+    if not found:
+        what = f"there is no operation {entry_id[:60]!r}" if entry_id else "nobody did anything"
+        raise RefusedError(f"{what} among the last ones", LIST)
+    entry = found[0]
+    if entry.why_not:
+        actions = "; ".join(entry.actions)
+        raise RefusedError(f"{entry.id} ({actions}) cannot be undone: {entry.why_not}", LIST)
+    return entry
+
+
+def words(undo: Undo) -> str:
+    """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
+    if undo.kind in ("undrain", "drain"):
+        return f"{undo.kind} {undo.target}"
+    values = " ".join(
+        setting_value(value) if undo.kind != "set" else f"{key}={setting_value(value)}"
+        for key, value in undo.previous.items()
+    )
+    return " ".join(filter(None, (undo.kind, undo.target, values)))
+
+
+def take_back(client: ControlClient, entry: OperationEntry, revision: int, reason: str) -> None:
+    """Sends the order, which is refused if the cluster's spec has another revision by now: what was
+    found to be undoable is undone, or nothing. Raises LlumctlError."""
+    undo, reason = entry.undo, reason or f"undo of {entry.id}"
+    assert undo is not None
+    match undo.kind:
+        case "undrain":
+            client.undrain(undo.target, UndrainRequest(reason=reason, if_revision=revision))
+        case "drain":
+            client.drain(undo.target, DrainRequest(reason=reason, if_revision=revision))
+        case "scale":
+            target = int(undo.previous["instances"] or 0)
+            client.scale(ScaleRequest(target=target, reason=reason, if_revision=revision))
+        case "priority":
+            level = str(undo.previous["level"])
+            client.set_priority(undo.target, PriorityRequest(level=level, reason=reason))
+        case "set":
+            patch = SettingsPatch(changes=undo.previous, reason=reason, if_revision=revision)
+            client.change_settings(patch)

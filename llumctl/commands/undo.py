@@ -1,0 +1,80 @@
+"""`llumctl undo`: take back what an operator did."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
+from controller.api.text.quantities import moment
+from llumctl import choices, connect
+from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
+from llumctl.config import config_file
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.wire.audit import OperationEntry, OperationList
+
+
+def undo(
+    entry_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="As --list shows it; else the last one.")
+    ] = "",
+    listing: Annotated[
+        bool, typer.Option("--list", help="Show the last operations and what undoes each.")
+    ] = False,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Take back the last operation, also another operator's: drain, undrain, scale, priority, set.
+
+    Refused (exit 5) for what has no undo, or was changed since. A second undo takes the first one
+    back.
+    """
+    if entry_id:
+        choices.an_id(entry_id, "ID")
+        if listing:
+            raise UsageError("--list: give either this or an ID", "llumctl undo --list")
+    one_line(reason)
+    with connect.client(config_file.cluster_name(cluster)) as client:
+        done = client.operations()
+        if listing:
+            output.emit(_text(done, done.operations, output_format))
+            return
+        from controller.api import undo as undoing
+
+        entry = undoing.chosen(done, entry_id)
+        if not dry_run:
+            undoing.take_back(client, entry, done.revision, reason)
+    output.emit(_text(done, (entry,), output_format))
+    if dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _text(
+    done: "OperationList", entries: "tuple[OperationEntry, ...]", output_format: Format
+) -> str:
+    if output_format is Format.NAME:
+        return "\n".join(entry.id for entry in entries)
+    if output_format in (Format.TABLE, Format.WIDE):
+        from controller.api import undo as undoing
+
+        now_s = time.time()
+        rows = [
+            (
+                entry.id,
+                moment(entry.time_s, now_s),
+                entry.actor,
+                "; ".join(entry.actions),
+                entry.why_not or (undoing.words(entry.undo) if entry.undo else "-"),
+            )
+            for entry in entries
+        ]
+        header = ("ID", "TIME", "BY", "DID", "UNDO")
+        return output.table(header, rows, colours=output.use_colours(sys.stdout))
+    only = done.model_copy(update={"operations": entries})
+    return output.encode(output_format, only, entries)
