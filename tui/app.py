@@ -43,6 +43,7 @@ from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
+from tui.screens.request import RequestScreen
 from tui.widgets import tones
 from tui.widgets.bottom import key_line
 from tui.widgets.table_view import TableView
@@ -69,7 +70,7 @@ class Dashboard(App[None]):
     Screen { overflow: hidden; }
     Lines, TableView { width: 1fr; }
     #requests { height: 2fr; }
-    #history { height: 1fr; }
+    #history, #timeline { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt { width: 1fr; background: $background; }
     ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
@@ -264,12 +265,18 @@ class Dashboard(App[None]):
         self.pump()
 
     def open(self, target: Target) -> None:
-        if not target.instance_id:
-            self.say("this row is about no instance")
-        elif self.shown.histories.get(target.instance_id) is None:
-            self.say(f"no instance {target.instance_id} is known")
+        if target.request_id:
+            self.push_screen(RequestScreen(target.request_id))
         else:
-            self.push_screen(InstanceScreen(target.instance_id, target.request_id))
+            self.open_instance(target.instance_id)
+
+    def open_instance(self, instance_id: str, request_id: str = "") -> None:
+        if not instance_id:
+            self.say("this row is about no instance")
+        elif self.shown.histories.get(instance_id) is None:
+            self.say(f"no instance {printable(instance_id)} is known")
+        else:
+            self.push_screen(InstanceScreen(instance_id, request_id))
 
     def on_table_view_copied(self, event: TableView.Copied) -> None:
         """The terminal copies (OSC 52) and does not answer, so the id is said too."""
@@ -283,17 +290,17 @@ class Dashboard(App[None]):
         """Does what was typed after `:`."""
         if not text.strip():
             return
+        screen = self.screen
         try:
             command = commands.parse(
                 text,
-                columns=list(SORTS),
+                columns=screen.sorts if isinstance(screen, PaintedScreen) else (),
                 themes=list(THEMES),
                 instances=list(self.shown.histories),
             )
         except LlumctlError as error:
             self.say(printable(error.message), Tone.BAD)
             return
-        screen = self.screen
         if command.name == "scale":
             self.scale(command.argument)
         elif registry.action_of(command.name).change is not None:
@@ -315,9 +322,9 @@ class Dashboard(App[None]):
             self.theme = command.argument
         elif command.name == "instance":
             self.open(Target(command.argument))
-        elif isinstance(screen, DashboardScreen) and command.name == "sort":
+        elif isinstance(screen, PaintedScreen) and command.name == "sort":
             screen.sort_by(command.argument)
-        elif isinstance(screen, DashboardScreen):
+        elif isinstance(screen, PaintedScreen):
             screen.filter_by(command.argument)
 
     def action_picture(self) -> None:

@@ -51,7 +51,10 @@ class Console(Protocol):
     def say(self, text: str, tone: Tone = Tone.WARN) -> None: ...
 
     def open(self, target: Target) -> None:
-        """Opens the screen of the row's instance, with its request in view."""
+        """Opens the screen of the row's request, or of its instance if it is about no request."""
+
+    def open_instance(self, instance_id: str, request_id: str = "") -> None:
+        """Opens an instance's screen, with a request in view."""
 
     def locked(self) -> str:
         """Why nothing may be changed now; else empty."""

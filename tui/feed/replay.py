@@ -149,6 +149,9 @@ class ReplaySource:
     def ask_requests(self, instance_id: str) -> bool:  # noqa: ARG002 - not recorded
         return False
 
+    def ask_explanation(self, request_id: str) -> bool:  # noqa: ARG002 - not recorded
+        return False
+
     def stop(self) -> None:
         self._reader.close()
 

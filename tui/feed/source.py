@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from controller.api import following
 from controller.api.errors import LlumctlError, NotRunningError
@@ -17,7 +17,20 @@ from controller.api.following import Connect, Follower
 from controller.api.recording import RecordingWriter
 from controller.api.state import last_stop
 from controller.api.wire.models import LIVE_STATES, Frame
-from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived, Stopped
+from tui.feed.state import (
+    Arrived,
+    ExplanationArrived,
+    Heard,
+    Lost,
+    RecordingFailed,
+    RequestsArrived,
+    Stopped,
+)
+
+if TYPE_CHECKING:
+    from controller.api.client import ControlClient
+
+Answer = TypeVar("Answer")
 
 MAX_HEARD = 4096
 """A dashboard that cannot keep up stops reading here."""
@@ -39,6 +52,9 @@ class Source(Protocol):
 
     def ask_requests(self, instance_id: str) -> bool:
         """Asks for an instance's requests, which `take` brings. False if that is impossible."""
+
+    def ask_explanation(self, request_id: str) -> bool:
+        """Asks for a request's life, as `ask_requests` does for an instance's requests."""
 
     def stop(self) -> None: ...
 
@@ -63,7 +79,7 @@ class LiveSource:
         self._clock = clock
         self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
         self._follower = Follower(connect, self._listen, after=after, status_every_s=status_every_s)
-        self._asking = threading.Lock()
+        self._asking: set[str] = set()
 
     def start(self) -> None:
         self._follower.start()
@@ -79,11 +95,21 @@ class LiveSource:
         return self._clock()
 
     def ask_requests(self, instance_id: str) -> bool:
-        """One question at a time: further ones are dropped until it is answered."""
-        if self._asking.acquire(blocking=False):
-            threading.Thread(
-                target=self._ask, args=(instance_id,), name="requests", daemon=True
-            ).start()
+        def answer() -> RequestsArrived:
+            found, reason = self._asked(
+                lambda client: client.requests(instance=instance_id, states=LIVE_STATES)
+            )
+            return RequestsArrived(instance_id, found, reason, self._clock())
+
+        self._ask("requests", answer)
+        return True
+
+    def ask_explanation(self, request_id: str) -> bool:
+        def answer() -> ExplanationArrived:
+            found, reason = self._asked(lambda client: client.explain(request_id))
+            return ExplanationArrived(request_id, found, reason, self._clock())
+
+        self._ask("explanation", answer)
         return True
 
     def stop(self) -> None:
@@ -114,19 +140,30 @@ class LiveSource:
             self._recorder = None
             self._hear(RecordingFailed(error.message, self._clock()))
 
-    def _ask(self, instance_id: str) -> None:
+    def _ask(self, kind: str, answer: Callable[[], Heard]) -> None:
+        """One question of a kind at a time: further ones are dropped until it is answered."""
+        if kind in self._asking:
+            return
+        self._asking.add(kind)
+
+        def run() -> None:
+            try:
+                found = answer()
+            finally:
+                self._asking.discard(kind)
+            self._hear(found)
+
+        threading.Thread(target=run, name=kind, daemon=True).start()
+
+    def _asked(self, question: Callable[["ControlClient"], Answer]) -> tuple[Answer | None, str]:
+        """The answer, or why there is none."""
         try:
             with self._connect() as client:
-                found = client.requests(instance=instance_id, states=LIVE_STATES)
-            answer = RequestsArrived(instance_id, found, "", self._clock())
+                return question(client), ""
         except LlumctlError as error:
-            answer = RequestsArrived(instance_id, None, error.message, self._clock())
+            return None, error.message
         except Exception as error:
-            reason = f"unexpected {type(error).__name__}: {error}"
-            answer = RequestsArrived(instance_id, None, reason, self._clock())
-        finally:
-            self._asking.release()
-        self._hear(answer)
+            return None, f"unexpected {type(error).__name__}: {error}"
 
     def _hear(self, item: Heard) -> None:
         while not self._follower.stopped:

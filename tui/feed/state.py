@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from controller.api.text.events import Weight, weight
+from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     ClusterStatus,
     Event,
@@ -69,6 +70,16 @@ class RequestsArrived:
 
     instance_id: str
     found: RequestList | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExplanationArrived:
+    """A request's life and how it stands now, or why that could not be had."""
+
+    request_id: str
+    found: Explanation | None
     reason: str
     at_s: float
 
@@ -169,6 +180,7 @@ class DashboardState:
     counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """The last seconds in which there were routine events, with the number of each kind."""
     requests: RequestsArrived | None = None
+    explanation: ExplanationArrived | None = None
     recording_failed: str = ""
     recording_ended: bool = False
 
@@ -224,7 +236,7 @@ class Replayed:
     state: DashboardState
 
 
-Heard = Arrived | Lost | Stopped | RequestsArrived | RecordingFailed | Replayed
+Heard = Arrived | Lost | Stopped | RequestsArrived | ExplanationArrived | RecordingFailed | Replayed
 
 
 def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
@@ -239,6 +251,8 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             state = replace(state, lost="", stopped=now, recording_ended=True)
         elif isinstance(item, RequestsArrived):
             state = replace(state, requests=item)
+        elif isinstance(item, ExplanationArrived):
+            state = replace(state, explanation=item)
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
         elif isinstance(item, Replayed):

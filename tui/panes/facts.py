@@ -33,7 +33,7 @@ def facts(
     levels = instances.level_names(state.status) if state.status else ()
     return [
         tuple(title),
-        *_columns(_facts(item, levels, curve), width, glyphs),
+        *columns(_facts(item, levels, curve), width, glyphs),
         _head(item),
         *([_request(request_id)] if request_id else []),
     ]
@@ -101,7 +101,7 @@ def _request(request_id: str) -> Line:
     return (label, Span(printable(request_id)))
 
 
-def _columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
+def columns(found: list[Fact], width: int, glyphs: Glyphs) -> list[Line]:
     """The columns are filled downwards, so that related facts stand below each other."""
     count = max(1, width // MIN_COLUMN_WIDTH)
     room = width // count - LABEL_WIDTH - 3

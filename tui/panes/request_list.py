@@ -1,6 +1,8 @@
 """The requests of one instance."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import RequestList, RequestState, RequestStatus
@@ -32,8 +34,44 @@ class RequestRow:
 
 
 def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
-    """The rows stay in the controller's order."""
+    """In the controller's order."""
     return [RequestRow(item, names) for item in (found.requests if found else ())]
+
+
+SORTS: Mapping[str, bool] = {
+    "order": False,
+    "age": True,
+    "ttft": True,
+    "prompt": True,
+    "output": True,
+    "evictions": True,
+    "moves": True,
+    "level": False,
+    "id": False,
+}
+"""Orders, and whether the largest comes first. `order` is the controller's: running, evicted,
+waiting ones."""
+
+_VALUES: Mapping[str, Callable[[RequestStatus], Any]] = {
+    "age": lambda item: item.age_s,
+    "ttft": lambda item: item.ttft_s,
+    "prompt": lambda item: item.num_prompt_tokens,
+    "output": lambda item: item.num_output_tokens,
+    "evictions": lambda item: item.num_evictions,
+    "moves": lambda item: item.num_moves,
+    "level": lambda item: item.level,
+    "id": lambda item: item.id,
+}
+
+
+def ordered(found: list[RequestRow], sort: str, *, descending: bool) -> list[RequestRow]:
+    """Ties in the controller's order; rows without a value stand last either way."""
+    if sort == "order":
+        return found[::-1] if descending else found
+    value_of = _VALUES[sort]
+    valued = [(value, row) for row in found if (value := value_of(row.item)) is not None]
+    valued.sort(key=lambda pair: pair[0], reverse=descending)
+    return [row for _, row in valued] + [row for row in found if value_of(row.item) is None]
 
 
 def _state(row: RequestRow, _: int) -> Span:

@@ -1,5 +1,7 @@
 """What the dashboard's screens share."""
 
+from collections.abc import Sequence
+
 from textual.screen import Screen
 
 from controller.api.text.alarms import Alarm
@@ -42,6 +44,17 @@ class PaintedScreen(Screen[None]):
 
     def action_log(self) -> None:
         self.console.show_log()
+
+    @property
+    def sorts(self) -> Sequence[str]:
+        """The columns by which the table with the focus can be sorted."""
+        return ()
+
+    def sort_by(self, column: str) -> None:
+        """Sorts that table by one of `sorts`."""
+
+    def filter_by(self, text: str) -> None:
+        """Shows those rows of that table that match."""
 
     def alarms(self) -> list[Alarm]:
         return alarm_line.burning(self.console.shown, self.console.options.limits)

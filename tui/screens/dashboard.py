@@ -1,6 +1,6 @@
 """The main screen: instances, migrations, queue heads, events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from textual.app import ComposeResult
@@ -290,6 +290,10 @@ class DashboardScreen(PaintedScreen):
 
     def action_command(self) -> None:
         self.query_one(Bottom).ask(":")
+
+    @property
+    def sorts(self) -> Sequence[str]:
+        return list(instances.SORTS)
 
     def sort_by(self, column: str) -> None:
         self.view.sort = column

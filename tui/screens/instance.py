@@ -1,14 +1,13 @@
 """One instance: its status, its requests, its history."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Any
+from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.events import Resize
 
 from controller.api.text.quantities import printable, time_of_day
-from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
@@ -17,7 +16,7 @@ from tui.panes import event_list, instances, request_list
 from tui.panes.facts import facts
 from tui.panes.names import names
 from tui.panes.request_list import RequestRow
-from tui.screens.base import PaintedScreen
+from tui.screens.detail import DetailScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -46,9 +45,11 @@ HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
 )
 
 
-class InstanceScreen(PaintedScreen):
-    BINDINGS = bindings(Place.DETAIL, Place.ROWS)
-    PLACES = (Place.DETAIL, Place.ROWS)
+class InstanceScreen(DetailScreen):
+    SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {
+        "requests": request_list.SORTS,
+        "history": {"time": True},
+    }
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
@@ -67,22 +68,14 @@ class InstanceScreen(PaintedScreen):
         yield Bottom()
 
     def on_mount(self) -> None:
-        table = self._table("requests")
-        table.focus()
         if self.request_id:
-            table.hold(self.request_id)
-        self.show()
-
-    def on_resize(self, _: Resize) -> None:
-        self.show()
+            self.table("requests").hold(self.request_id)
+        super().on_mount()
 
     def target(self) -> Target:
         """The instance, and the request under the cursor."""
-        table = self.focused if isinstance(self.focused, TableView) else self._table("requests")
+        table = self.focused if isinstance(self.focused, TableView) else self.table("requests")
         return Target(self.instance_id, table.target.request_id)
-
-    def action_back(self) -> None:
-        self.dismiss()
 
     def show(self) -> None:
         if not self.is_mounted or not self.size.width:
@@ -96,46 +89,52 @@ class InstanceScreen(PaintedScreen):
         top = self.query_one("#facts", Lines)
         top.styles.height = len(lines)
         top.show(lines)
-        rows, title = self._requests(app.shown)
-        self._table("requests").show(rows, title)
+        self._fill_requests(app.shown)
         history = history_rows(app.shown, self.instance_id, app.options.zone)
-        self._table("history").show(history, (Span("History", Tone.STRONG),))
-
-    def on_table_view_moved(self, _: TableView.Moved) -> None:
-        self.show()
+        newest_first = self.choices["history"].descending
+        self.fill("history", history if newest_first else history[::-1], "History")
 
     def _request_shown(self) -> str:
         """The request under the cursor, else the one whose row was opened."""
-        table = self._table("requests")
+        table = self.table("requests")
         return (table.cursor_id if table.held else None) or self.request_id
+
+    def on_table_view_opened(self, event: TableView.Opened) -> None:
+        row = next((row for row in event.view.items if row.id == event.item_id), None)
+        if row is not None and row.target.request_id:
+            self.console.open(row.target)
 
     def _ask(self) -> None:
         """Asks for the requests as often as statuses come; answers arrive with everything else."""
         app = self.console
         now_s = app.source.now_s()
-        if self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s:
+        due = self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s
+        if due and self.is_current:
             self._asked_at_s = now_s
             self._impossible = not app.source.ask_requests(self.instance_id)
 
+    def _fill_requests(self, state: DashboardState) -> None:
+        rows, facts = self._requests(state)
+        chosen = self.choices["requests"]
+        rows = request_list.ordered(rows, chosen.sort, descending=chosen.descending)
+        self.fill("requests", rows, "Requests", *facts)
+
     def _requests(self, state: DashboardState) -> tuple[list[RequestRow], Line]:
-        name = Span("Requests", Tone.STRONG)
+        """In the controller's order; and how many there are, or why there are none."""
         if self._impossible:
-            return [], (name, Span("  requests are not recorded", Tone.DIM))
+            return [], (Span("  requests are not recorded", Tone.DIM),)
         answer = state.requests
         if answer is None or answer.instance_id != self.instance_id:
-            return [], (name, Span("  asking ...", Tone.DIM))
+            return [], (Span("  asking ...", Tone.DIM),)
         if answer.found is None:
-            return [], (name, Span(f"  {printable(answer.reason)}", Tone.BAD))
+            return [], (Span(f"  {printable(answer.reason)}", Tone.BAD),)
         rows = request_list.rows(answer.found, names(state, self.console.glyphs.ellipsis))
         count = f"{len(rows)} of {answer.found.num_matching}"
-        spans = [name, Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
+        spans = [Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
         if silent := answer.found.silent_frontends:
             words = f"  without those of {', '.join(silent)}: no answer"
             spans.append(Span(printable(words), Tone.WARN))
         return rows, tuple(spans)
-
-    def _table(self, name: str) -> TableView[Any]:
-        return self.query_one(f"#{name}", TableView)
 
 
 def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:

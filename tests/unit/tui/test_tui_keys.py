@@ -22,6 +22,7 @@ from tests.unit.tui.tui_support import (
     settle,
 )
 from tui.actions.registry import ACTIONS, Place
+from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane
@@ -30,6 +31,7 @@ from tui.panes.instances import SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
+from tui.screens.request import RequestScreen
 
 
 def test_every_key_is_pressed_by_a_test() -> None:
@@ -322,7 +324,7 @@ async def test_copy_id(source: FakeSource, key: str) -> None:
         assert "1d36…3a17" in shown
         await pilot.press("enter")
         await settle(app, pilot)
-        assert f" request     {whole}" in await drawn(pilot)
+        assert f" {whole} " in await drawn(pilot)
         await pilot.press("question_mark", key)
         assert app.clipboard == whole
 
@@ -400,11 +402,12 @@ async def test_to_the_migrations(source: FakeSource, key: str) -> None:
         assert main(app).table(Pane.MIGRATIONS).has_focus
         assert cursor(app, Pane.MIGRATIONS) == "m-a1-9"
         await pilot.press("enter")
-        assert isinstance(app.screen, InstanceScreen)
-        assert app.screen.instance_id == "i-3", "where the request still is"
-        await pilot.press("escape", "end", "enter")
-        assert isinstance(app.screen, InstanceScreen)
-        assert app.screen.instance_id == "i-1", "where it went"
+        assert isinstance(app.screen, RequestScreen)
+        assert app.screen.request_id == "r77c0"
+        await pilot.press("escape")
+        assert main(app).target() == Target("i-3", "r77c0"), "where the request still is"
+        await pilot.press("end")
+        assert main(app).target().instance_id == "i-1", "where it went"
 
 
 @presses("pane_queue")
@@ -416,10 +419,11 @@ async def test_to_the_queue(source: FakeSource, key: str) -> None:
         await pilot.press(key)
         assert "[2 Queue heads]" in await drawn(pilot)
         assert main(app).table(Pane.QUEUE).has_focus
-        head = cursor(app, Pane.QUEUE)
+        head = main(app).target()
+        assert head.instance_id == cursor(app, Pane.QUEUE)
         await pilot.press("enter")
-        assert isinstance(app.screen, InstanceScreen)
-        assert app.screen.instance_id == head
+        assert isinstance(app.screen, RequestScreen)
+        assert app.screen.request_id == head.request_id
 
 
 @presses("pane_events")

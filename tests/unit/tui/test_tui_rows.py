@@ -730,7 +730,7 @@ def test_the_footer_keeps_help_and_quit() -> None:
 
 
 def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
-    places = (Place.MAIN, Place.ANYWHERE)
+    places = (Place.MAIN, Place.ROWS, Place.ANYWHERE)
     assert ("x", "quit") in registry.footer({"quit": "x"}, places, replay=False)
     replayed = registry.footer({}, places, replay=True)
     assert ("[", "slower") in replayed

@@ -22,7 +22,14 @@ from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui.feed import source as source_module
 from tui.feed.source import LiveSource
-from tui.feed.state import Arrived, Heard, Lost, RecordingFailed, RequestsArrived
+from tui.feed.state import (
+    Arrived,
+    ExplanationArrived,
+    Heard,
+    Lost,
+    RecordingFailed,
+    RequestsArrived,
+)
 
 
 class Listener:
@@ -164,6 +171,20 @@ def test_requests_come_the_same_way(controller: FakeController) -> None:
     assert "instance=i-3" in asked
     assert "state=running" in asked
     assert "state=finished" not in asked
+    listener.source.stop()
+
+
+def test_a_request_is_explained_the_same_way(controller: FakeController) -> None:
+    """Beside an instance's requests, which do not keep it waiting."""
+    listener = listening(controller)
+    assert listener.source.ask_requests("i-3")
+    assert listener.source.ask_explanation("r/1")
+    until(lambda: any(isinstance(item, ExplanationArrived) for item in _all(listener)))
+    until(lambda: any(isinstance(item, RequestsArrived) for item in _all(listener)))
+    (answer,) = (item for item in listener.heard if isinstance(item, ExplanationArrived))
+    assert "/v1/requests/r%2F1/explain" in controller.asked
+    assert (answer.request_id, answer.found) == ("r/1", None)
+    assert "there is no request r/1" in answer.reason
     listener.source.stop()
 
 

@@ -17,6 +17,7 @@ from textual.widget import Widget
 
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.explain import Explanation
 from controller.api.wire.models import Frame, RequestList
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.registry import Place, action_of
@@ -26,7 +27,7 @@ from tui.drawing.themes import DEFAULT
 from tui.feed.caller import Caller, Reply, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
-from tui.feed.state import Arrived, Heard, Lost, RequestsArrived
+from tui.feed.state import Arrived, ExplanationArrived, Heard, Lost, RequestsArrived
 from tui.options import Options
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
@@ -53,7 +54,7 @@ def presses(action_id: str) -> Callable[[Test], Test]:
 
 
 class FakeSource:
-    """Its clock stands still until it is fed; `asked` are the instances asked about."""
+    """Its clock stands still until it is fed; `asked`: the instances and requests asked about."""
 
     def __init__(self) -> None:
         self.cluster = "prod-a"
@@ -61,6 +62,7 @@ class FakeSource:
         self.clock_s = synthetic.START_S
         self.asked: list[str] = []
         self.answer: RequestList | None = None
+        self.explanation: Explanation | None = None
         self.stopped = False
         self._heard: list[Heard] = []
 
@@ -78,6 +80,13 @@ class FakeSource:
         self.asked.append(instance_id)
         if self.answer is not None:
             self._heard.append(RequestsArrived(instance_id, self.answer, "", self.clock_s))
+        return True
+
+    def ask_explanation(self, request_id: str) -> bool:
+        self.asked.append(request_id)
+        if self.explanation is not None:
+            found = self.explanation
+            self._heard.append(ExplanationArrived(request_id, found, "", self.clock_s))
         return True
 
     def stop(self) -> None:

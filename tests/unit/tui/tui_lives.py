@@ -1,0 +1,105 @@
+"""Lives of requests that never were."""
+
+from typing import Any
+
+from controller.api.wire.explain import (
+    Considered,
+    DispatchStep,
+    Explanation,
+    MoveStep,
+    NotMovedStep,
+    OtherStep,
+    Step,
+    Waiting,
+)
+from controller.api.wire.models import RequestState, RequestStatus
+from controller.api.wire.moves import MoveStage
+from tests.unit.tui.tui_synthetic import START_S
+
+REQUEST_ID = "cmpl-8d36e06fa6a667f4-0-7c3a177d4"
+SCORES = tuple(
+    Considered(instance_id=f"i-{index}", figure=figure)
+    for index, figure in ((3, 521.0), (1, 480.2), (2, 96.0), (0, None))
+)
+FREENESS = (Considered(instance_id="i-1", figure=640.0), Considered(instance_id="i-2", figure=88.0))
+
+EVENTFUL: tuple[Step, ...] = (
+    DispatchStep(
+        time_s=START_S + 0.002,
+        cause_id=f"arrive-{REQUEST_ID}",
+        instance_id="i-3",
+        by="controller",
+        policy="llumnix",
+        candidates=SCORES,
+        num_considered=16,
+    ),
+    OtherStep(
+        time_s=START_S + 1.2, what="admitted", instance_id="i-3", figures={"num_tokens": 512}
+    ),
+    OtherStep(time_s=START_S + 4.0, what="evicted", instance_id="i-3", reason="memory"),
+    NotMovedStep(
+        time_s=START_S + 4.5,
+        from_instance_id="i-3",
+        to_instance_id="i-1",
+        freeness_steps=-196.0,
+        candidates=FREENESS,
+        code="waits",
+        why="it waits, and has no blocks",
+    ),
+    OtherStep(time_s=START_S + 6.0, what="admitted", instance_id="i-3"),
+    MoveStep(
+        time_s=START_S + 9.0,
+        kind="migrated",
+        from_instance_id="i-3",
+        to_instance_id="i-1",
+        freeness_steps=-196.0,
+        candidates=FREENESS,
+        reason="balance",
+        stages=(
+            MoveStage(num_blocks=64, num_bytes=33_554_432, copy_time_s=0.12),
+            MoveStage(num_blocks=2, num_bytes=1_048_576, copy_time_s=0.004),
+        ),
+        num_bytes=34_603_008,
+        downtime_s=0.024,
+    ),
+)
+
+
+def request(**fields: Any) -> RequestStatus:
+    known: dict[str, Any] = {
+        "id": REQUEST_ID,
+        "client_id": "cmpl-8d36e06fa6a667f4",
+        "state": RequestState.RUNNING,
+        "level": "high",
+        "frontend_id": "f-0",
+        "instance_id": "i-1",
+        "arrival_time_s": START_S,
+        "age_s": 12.0,
+        "ttft_s": 1.5,
+        "num_prompt_tokens": 512,
+        "num_output_tokens": 240,
+        "num_evictions": 1,
+        "num_moves": 1,
+        "movable": True,
+    }
+    return RequestStatus(**(known | fields))
+
+
+def eventful() -> Explanation:
+    """It waited, ran, was evicted, ran again, moved, and runs still."""
+    return Explanation(request=request(), steps=EVENTFUL, could_move_to="i-2")
+
+
+def ended() -> Explanation:
+    """As `eventful`, to its end."""
+    end = OtherStep(time_s=START_S + 11.0, what="finished", instance_id="i-1", reason="stop")
+    over = request(state=RequestState.FINISHED, age_s=11.0, movable=None, finish_reason="stop")
+    return Explanation(request=over, steps=(*EVENTFUL, end))
+
+
+def waiting() -> Explanation:
+    waits = request(state=RequestState.WAITING, ttft_s=None, age_s=3.0, movable=False)
+    why = Waiting(code="memory", why="its instance lacks blocks", figures={"demand_blocks": 280})
+    return Explanation(
+        request=waits, steps=EVENTFUL[:1], waiting=why, why_not_movable="it has no blocks yet"
+    )
