@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -98,20 +98,39 @@ TREND_STEPS = (0, 16, 64, 256, 1024, 4096)
 times, so that rows can be compared, and finest where memory is short."""
 
 
-def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
-    """The last minute up to `time_s` in `width` slots, newest on the right.
+STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+"""A trend of step times is one glyph higher above each of these, in seconds."""
 
-    Slots lie on multiples of their length, so that a curve moves by whole slots.
-    """
+
+def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
+    """The freeness of the last minute up to `time_s` in `width` slots, newest on the right."""
+    values = ((sample.time_s, sample.freeness_steps) for sample in samples)
+    return _slotted(values, time_s, width, glyphs, TREND_STEPS)
+
+
+def step_trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
+    """The step times of the last minute, as `trend` shows freeness."""
+    values = ((sample.time_s, sample.step_time_s) for sample in samples)
+    return _slotted(values, time_s, width, glyphs, STEP_TIMES)
+
+
+def _slotted(
+    values: Iterable[tuple[float, float | None]],
+    time_s: float,
+    width: int,
+    glyphs: Glyphs,
+    limits: Sequence[float],
+) -> str:
+    """Slots lie on multiples of their length, so that a curve moves by whole slots."""
     slot_s = TREND_S / max(1, width)
     last = math.floor(time_s / slot_s)
     slots: dict[int, float] = {}
-    for sample in samples:
-        place = width - 1 - (last - math.floor(sample.time_s / slot_s))
-        if sample.freeness_steps is not None and 0 <= place < width:
-            slots[place] = sample.freeness_steps
+    for at_s, value in values:
+        place = width - 1 - (last - math.floor(at_s / slot_s))
+        if value is not None and 0 <= place < width:
+            slots[place] = value
     return "".join(
-        glyphs.trend[sum(slots[place] > limit for limit in TREND_STEPS)] if place in slots else " "
+        glyphs.trend[sum(slots[place] > limit for limit in limits)] if place in slots else " "
         for place in range(width)
     )
 

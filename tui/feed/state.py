@@ -96,6 +96,7 @@ class RecordingFailed:
 class Sample:
     time_s: float
     freeness_steps: float | None
+    step_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +363,7 @@ def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
 
 def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
     freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
-    samples = (*_recent(history.samples, time_s), Sample(time_s, freeness))
+    samples = (*_recent(history.samples, time_s), Sample(time_s, freeness, item.step_time_s))
     minutes = _minutes(history.minutes, item.kv_cache_usage, int(time_s // 60))
     history = _with_head(replace(history, samples=samples, minutes=minutes), item, time_s)
     change = Change(time_s, item.state, item.incarnation, item.detail)

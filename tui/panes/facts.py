@@ -6,7 +6,7 @@ from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.feed.state import DashboardState, History
-from tui.panes import instances, queue_heads
+from tui.panes import block_map, instances, queue_heads
 
 LABEL_WIDTH = 11
 MIN_COLUMN_WIDTH = 38
@@ -30,16 +30,18 @@ def facts(
     history = state.histories.get(instance_id, History())
     time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
     curve = fmt.trend(history.samples, time_s, TREND_WIDTH, glyphs)
+    steps = fmt.step_trend(history.samples, time_s, TREND_WIDTH, glyphs)
     levels = instances.level_names(state.status) if state.status else ()
     return [
         tuple(title),
-        *columns(_facts(item, levels, curve), width, glyphs),
+        *columns(_facts(item, levels, curve, steps), width, glyphs),
+        *block_map.lines(item, LABEL_WIDTH, width),
         _head(item),
         *([_request(request_id)] if request_id else []),
     ]
 
 
-def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fact]:
+def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str) -> list[Fact]:
     figure = fmt.number
     freeness, kv = instances.freeness(item), instances.kv(item)
     return [
@@ -54,7 +56,7 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str) -> list[Fa
         ("unreported", Span(figure(item.num_unreported_reqs))),
         ("evictions", Span(figure(item.num_evictions))),
         ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
-        ("step", Span(latency(item.step_time_s))),
+        ("step", Span(f"{latency(item.step_time_s):<7} {steps}")),
         ("steps", Span(figure(item.num_steps))),
         ("p99 TTFT", Span(latency(item.ttft_p99_s))),
         ("status", Span(f"{duration(item.age_s)} old")),

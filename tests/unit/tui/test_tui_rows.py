@@ -557,7 +557,7 @@ def test_facts_of_an_instance() -> None:
     assert "550 of 1000 (16 tokens)" in lines[3]
     assert lines[-1] == (" queue head  r8  high  waited 3.2s  needs 118 blk of 440  memory")
     assert all(len(line) <= 120 for line in lines)
-    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 20
+    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 22
     assert "no longer" in text(facts(state_of(), "i-0", 80, ASCII)[0])
 
 
