@@ -240,6 +240,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
+    Action("suspend", ("ctrl+z",), "suspend_process", "to the shell; fg returns", Place.ANYWHERE),
     Action("picture", ("P",), "picture", "save a picture of this screen (SVG)", Place.ANYWHERE),
     Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),

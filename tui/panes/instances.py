@@ -337,6 +337,8 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
 }
 """The key that sorts goes through them in this order."""
 
+LARGEST_FIRST = ("kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
+
 
 def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:
     """Sorts by a column of SORTS, ties by id; rows without a value stand last either way."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tui.drawing.layout import Pane
-from tui.panes.instances import SORTS
+from tui.panes.instances import LARGEST_FIRST, SORTS
 
 
 @dataclass
@@ -22,7 +22,13 @@ class View:
 
     def sort_by_next(self) -> None:
         names = list(SORTS)
-        self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        self.sort_by(names[(names.index(self.sort) + 1) % len(names)])
+
+    def sort_by(self, column: str) -> None:
+        """In the direction that puts what an operator looks for first; again: reversed."""
+        again = column == self.sort
+        self.descending = not self.descending if again else column in LARGEST_FIRST
+        self.sort = column
 
     def go_to(self, pane: Pane) -> None:
         self.focused = pane

@@ -16,7 +16,7 @@ from tui.drawing.layout import Arrangement, Box, Pane, arrange
 from tui.feed.state import DashboardState
 from tui.panes import event_list, instances, migrations, move_matrix, queue_heads
 from tui.panes.event_list import EventRow
-from tui.panes.instances import InstanceRow
+from tui.panes.instances import SORTS, InstanceRow
 from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
 from tui.panes.queue_heads import HeadRow
@@ -296,7 +296,8 @@ class DashboardScreen(PaintedScreen):
         return list(instances.SORTS)
 
     def sort_by(self, column: str) -> None:
-        self.view.sort = column
+        if column != self.view.sort:
+            self.view.sort_by(column)
         self.show()
 
     def filter_by(self, text: str) -> None:
@@ -319,6 +320,11 @@ class DashboardScreen(PaintedScreen):
         if event.view.id == Pane.EVENTS:
             self.view.follow = event.at_end
         self.show()
+
+    def on_table_view_head_clicked(self, event: TableView.HeadClicked) -> None:
+        if event.view.id == Pane.INSTANCES and event.column in SORTS:
+            self.view.sort_by(event.column)
+            self.show()
 
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         row = next((row for row in event.view.items if row.id == event.item_id), None)

@@ -66,6 +66,14 @@ class TableView(Widget, Generic[Item], can_focus=True):
             super().__init__()
             self.target = target
 
+    class HeadClicked(Message):
+        """A click on the head of a column."""
+
+        def __init__(self, view: "TableView[Any]", column: str) -> None:
+            super().__init__()
+            self.view = view
+            self.column = column
+
     class Moved(Message):
         """The operator moved the cursor; `at_end`: to the last row."""
 
@@ -274,6 +282,11 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self.post_message(self.Copied(self.target))
 
     def on_click(self, event: Click) -> None:
+        if event.y == HEAD_LINES - 1:
+            for each in self._placed:
+                if each.x <= event.x < each.x + each.width:
+                    self.post_message(self.HeadClicked(self, each.column.name))
+            return
         row = event.y - HEAD_LINES + self._top
         if event.y < HEAD_LINES or row >= len(self.items):
             return

@@ -27,7 +27,7 @@ from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane
 from tui.input.keymap import TOGETHER
-from tui.panes.instances import SORTS
+from tui.panes.instances import LARGEST_FIRST, SORTS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
@@ -218,7 +218,8 @@ async def test_sort(source: FakeSource, key: str) -> None:
         chosen = cursor(app)
         for column in [*list(SORTS)[1:], "freeness"]:
             await pilot.press(key)
-            assert f"sort:{column}^" in await drawn(pilot)
+            way = "v" if column in LARGEST_FIRST else "^"
+            assert f"sort:{column}{way}" in await drawn(pilot)
             assert cursor(app) == chosen
         await pilot.press(key)
         assert order(app)[:3] == ["i-0", "i-1", "i-2"]
@@ -469,7 +470,7 @@ async def test_command(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
         await typed(pilot, key, "sort kv", "enter")
-        assert "sort:kv^" in await drawn(pilot)
+        assert "sort:kvv" in await drawn(pilot)
         assert main(app).table(Pane.INSTANCES).has_focus
         await typed(pilot, key, "sotr kv", "enter")
         assert "no command 'sotr': did you mean sort?" in (await drawn(pilot)).splitlines()[-1]
@@ -495,6 +496,31 @@ async def test_typing_does_not_press_keys(source: FakeSource) -> None:
         source.clock_s += 1
         await settle(app, pilot)
         assert app.screen.query_one(Input).has_focus
+
+
+@presses("suspend")
+async def test_suspend(source: FakeSource, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspended: list[Dashboard] = []
+
+    def suspend(app: Dashboard) -> None:
+        suspended.append(app)
+
+    monkeypatch.setattr(Dashboard, "action_suspend_process", suspend)
+    async with dashboard(source) as (app, pilot):
+        await pilot.press(key)
+        assert suspended == [app]
+
+
+async def test_a_click_on_a_head_sorts_and_another_reverses(source: FakeSource) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        line = (await drawn(pilot)).splitlines()
+        heads = next(place for place, text in enumerate(line) if "FREENESS" in text)
+        for expected in ("sort:waitv", "sort:wait^"):
+            await pilot.click(offset=(line[heads].index("WAIT") + 1, heads))
+            assert expected in await drawn(pilot)
+        await pilot.click(offset=(line[heads].index("TREND"), heads))
+        assert "sort:wait^" in await drawn(pilot)
 
 
 @presses("picture")
