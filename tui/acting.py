@@ -8,7 +8,6 @@ from textual.screen import Screen
 from controller.api.wire.models import ClusterStatus
 from tui.actions import log
 from tui.actions.choice import Choices
-from tui.actions.desk import Desk
 from tui.actions.drains import Drain, Undrain
 from tui.actions.lock import why_locked
 from tui.actions.order import Order, Planned
@@ -16,6 +15,7 @@ from tui.actions.outbox import Phase
 from tui.actions.registry import Danger, action_of
 from tui.actions.requests import destinations, levels
 from tui.actions.scaling import Scale
+from tui.actions.session_orders import SessionOrders
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
@@ -40,7 +40,7 @@ class Acting:
     """`push` shows a screen and calls back with what it ends with. `caller` None: a replay."""
 
     def __init__(self, console: Console, caller: Caller | None, push: Push) -> None:
-        self.desk = Desk(caller)
+        self.orders = SessionOrders(caller)
         self.is_read_only = console.options.readonly
         self._console = console
         self._push = push
@@ -48,7 +48,7 @@ class Acting:
 
     def pump(self) -> None:
         """Hears what came, sends what is due, and says what became of it."""
-        for call in self.desk.pump(self._console.source.now_s(), self.locked()):
+        for call in self.orders.pump(self._console.source.now_s(), self.locked()):
             back = f"  ({self._key('undo')} takes it back)" if call.undo is not None else ""
             tone = log.TONES.get(call.phase, Tone.PLAIN)
             self._console.say(f"{log.told(call)}{back * (not call.undoes)}", tone)
@@ -88,7 +88,7 @@ class Acting:
 
     def undo(self) -> None:
         """Takes back the last thing that was done here."""
-        last = self.desk.outbox.last_undoable()
+        last = self.orders.outbox.last_undoable()
         if locked := self.locked():
             self._console.say(f"no undo now: {locked}", Tone.BAD)
         elif last is None:
@@ -110,7 +110,7 @@ class Acting:
         """What to tell an operator who leaves before the outcome of an order is known."""
         return [
             f"{log.told(call)}: {call.order.command}"
-            for call in self.desk.outbox
+            for call in self.orders.outbox
             if call.phase in (Phase.SENT, Phase.UNKNOWN)
         ]
 
@@ -132,7 +132,7 @@ class Acting:
             return
         now_s = self._console.source.now_s()
         time_s = self._console.present.controller_time_s(now_s) or 0.0
-        self.desk.order(order, now_s, time_s, undoes)
+        self.orders.order(order, now_s, time_s, undoes)
         self.pump()
 
     def _read_only(self) -> str:

@@ -20,10 +20,10 @@ from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
 from tui.acting import Acting
 from tui.actions import registry
-from tui.actions.desk import Then
 from tui.actions.outbox import Call, Phase
 from tui.actions.registry import ACTIONS, Action, Place
 from tui.actions.replaying import Replaying
+from tui.actions.session_orders import Then
 from tui.actions.target import Target
 from tui.drawing import picture
 from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
@@ -154,7 +154,7 @@ class Dashboard(App[None]):
 
     @property
     def calls(self) -> Iterable[Call]:
-        return self.acting.desk.outbox
+        return self.acting.orders.outbox
 
     @property
     def is_frozen(self) -> bool:
@@ -237,7 +237,7 @@ class Dashboard(App[None]):
         return self.acting.locked()
 
     def ask(self, question: Work, then: Then) -> None:
-        self.acting.desk.ask(question, then)
+        self.acting.orders.ask(question, then)
 
     def act(self, action_id: str, target: Target) -> None:
         self.acting.act(action_id, target)

@@ -5,10 +5,10 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
-from tui.actions.desk import Then
 from tui.actions.outbox import Call
 from tui.actions.registry import Place
 from tui.actions.replaying import Replaying
+from tui.actions.session_orders import Then
 from tui.actions.target import Target
 from tui.drawing.format import Glyphs, Line, Tone
 from tui.feed.caller import Work

@@ -238,7 +238,7 @@ async def test_the_revision_that_has_moved_on_is_a_conflict_that_is_said() -> No
         wanted = bed.cursor
         await bed.press("d", "y")
         assert f"drain {wanted}: the cluster was changed meanwhile" in await bed.bottom()
-        assert bed.app.acting.desk.outbox.last_undoable() is None
+        assert bed.app.acting.orders.outbox.last_undoable() is None
 
 
 async def test_two_orders_of_ones_own_are_no_conflict() -> None:

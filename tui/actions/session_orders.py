@@ -1,4 +1,4 @@
-"""The operator's desk: gives orders, asks for plans, and keeps what became of them."""
+"""The orders of a session: gives them, asks for plans, and keeps what became of each."""
 
 import itertools
 import secrets
@@ -25,7 +25,7 @@ class _About:
     asked: bool
 
 
-class Desk:
+class SessionOrders:
     """`caller` None: a replay, where nothing can be asked or ordered."""
 
     def __init__(self, caller: Caller | None) -> None:
