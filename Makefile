@@ -57,12 +57,11 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The quick ones first. Those with engines and clusters go side by side, a file at a time.
-LANES := -n 2 --dist loadfile --no-loadscope-reorder
-
+# The quick ones first. What starts real engines or clusters has the machine for itself.
 test: lint
 	$(BIN)/python -m pytest -n 2 --durations=25 tests/unit $(ARGS)
-	$(BIN)/python -m pytest $(LANES) --durations=60 tests/e2e tests/faults tests/contract $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/contract tests/faults $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/e2e $(ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m 'not full and not process' tests/unit $(ARGS)
