@@ -168,6 +168,7 @@ def test_an_urgent_request_gets_its_instance_to_itself(
     assert story.events("evicted", "failed") == []
 
 
+@pytest.mark.full
 def test_scaling_and_draining_under_load(pair: Cluster, client: ControlClient) -> None:
     """A third instance fills by moves, others are emptied by moves, and no text differs."""
     wanted = bodies(6, 34, 180, 15)
