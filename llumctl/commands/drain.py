@@ -23,7 +23,7 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from controller.api.wire.operations import DrainReport, DrainRequest
 
@@ -93,7 +93,7 @@ def drain(
     if dry_run and any(report.changes for report in reports):
         raise typer.Exit(EXIT_WOULD_CHANGE)
     if not (dry_run or detach):
-        _follow(name, reports, deadline_s, output_format)
+        follow(name, reports, deadline_s, output_format)
 
 
 def ids_once(instance_ids: list[str]) -> list[str]:
@@ -157,19 +157,21 @@ def _sent(
     return reports
 
 
-def _follow(
+def follow(
     cluster: str,
     begun: "Sequence[DrainReport]",
     deadline_s: float | None,
     output_format: Format,
+    detached: "Callable[[Sequence[DrainReport]], str] | None" = None,
 ) -> None:
+    """Until all is over. `detached`: what Ctrl-C says of those that go on; None: drains."""
     from llumctl.following import drain_watch
 
     with drain_watch.Watch(cluster, begun) as watch:
         try:
             watch.until_over()
         except KeyboardInterrupt:
-            output.say(drain_watch.detached(watch.unfinished))
+            output.say((detached or drain_watch.detached)(watch.unfinished))
             raise typer.Exit(EXIT_INTERRUPTED) from None
     output.emit(text(watch.reports, output_format))
     drain_watch.check(watch.reports, deadline_s)

@@ -1,12 +1,13 @@
 """`llumctl restart`: empty an instance, then replace its process."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.api.errors import EXIT_INTERRUPTED, EXIT_WOULD_CHANGE, UsageError
+from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from llumctl import choices, confirm, connect
-from llumctl.commands.drain import text
+from llumctl.commands.drain import follow, text
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -23,6 +24,8 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from controller.api.wire.operations import DrainReport, RestartRequest
 
 
@@ -84,7 +87,7 @@ def restart(
     if dry_run and report.changes:
         raise typer.Exit(EXIT_WOULD_CHANGE)
     if not (dry_run or detach):
-        _follow(name, report, deadline_s, output_format)
+        follow(name, (report,), deadline_s, output_format, _detached)
 
 
 def _agreed(cluster: str, instance_id: str, order: "RestartRequest") -> "RestartRequest":
@@ -94,25 +97,16 @@ def _agreed(cluster: str, instance_id: str, order: "RestartRequest") -> "Restart
     with connect.client(cluster) as client:
         plan = client.restart(instance_id, order.model_copy(update={"dry_run": True}))
         status = client.status()
-    output.say(drain_text.question((plan,), status, colours=False))
+    output.say(drain_text.question((plan,), status, colours=output.use_colours(sys.stderr)))
     confirm.ask(f"Restart {instance_id}{' at once' if order.now else ''}?")
     if order.if_revision is not None:
         return order
     return order.model_copy(update={"if_revision": plan.revision})
 
 
-def _follow(
-    cluster: str, begun: "DrainReport", deadline_s: float | None, output_format: Format
-) -> None:
-    from llumctl.following import drain_watch
-
-    with drain_watch.Watch(cluster, (begun,)) as watch:
-        try:
-            watch.until_over()
-        except KeyboardInterrupt:
-            name = begun.instance_id
-            output.say(f"no longer watching: the restart goes on ({name})")
-            output.say(f"try:   llumctl wait --for=instance/{name}=active")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-    output.emit(text(watch.reports, output_format))
-    drain_watch.check(watch.reports, deadline_s)
+def _detached(going_on: "Sequence[DrainReport]") -> str:
+    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    return (
+        f"no longer watching: the restart goes on ({name})\n"
+        f"try:   llumctl wait --for=instance/{name}=active"
+    )
