@@ -41,7 +41,7 @@ class Acting:
 
     def __init__(self, console: Console, caller: Caller | None, push: Push) -> None:
         self.orders = SessionOrders(caller)
-        self.is_read_only = console.options.readonly
+        self.is_read_only = console.options.readonly or console.options.limits.readonly
         self._console = console
         self._push = push
         self._replays = caller is None

@@ -18,7 +18,7 @@ class Options:
     zone: tzinfo | None = None
     keymap: Mapping[str, str] = field(default_factory=dict)
     limits: ConsoleTable = field(default_factory=ConsoleTable)
-    """When there is an alarm."""
+    """When there is an alarm, and whether the session begins read-only."""
     readonly: bool = False
     """Nothing can be changed in this session."""
     recording: bool = False

@@ -3,6 +3,7 @@
 from controller.api.client import ControlClient
 from controller.api.errors import RefusedError
 from controller.api.text.quantities import setting_value
+from controller.api.text.settings import assignments
 from controller.api.wire.audit import OperationEntry, OperationList, Undo
 from controller.api.wire.operations import (
     DrainRequest,
@@ -35,10 +36,9 @@ def words(undo: Undo) -> str:
     """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
     if undo.kind in ("undrain", "drain"):
         return f"{undo.kind} {undo.target}"
-    values = " ".join(
-        setting_value(value) if undo.kind != "set" else f"{key}={setting_value(value)}"
-        for key, value in undo.previous.items()
-    )
+    if undo.kind == "set":
+        return f"set {assignments(undo.previous.items())}"
+    values = " ".join(setting_value(value) for value in undo.previous.values())
     return " ".join(filter(None, (undo.kind, undo.target, values)))
 
 

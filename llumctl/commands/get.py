@@ -82,12 +82,15 @@ def _text(found: "SettingList", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(setting.key for setting in found.settings)
     if output_format in (Format.TABLE, Format.WIDE):
-        rows = [_row(setting) for setting in found.settings]
-        header = ("KEY", "VALUE", "DEFAULT", "MEANING")
+        wide = output_format is Format.WIDE
+        rows = [_row(setting, wide) for setting in found.settings]
+        more = ("FROM", "ALLOWED") if wide else ()
+        header = ("KEY", "VALUE", "DEFAULT", *more, "MEANING")
         return output.table(header, rows, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, found.settings)
 
 
-def _row(setting: "Setting") -> tuple[str, ...]:
+def _row(setting: "Setting", wide: bool) -> tuple[str, ...]:
     value, default = setting_value(setting.value), setting_value(setting.default)
-    return setting.key, value, default, setting.meaning
+    more = (setting.origin or "-", setting.allowed or "-") if wide else ()
+    return setting.key, value, default, *more, setting.meaning

@@ -8,6 +8,7 @@ import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
 from controller.api.text.quantities import setting_value
+from controller.api.text.settings import preview
 from llumctl import connect
 from llumctl.commands.options import (
     Cluster,
@@ -65,6 +66,9 @@ def set_settings(
         found = client.change_settings(patch)
     if text := _text(found, output_format):
         output.emit(text)
+    if output_format in (Format.TABLE, Format.WIDE):
+        for line in preview(found):
+            output.say(line)
     if found.changes and not dry_run:
         output.say(f"revision {found.revision}")
     saves = saving is not None and saving.changes

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from controller.api.errors import UsageError
+from controller.api.text.settings import value_of
 from llumctl.config import toml_text
 
 if TYPE_CHECKING:
@@ -24,24 +25,8 @@ def parse(assignments: Iterable[str]) -> "dict[str, SettingValue]":
             raise UsageError(f"KEY=VALUE: {assignment[:60]!r} is not of that form", HINT)
         if key in found:
             raise UsageError(f"KEY=VALUE: {key[:60]} is given twice", HINT)
-        found[key] = _value(text)
+        found[key] = value_of(text)
     return found
-
-
-def _value(text: str) -> "SettingValue":
-    """The inverse of `quantities.setting_value`."""
-    if text in ("true", "false"):
-        return text == "true"
-    if text == "none":
-        return None
-    for kind in (int, float):
-        try:
-            value = kind(text)
-        except ValueError:
-            continue
-        if value == value and abs(value) != float("inf"):
-            return value
-    return text
 
 
 def toml(values: "Mapping[str, SettingValue]", levels: "Sequence[LevelStatus]") -> str:

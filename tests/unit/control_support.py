@@ -158,7 +158,7 @@ class Cluster:
 
 
 class Listener:
-    def __init__(self, num_instances: int = 1) -> None:
+    def __init__(self, num_instances: int = 1, settings: Settings | None = None) -> None:
         self.cluster = Cluster(num_instances)
         self.cluster.up()
         self._folder = tempfile.TemporaryDirectory()
@@ -168,7 +168,7 @@ class Listener:
             LABELS,
             Access("127.0.0.1", 0, TOKEN, VIEW_TOKEN),
             self.audit,
-            Settings(),
+            settings or Settings(),
             metrics=lambda status: f"of {status.cluster}".encode(),
             metrics_type="text/plain; version=0.0.4",
         )
@@ -177,8 +177,10 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(num_instances: int = 1) -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
-    listener, over = Listener(num_instances), asyncio.Event()
+async def listening(
+    num_instances: int = 1, settings: Settings | None = None
+) -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
+    listener, over = Listener(num_instances, settings), asyncio.Event()
 
     async def work() -> None:
         await over.wait()

@@ -57,6 +57,10 @@ async def test_settings_are_shown(capsys: Captured) -> None:
     assert [(each["key"], each["value"]) for each in found["settings"]] == [
         ("migration.cooling_s", 30.0)
     ]
+    assert await llumctl("get", "migration.max_moves", "-o", "wide") == 0
+    wide = capsys.readouterr().out.splitlines()
+    assert wide[0].split() == ["KEY", "VALUE", "DEFAULT", "FROM", "ALLOWED", "MEANING"]
+    assert "default  0 to 1024" in wide[1]
     assert await llumctl("get", "-o", "name") == 0
     captured = capsys.readouterr()
     assert "migration.max_moves" in captured.out.split()
@@ -71,6 +75,10 @@ async def test_settings_are_changed(listener: Listener, capsys: Captured) -> Non
     assert await llumctl("set", *changes, "--dry-run") == 10
     assert capsys.readouterr().out.splitlines()[0].split() == ["KEY", "PREVIOUS", "WOULD-BE"]
     assert limits().max_moves == 4
+    listener.cluster.report("i-0", num_free_blocks=50, num_running=10)
+    assert await llumctl("set", "migration.destination_above_steps=100", "--dry-run") == 10
+    told = capsys.readouterr().err
+    assert told == "sources: none\ndestinations: none; no more: i-0\n"
     assert await llumctl("set", *changes, "-m", "less noise", "--if-revision", "0") == 0
     captured = capsys.readouterr()
     assert [line.split() for line in captured.out.splitlines()] == [

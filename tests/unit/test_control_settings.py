@@ -129,6 +129,49 @@ async def test_a_dry_run_changes_nothing(both: Both) -> None:
     assert audited(both) == []
 
 
+async def test_it_says_where_a_value_is_from_and_what_it_may_be(both: Both) -> None:
+    before = {each.key: each for each in (await listed(both)).settings}
+    assert {each.origin for each in before.values()} == {"default"}
+    assert before["scheduler.policy"].allowed.startswith("llumnix, ")
+    assert before["migration.max_moves"].allowed == "0 to 1024"
+    await patched(both, {"migration.max_moves": 2})
+    after = {each.key: each.origin for each in (await listed(both)).settings}
+    assert [key for key, origin in after.items() if origin == "set"] == ["migration.max_moves"]
+
+
+async def test_what_a_controller_was_started_with_is_told_from_what_was_set() -> None:
+    settings = Settings.model_validate({"migration": {"max_moves": 7, "cooling_s": 3.0}})
+    async with listening(1, settings=settings) as found:
+        await patched(found, {"migration.cooling_s": 4})
+        origins = {each.key: each.origin for each in (await listed(found)).settings}
+        assert origins["migration.max_moves"] == "start"
+        assert origins["migration.cooling_s"] == "set"
+
+
+async def test_a_dry_run_says_who_would_be_relieved_and_who_would_take(both: Both) -> None:
+    """By the statuses of now: i-0 has 50 free blocks for 10 requests, which is 80 steps."""
+    both[0].cluster.report("i-0", num_free_blocks=50, num_running=10)
+    both[0].cluster.report("i-1", num_free_blocks=99, num_running=1)
+    thresholds = {
+        "migration.source_below_steps": 100,
+        "migration.destination_above_steps": 2000,
+    }
+    found = await patched(both, thresholds, dry_run=True)
+    assert [(each.instance_id, each.freeness_steps) for each in found.roles] == [
+        ("i-0", 80.0),
+        ("i-1", 1584.0),
+    ]
+    assert [(each.now, each.then) for each in found.roles] == [
+        ("destination", "source"),
+        ("destination", "neither"),
+    ]
+    off = await patched(both, thresholds | {"migration.enabled": False}, dry_run=True)
+    assert [each.then for each in off.roles] == ["neither", "neither"]
+    other = await patched(both, {"migration.interval_s": 1}, dry_run=True)
+    assert (len(other.changes), other.roles) == (1, ())
+    assert (await patched(both, thresholds)).roles == ()
+
+
 async def test_what_is_so_already_is_no_change(both: Both) -> None:
     found = await patched(both, {"migration.max_moves": 4, "migration.cooling_s": 30})
     assert (found.changes, found.revision) == ((), 0)

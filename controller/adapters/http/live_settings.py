@@ -8,18 +8,31 @@ from dataclasses import dataclass
 
 from controller.adapters.http.errors import ApiError
 from controller.adapters.http.live_config import live_config
-from controller.api.settings.live_settings import SettingError, changed, live_settings
+from controller.api.settings.live_settings import (
+    LiveSetting,
+    SettingError,
+    changed,
+    live_settings,
+)
 from controller.api.settings.settings import Settings
 from controller.api.text.quantities import setting_value
 from controller.api.wire.settings import (
+    InstanceRole,
+    Origin,
     Setting,
     SettingChange,
     SettingChanges,
     SettingList,
     SettingsPatch,
 )
+from controller.core.dispatch.policies import POLICIES
+from controller.core.load.freeness import finite
+from controller.core.rescheduling.roles import may_differ
 from controller.runtime.controller.controller import Controller
 from controller.runtime.live_config import LiveConfig
+
+_NAMES = {"scheduler.policy": ", ".join(POLICIES)}
+"""The settings above cannot name what only the core knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +66,23 @@ class LiveSettings:
     def listed(self) -> SettingList:
         return SettingList(
             settings=tuple(
-                Setting(key=each.key, value=each.value, default=each.default, meaning=each.meaning)
+                Setting(
+                    key=each.key,
+                    value=each.value,
+                    default=each.default,
+                    meaning=each.meaning,
+                    origin=self._origin(each),
+                    allowed=_NAMES.get(each.key) or each.allowed,
+                )
                 for each in live_settings(self._settings).values()
             ),
             revision=self._controller.keeper.spec.revision,
         )
+
+    def _origin(self, setting: LiveSetting) -> Origin:
+        if setting.value == setting.default:
+            return "default"
+        return "set" if setting.key in self._controller.keeper.spec.settings else "start"
 
     def planned(self, patch: SettingsPatch) -> PlannedChanges:
         """Raises ApiError for an unknown key, one that cannot be changed, or a bad value, and
@@ -79,9 +104,31 @@ class LiveSettings:
         if changes:  # else it may be this patch that made the present revision
             keeper.check_revision(patch.if_revision)
         answer = SettingChanges(
-            dry_run=patch.dry_run, changes=changes, revision=keeper.spec.revision
+            dry_run=patch.dry_run,
+            changes=changes,
+            roles=self._roles(config) if patch.dry_run else (),
+            revision=keeper.spec.revision,
         )
         return PlannedChanges(patch, after, config, answer)
+
+    def _roles(self, config: LiveConfig) -> tuple[InstanceRole, ...]:
+        """What each instance is for rescheduling now, and would be by `config`."""
+        rescheduler = self._controller.rescheduler
+        now = rescheduler.config, rescheduler.levels
+        then = config.rescheduling, config.scheduler.levels
+        if not may_differ(now, then):
+            return ()
+        loads, found = rescheduler.roles(*then)
+        before = rescheduler.roles(*now)[1]
+        return tuple(
+            InstanceRole(
+                instance_id=load.instance_id,
+                freeness_steps=finite(load.freeness),
+                now=before[load.instance_id].value,
+                then=found[load.instance_id].value,
+            )
+            for load in loads
+        )
 
     def make(self, planned: PlannedChanges) -> SettingChanges:
         """Makes planned changes; nothing else may have changed settings since the plan. Raises

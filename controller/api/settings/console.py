@@ -11,8 +11,11 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ConsoleTable(Table):
-    """`[console]`: from where on the dashboard and `llumctl status` raise an alarm. 0: never."""
+    """`[console]`: whether the dashboard may change the cluster, and from where on it and `llumctl
+    status` raise an alarm. 0: never."""
 
+    readonly: bool = False
+    """The dashboard begins read-only; its key for that allows changes."""
     alarm_head_waited_s: Limit = 10.0
     """A request that is the first in its instance's queue and has waited that long is an alarm."""
     alarm_waiting_reqs: Count = 20

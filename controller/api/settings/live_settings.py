@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import ValidationError
 
+from controller.api.settings.allowed import allowed
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import Table
 from controller.api.wire.settings import SettingValue
@@ -39,6 +40,12 @@ class LiveSetting:
     value: SettingValue
     default: SettingValue
     meaning: str
+    table: type[Table]
+
+    @property
+    def allowed(self) -> str:
+        """Which values it may have, in words."""
+        return allowed(self.table, self.key.rpartition(".")[2])
 
 
 def live_settings(settings: Settings) -> dict[str, LiveSetting]:
@@ -79,7 +86,11 @@ def _of_table(prefix: str, table: Table, default: Table) -> Iterator[LiveSetting
     for field, info in type(table).model_fields.items():
         meaning = (info.description or "").replace("\n", " ")
         yield LiveSetting(
-            f"{prefix}.{field}", getattr(table, field), getattr(default, field), meaning
+            f"{prefix}.{field}",
+            getattr(table, field),
+            getattr(default, field),
+            meaning,
+            type(table),
         )
 
 

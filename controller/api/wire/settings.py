@@ -1,5 +1,7 @@
 """Wire models of the settings that may be changed while the cluster runs."""
 
+from typing import Literal
+
 from pydantic import ConfigDict, Field
 
 from controller.api.settings.bounds import MAX_REASON_CHARS
@@ -9,13 +11,21 @@ SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""
 
 
+Origin = Literal["default", "start", "set"]
+Role = Literal["source", "destination", "neither"]
+
+
 class Setting(WireModel):
-    """A setting that may be changed while the cluster runs."""
+    """A setting that may be changed while the cluster runs. `origin`: where its value is from: the
+    default, what the cluster was started with, or a change since. `allowed`: which values it may
+    have, in words. Older controllers tell neither."""
 
     key: str
     value: SettingValue = None
     default: SettingValue = None
     meaning: str = ""
+    origin: Origin | None = None
+    allowed: str = ""
 
 
 class SettingList(WireModel):
@@ -44,11 +54,24 @@ class SettingChange(WireModel):
     value: SettingValue = None
 
 
+class InstanceRole(WireModel):
+    """What an instance is for the rounds of rescheduling now, and what it would be: one that is
+    relieved of requests, or one that may take some. `freeness_steps`: as it would be; null for a
+    draining instance."""
+
+    instance_id: str
+    freeness_steps: float | None = None
+    now: Role
+    then: Role
+
+
 class SettingChanges(WireModel):
-    """`revision`: the one that these changes made, or the present one if nothing changed."""
+    """`revision`: the one that these changes made, or the present one if nothing changed. `roles`:
+    of all instances that report, in a dry run of changes that may give an instance another one."""
 
     schema_version: int = SCHEMA_VERSION
     dry_run: bool = False
     changes: tuple[SettingChange, ...]
     """The settings whose value has changed."""
+    roles: tuple[InstanceRole, ...] = ()
     revision: int = 0

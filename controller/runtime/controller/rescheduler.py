@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.snapshot import Level
@@ -18,6 +18,7 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.cooling import Cooling
 from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, Pair, pair
+from controller.core.rescheduling.roles import Role, roles
 from controller.core.scheduler import GlobalScheduler
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
@@ -82,7 +83,7 @@ class Rescheduler:
 
     def round(self) -> tuple[Pair, ...]:
         now_s, round_id = self._now_s(), f"round-{self._epoch}-{next(self._numbers)}"
-        loads = self._loads(now_s)
+        loads = self._loads(now_s, self._config, self.levels)
         left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
         pairs = pair(loads, self._config, left_out)
         if pairs:
@@ -114,12 +115,22 @@ class Rescheduler:
     def instance_died(self, instance_id: str) -> None:
         self._ordered.discard(instance_id)
 
-    def _loads(self, now_s: float) -> list[InstanceLoad]:
+    def roles(
+        self, config: ReschedulingConfig, levels: Sequence[Level]
+    ) -> tuple[Sequence[InstanceLoad], Mapping[str, Role]]:
+        """How the instances would be seen, and what each would be, by another configuration, with
+        the statuses that a round would look at now."""
+        loads = self._loads(self._now_s(), config, levels)
+        return loads, roles(loads, config)
+
+    def _loads(
+        self, now_s: float, config: ReschedulingConfig, levels: Sequence[Level]
+    ) -> list[InstanceLoad]:
         return [
             InstanceLoad.of(
                 record.snapshot,
-                self.levels,
-                may_send=self._config.enabled or record.snapshot.draining,
+                levels,
+                may_send=config.enabled or record.snapshot.draining,
                 may_receive=not self._cooling.remaining_s(record.instance_id, now_s),
             )
             for record in self._scheduler.instances.values()

@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input
 
 from controller.api.errors import AnswerLostError, ConflictError, RefusedError
+from controller.api.settings.console import ConsoleTable
 from controller.api.wire.models import StatusFrame
 from controller.api.wire.operations import (
     DrainRequest,
@@ -337,6 +338,15 @@ async def test_read_only_from_the_start_is_for_good() -> None:
         await bed.press("d")
         assert "no drain now: this dashboard was started with --readonly" in await bed.bottom()
         assert bed.control.plans == []
+
+
+async def test_read_only_by_the_configuration_file_until_the_key_allows_changes() -> None:
+    async with acting(limits=ConsoleTable(readonly=True)) as bed:
+        assert "[READ]" in await drawn(bed.pilot)
+        await bed.press("u")
+        assert "no undrain now: read-only: R allows changes" in await bed.bottom()
+        await bed.press("R", "u")
+        assert len(bed.control.calls) == 1
 
 
 @presses("undo")

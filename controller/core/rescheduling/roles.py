@@ -1,0 +1,53 @@
+"""Which instances a round relieves, and which may take from them: what a change of thresholds is
+about, so that it can be seen before the change is made."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from controller.core.load.snapshot import Level
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
+
+
+class Role(StrEnum):
+    SOURCE = "source"
+    DESTINATION = "destination"
+    NEITHER = "neither"
+
+
+def roles(loads: Sequence[InstanceLoad], config: ReschedulingConfig) -> Mapping[str, Role]:
+    """By instance id. The pairing `balanced` knows no thresholds: there the pairs of a round say
+    who is what."""
+    if config.pairing == "defrag":
+        sources = {load.instance_id for load in loads if is_source(load, config)}
+        destinations = {load.instance_id for load in loads if is_destination(load, config)}
+    else:
+        pairs = pair(loads, config)
+        sources = {each.source_id for each in pairs}
+        destinations = {each.destination_id for each in pairs}
+    return {
+        load.instance_id: Role.SOURCE
+        if load.instance_id in sources
+        else Role.DESTINATION
+        if load.instance_id in destinations
+        else Role.NEITHER
+        for load in loads
+    }
+
+
+def may_differ(
+    before: tuple[ReschedulingConfig, Sequence[Level]],
+    after: tuple[ReschedulingConfig, Sequence[Level]],
+) -> bool:
+    """Whether the two can give an instance different roles, however it is loaded."""
+    return _deciding(*before) != _deciding(*after)
+
+
+def _deciding(config: ReschedulingConfig, levels: Sequence[Level]) -> tuple[object, ...]:
+    return (
+        config.enabled,
+        config.pairing,
+        config.source_below_steps,
+        config.destination_above_steps,
+        *((level.rank, level.target_load_tokens) for level in levels),
+    )
