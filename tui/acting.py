@@ -1,21 +1,24 @@
 """From a key to an order: the one way by which the dashboard changes the cluster."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from textual.screen import Screen
 
 from controller.api.wire.models import ClusterStatus
 from tui.actions import log
+from tui.actions.aborts import Abort
 from tui.actions.choice import Choices
-from tui.actions.drains import Drain, Undrain
+from tui.actions.drains import Undrain, drains
 from tui.actions.lock import why_locked
-from tui.actions.order import Order, Planned
+from tui.actions.order import Order, Planned, Together
 from tui.actions.outbox import Phase
 from tui.actions.registry import Danger, action_of
 from tui.actions.requests import destinations, levels
+from tui.actions.restarts import Restart
 from tui.actions.scaling import Scale
 from tui.actions.session_orders import SessionOrders
+from tui.actions.several import Several
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.format import Tone
@@ -23,15 +26,17 @@ from tui.feed.caller import Caller
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 
-Make = Callable[[Target, ClusterStatus], Order | Choices]
+Make = Callable[[Sequence[Target], ClusterStatus], Sequence[Order] | Choices]
 
 ORDERS: Mapping[str, Make] = {
-    "drain": lambda target, _: Drain(target.instance_id),
-    "undrain": lambda target, _: Undrain(target.instance_id),
-    "priority": lambda target, status: levels(target.request_id, status),
-    "migrate": lambda target, status: destinations(target.request_id, target.instance_id, status),
+    "drain": lambda targets, _: drains([each.instance_id for each in targets]),
+    "undrain": lambda targets, _: [Undrain(each.instance_id) for each in targets],
+    "restart": lambda targets, _: [Restart(each.instance_id) for each in targets],
+    "abort": lambda targets, _: [Abort(each.request_id) for each in targets],
+    "priority": levels,
+    "migrate": destinations,
 }
-"""By the action's id: the order for a row, or what it is chosen from."""
+"""By the action's id: the orders for rows, one for each, or what they are chosen from."""
 
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
@@ -64,17 +69,28 @@ class Acting:
             replays=self._replays,
         )
 
-    def act(self, action_id: str, target: Target) -> None:
-        """Begins what the action does to the row's instance or request, as it was when the key was
-        pressed."""
+    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
+        """Begins what the action does to the rows' instances or requests, as they were when the key
+        was pressed. What is done to marked rows is asked first in any case: the cursor may be
+        elsewhere."""
         change, status = action_of(action_id).change, self._console.present.status
         assert change is not None
+        found = {each.of(change.target): each for each in targets if each.of(change.target)}
         if locked := self.locked():
             self._console.say(f"no {action_id} now: {locked}", Tone.BAD)
-        elif not target.of(change.target):
-            self._console.say(f"this row is about no {change.target}")
+        elif not found:
+            rows = "the marked rows are" if marked else "this row is"
+            self._console.say(f"{rows} about no {change.target}")
+        elif len(found) > 1 and not change.several:
+            off = self._key("back")
+            self._console.say(f"{action_id} one at a time: {off} takes the marks off")
         elif status is not None:
-            self._begin(ORDERS[action_id](target, status))
+            orders = ORDERS[action_id](list(found.values()), status)
+            if isinstance(orders, Choices) or not (marked or len(orders) > 1):
+                self._begin(orders if isinstance(orders, Choices) else orders[0])
+            else:
+                asked = Several(cast(Sequence[Planned], orders), f"{change.target}s")
+                self._push(ConfirmScreen(asked), self._give)
 
     def scale(self, number: str) -> None:
         """`number`: of instances, as `llumctl scale` takes it."""
@@ -127,12 +143,13 @@ class Acting:
         elif status is not None:
             self._give(order.at(status.revision), undoes)
 
-    def _give(self, order: Order | None, undoes: int) -> None:
-        if order is None:
+    def _give(self, agreed: Order | Together | None, undoes: int = 0) -> None:
+        if agreed is None:
             return
         now_s = self._console.source.now_s()
         time_s = self._console.present.controller_time_s(now_s) or 0.0
-        self.orders.order(order, now_s, time_s, undoes)
+        for order in agreed.orders if isinstance(agreed, Together) else (agreed,):
+            self.orders.order(order, now_s, time_s, undoes)
         self.pump()
 
     def _read_only(self) -> str:

@@ -239,8 +239,8 @@ class Dashboard(App[None]):
     def ask(self, question: Work, then: Then) -> None:
         self.acting.orders.ask(question, then)
 
-    def act(self, action_id: str, target: Target) -> None:
-        self.acting.act(action_id, target)
+    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
+        self.acting.act(action_id, *targets, marked=marked)
 
     def scale(self, number: str) -> None:
         self.acting.scale(number)

@@ -59,7 +59,7 @@ class Console(Protocol):
     def locked(self) -> str:
         """Why nothing may be changed now; else empty."""
 
-    def act(self, action_id: str, target: Target) -> None:
+    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
         """Begins an action that changes the cluster, or says why it does not."""
 
     def scale(self, number: str) -> None: ...

@@ -21,6 +21,8 @@ class Options:
     """When there is an alarm, and whether the session begins read-only."""
     readonly: bool = False
     """Nothing can be changed in this session."""
+    in_browser: bool = False
+    """Whoever looks has no terminal here: nothing that needs one, no commands of the operator's."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

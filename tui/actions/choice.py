@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.api.client import ControlClient
-from tui.actions.order import Order
+from tui.actions.order import Order, Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Choice:
 
     name: str
     text: str
-    order: Order
+    order: Order | Together
     estimate: Callable[[ControlClient], Estimate] | None = None
 
 

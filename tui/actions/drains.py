@@ -1,11 +1,13 @@
 """Orders to empty an instance, and to take that back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from controller.api.client import ControlClient
 from controller.api.errors import LastInstanceError
 from controller.api.text import drains as words
+from controller.api.wire.models import ClusterStatus
 from controller.api.wire.operations import (
     DrainReport,
     DrainRequest,
@@ -48,20 +50,17 @@ class Drain:
 
     def plan(self, client: ControlClient) -> Plan:
         """The last instance is drained only by its name."""
-        name = ""
+        name, others = "", self.wanted.with_ids
+        asked = DrainRequest(dry_run=True, with_ids=others)
         try:
-            report = client.drain(self.instance_id, DrainRequest(dry_run=True))
+            report = client.drain(self.instance_id, asked)
         except LastInstanceError:
             name = self.instance_id
-            report = client.drain(self.instance_id, DrainRequest(dry_run=True, force=True))
+            report = client.drain(self.instance_id, asked.model_copy(update={"force": True}))
         if not report.changes:
             return Plan((f"{self.instance_id} is being drained already",), None)
-        lines = (
-            words.would_move(report),
-            words.capacity(client.status(), (self.instance_id,)),
-            *(departure(each) for each in report.plan),
-        )
-        wanted = DrainRequest(force=bool(name), if_revision=report.revision)
+        wanted = DrainRequest(force=bool(name), if_revision=report.revision, with_ids=others)
+        lines = emptying(report, client.status(), others)
         return Plan(lines, Drain(self.instance_id, wanted), name)
 
     def post(self, client: ControlClient, key: str) -> DrainReport:
@@ -82,10 +81,15 @@ class Undrain:
     action_id: ClassVar[str] = "undrain"
     lane: ClassVar[str] = SPEC
     takes_s: ClassVar[float] = 0.0
+    word: ClassVar[str] = "Undrain"
 
     @property
     def title(self) -> str:
         return f"undrain {self.instance_id}"
+
+    @property
+    def question(self) -> str:
+        return f"Undrain {self.instance_id}?"
 
     @property
     def command(self) -> str:
@@ -98,6 +102,12 @@ class Undrain:
     def at(self, revision: int) -> "Undrain":
         return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
+    def plan(self, client: ControlClient) -> Plan:
+        """Needed for several at once only: one is taken back without a question."""
+        report = client.undrain(self.instance_id, UndrainRequest(dry_run=True))
+        order = Undrain(self.instance_id, UndrainRequest(if_revision=report.revision))
+        return Plan((f"{self.instance_id} would get requests again",), order)
+
     def post(self, client: ControlClient, key: str) -> DrainReport:
         return client.undrain(self.instance_id, self.wanted, key=key)
 
@@ -106,6 +116,25 @@ class Undrain:
 
     def outcome(self, _: DrainReport) -> Outcome:
         return Outcome("it gets requests again", Drain(self.instance_id))
+
+
+def drains(instance_ids: Sequence[str]) -> list[Drain]:
+    """One for each; none of them is where the requests of another would go."""
+    return [
+        Drain(each, DrainRequest(with_ids=tuple(i for i in instance_ids if i != each)))
+        for each in instance_ids
+    ]
+
+
+def emptying(
+    report: DrainReport, status: ClusterStatus, others: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What emptying an instance would take, and what would be left; `others` are emptied too."""
+    return (
+        words.would_move(report),
+        words.capacity(status, (report.instance_id, *others)),
+        *(departure(each) for each in report.plan),
+    )
 
 
 def departure(item: PlannedDeparture) -> str:

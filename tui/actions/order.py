@@ -56,18 +56,25 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Orders that the operator gave at once: each is sent, and logged, as one of its own."""
+
+    orders: tuple[Order, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What an order would do, by the control API's dry run. `order`: the one to give, at the
-    revision of the plan; None if there is nothing to do."""
+    """What an order would do, by the control API's dry run. The first line says it in short.
+    `order`: the one to give, at the revision of the plan; None if there is nothing to do."""
 
     lines: tuple[str, ...]
-    order: Order | None
+    order: Order | Together | None
     name_to_type: str = ""
     """What an operator must type to have it; empty: `y` is enough."""
 
 
-class Planned(Order, Protocol):
-    """An order that is given only after its plan was shown."""
+class Asked(Protocol):
+    """What is agreed to only after its plan was shown."""
 
     @property
     def question(self) -> str:
@@ -78,3 +85,7 @@ class Planned(Order, Protocol):
         """What the button that gives the order says."""
 
     def plan(self, client: ControlClient) -> Plan: ...
+
+
+class Planned(Order, Asked, Protocol):
+    """An order that is given only after its plan was shown."""

@@ -43,6 +43,8 @@ class Change:
     target: Kind
     command: str
     danger: Danger = Danger.NONE
+    several: bool = True
+    """Whether it may be done to all marked rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,12 @@ ACTIONS: tuple[Action, ...] = (
         Place.TABLE,
         footer="detail",
     ),
-    Action("back", ("escape",), "back", "zoom off, then back to the instances", Place.MAIN),
+    Action("back", ("escape",), "back", "marks off, zoom off, to the instances", Place.MAIN),
     Action(
         "back_main",
         ("escape", "backspace"),
         "back",
-        "back to the screen before",
+        "marks off, then back to the screen before",
         Place.DETAIL,
         "back",
     ),
@@ -124,6 +126,23 @@ ACTIONS: tuple[Action, ...] = (
         Place.ROWS,
         change=Change(Kind.REQUEST, "llumctl migrate REQUEST --to ID", Danger.CHOOSE),
     ),
+    Action(
+        "abort",
+        ("a",),
+        "act('abort')",
+        "end the request of this row",
+        Place.ROWS,
+        change=Change(Kind.REQUEST, "llumctl abort REQUEST", Danger.CONFIRM),
+    ),
+    Action(
+        "restart",
+        ("r",),
+        "act('restart')",
+        "empty the instance of this row, then replace its process",
+        Place.ROWS,
+        change=Change(Kind.INSTANCE, "llumctl restart ID", Danger.CONFIRM, several=False),
+    ),
+    Action("mark", ("x",), "mark", "mark this row, or not: keys act on all marked", Place.ROWS),
     Action(
         "scale",
         (),

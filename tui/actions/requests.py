@@ -1,6 +1,8 @@
-"""Orders about one request: another priority, another instance; and what they are chosen from."""
+"""Orders about requests: another priority, another instance; and what they are chosen from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from controller.api.client import ControlClient
@@ -9,9 +11,12 @@ from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from controller.api.wire.operations import PriorityReport, PriorityRequest
 from tui.actions.choice import Choice, Choices, Estimate
-from tui.actions.order import Outcome
+from tui.actions.order import Outcome, Together
+from tui.actions.target import Target
 from tui.drawing import format as fmt
 
+MAX_ESTIMATES = 20
+"""Marked requests of which the controller is asked what moving them would take."""
 MOVE_TAKES_S = 60.0
 """How long the controller waits for the end of a move before it answers that the move goes on."""
 
@@ -103,36 +108,64 @@ class Migrate:
         return Outcome(text, Migrate(self.request_id, report.from_instance_id))
 
 
-def levels(request_id: str, status: ClusterStatus) -> Choices:
+def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
     """The priority levels, the highest first."""
     ranked = sorted(status.levels, key=lambda level: (-level.rank, level.name))
     return Choices(
-        f"Which priority for {request_id}?",
+        f"Which priority for {_those(targets)}?",
         tuple(
-            Choice(level.name, f"rank {level.rank}", SetPriority(request_id, level.name))
+            Choice(
+                level.name,
+                f"rank {level.rank}",
+                Together(tuple(SetPriority(each.request_id, level.name) for each in targets)),
+            )
             for level in ranked
         ),
     )
 
 
-def destinations(request_id: str, source_id: str, status: ClusterStatus) -> Choices:
-    """The other instances that serve, the freest first."""
+def destinations(targets: Sequence[Target], status: ClusterStatus) -> Choices:
+    """The instances that serve and do not have all of the requests, the freest first."""
+    sources = {each.instance_id for each in targets}
     found = [
         item
         for item in status.instances
-        if item.id != source_id and item.state is InstanceState.ACTIVE
+        if sources != {item.id} and item.state is InstanceState.ACTIVE
     ]
     found.sort(key=lambda item: -(item.freeness_steps or 0.0))
+    where = next(iter(sources)) if len(sources) == 1 else "where they are"
     return Choices(
-        f"Move {request_id} from {source_id or 'where it is'} to?",
+        f"Move {_those(targets)} from {where or 'where it is'} to?",
         tuple(
             Choice(
                 item.id,
                 f"freeness {fmt.number(item.freeness_steps)},"
                 f" {fmt.number(item.num_free_blocks)} blocks free",
-                (order := Migrate(request_id, item.id)),
-                order.estimate,
+                Together(moves := _moves(targets, item.id)),
+                partial(estimate, moves),
             )
             for item in found
         ),
     )
+
+
+def estimate(moves: Sequence[Migrate], client: ControlClient) -> Estimate:
+    """What all of the moves would take; why not, for those that cannot be made."""
+    if len(moves) == 1:
+        return moves[0].estimate(client)
+    found = [(each, each.estimate(client)) for each in moves[:MAX_ESTIMATES]]
+    texts = [f"{each.request_id} {told.text}" for each, told in found]
+    if len(moves) > len(found):
+        texts.append(f"and {len(moves) - len(found)} more")
+    can = sum(told.possible for _, told in found)
+    return Estimate(f"{can} of {len(found)} can: {'; '.join(texts)}", possible=can > 0)
+
+
+def _moves(targets: Sequence[Target], to: str) -> tuple[Migrate, ...]:
+    return tuple(Migrate(each.request_id, to) for each in targets if each.instance_id != to)
+
+
+def _those(targets: Sequence[Target]) -> str:
+    """`r1`, or `2 requests (r1, r2)`."""
+    ids = [each.request_id for each in targets]
+    return ids[0] if len(ids) == 1 else f"{len(ids)} requests ({', '.join(ids)})"

@@ -1,6 +1,7 @@
 """What the dashboard's screens share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from textual.screen import Screen
 
@@ -11,6 +12,7 @@ from tui.console import Console, console_of
 from tui.panes import alarm_line, header, replay_bar
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
+from tui.widgets.table_view import TableView
 
 
 class PaintedScreen(Screen[None]):
@@ -30,8 +32,28 @@ class PaintedScreen(Screen[None]):
         """What the row under the cursor is about."""
         return NOTHING
 
+    def marks(self) -> TableView[Any] | None:
+        """The table with the focus, if its rows can be marked."""
+        return None
+
     def action_act(self, action_id: str) -> None:
-        self.console.act(action_id, self.target())
+        """Acts on the marked rows of that table; without any, on the row under the cursor."""
+        table = self.marks()
+        marked = table.marked if table is not None else ()
+        if marked:
+            self.console.act(action_id, *marked, marked=True)
+        else:
+            self.console.act(action_id, self.target())
+
+    def action_mark(self) -> None:
+        table = self.marks()
+        if table is None or not table.toggle_mark():
+            self.console.say("this row is nothing to mark")
+
+    def unmark(self) -> bool:
+        """Takes all marks off; whether there were any."""
+        table = self.marks()
+        return table is not None and table.unmark()
 
     def action_scale(self, number: str) -> None:
         self.console.scale(number)

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
 from tui.actions.choice import Choice, Choices, Estimate
-from tui.actions.order import Order
+from tui.actions.order import Order, Together
 from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
@@ -46,7 +46,7 @@ COLUMNS: tuple[Column[ChoiceRow], ...] = (
 )
 
 
-class ChooseScreen(ModalScreen[Order | None]):
+class ChooseScreen(ModalScreen[Order | Together | None]):
     """Ends with the chosen order, or with None. The choices are those of the moment of the key, and
     keep their places."""
 

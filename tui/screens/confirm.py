@@ -10,7 +10,7 @@ from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
-from tui.actions.order import Order, Plan, Planned
+from tui.actions.order import Asked, Order, Plan, Together
 from tui.actions.registry import Place, bindings
 from tui.console import Console, console_of
 from tui.drawing.format import ASCII, Line, Span, Tone
@@ -21,7 +21,7 @@ FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
 
 
-class ConfirmScreen(ModalScreen[Order | None]):
+class ConfirmScreen(ModalScreen[Order | Together | None]):
     """Ends with the order to give, which carries the plan's revision, or with None.
 
     The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it
@@ -33,7 +33,7 @@ class ConfirmScreen(ModalScreen[Order | None]):
         Binding("ctrl+c,ctrl+q", "app.quit", show=False),
     ]
 
-    def __init__(self, order: Planned) -> None:
+    def __init__(self, order: Asked) -> None:
         super().__init__()
         self.wanted = order
         self.found: Plan | None = None

@@ -84,6 +84,9 @@ class DashboardScreen(PaintedScreen):
     def target(self) -> Target:
         return self.table(self.view.focused).target
 
+    def marks(self) -> TableView[Any]:
+        return self.table(self.view.focused)
+
     # Drawing
 
     def show(self) -> None:
@@ -223,8 +226,9 @@ class DashboardScreen(PaintedScreen):
     # Keys
 
     def action_back(self) -> None:
-        self.view.back()
-        self.show()
+        if not self.unmark():
+            self.view.back()
+            self.show()
 
     def action_sort(self) -> None:
         self.view.sort_by_next()

@@ -92,7 +92,8 @@ class DetailScreen(PaintedScreen):
     # Keys
 
     def action_back(self) -> None:
-        self.dismiss()
+        if not self.unmark():
+            self.dismiss()
 
     def action_sort(self) -> None:
         names = self.sorts

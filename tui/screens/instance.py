@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 
@@ -76,6 +76,10 @@ class InstanceScreen(DetailScreen):
         """The instance, and the request under the cursor."""
         table = self.focused if isinstance(self.focused, TableView) else self.table("requests")
         return Target(self.instance_id, table.target.request_id)
+
+    def marks(self) -> TableView[Any] | None:
+        """Requests can be marked, but nothing is done to what was."""
+        return self.table("requests") if self.focused_table == "requests" else None
 
     def show(self) -> None:
         if not self.is_mounted or not self.size.width:

@@ -96,6 +96,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         self.cursor_id: str | None = None
         self.held = False
         """Whether the cursor stays with its row; else it lies at the top."""
+        self._marks: dict[str, str] = {}
+        """By the ids of marked rows what each was about: a queue's head is another request soon."""
         self._wanted_id: str | None = None
         self._columns = columns
         self._glyphs = glyphs
@@ -126,6 +128,9 @@ class TableView(Widget, Generic[Item], can_focus=True):
             self._caption = caption
             self.refresh()
         self.items = items
+        if self._marks:
+            subjects = {item.id: item.target.subject for item in items}
+            self._marks = {k: v for k, v in self._marks.items() if subjects.get(k) == v}
         if any(item.id == self._wanted_id for item in items):
             self.cursor_id, self.held, self._wanted_id = self._wanted_id, True, None
         if follow:
@@ -152,6 +157,28 @@ class TableView(Widget, Generic[Item], can_focus=True):
     def target(self) -> Target:
         """What the row under the cursor is about."""
         return self.items[self._cursor].target if self.items else NOTHING
+
+    @property
+    def marked(self) -> tuple[Target, ...]:
+        """What the marked rows are about, from the top."""
+        return tuple(item.target for item in self.items if item.id in self._marks)
+
+    def toggle_mark(self) -> bool:
+        """Marks the row under the cursor, or not any more; False: it is about nothing to act on."""
+        target = self.target
+        if self.cursor_id is None or not (target.instance_id or target.request_id):
+            return False
+        self.held = True
+        if self._marks.pop(self.cursor_id, None) is None:
+            self._marks[self.cursor_id] = target.subject
+        self._repaint()
+        return True
+
+    def unmark(self) -> bool:
+        """Takes all marks off; whether there were any."""
+        were, self._marks = bool(self._marks), {}
+        self._repaint()
+        return were
 
     @property
     def position(self) -> str:
@@ -183,7 +210,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         last = min(len(self.items), self._top + self._num_visible())
         return [
             (
-                table.cells(self._placed, item, self._glyphs, self._note_of(item)),
+                _marked(item.id in self._marks)
+                + table.cells(self._placed, item, self._glyphs, self._note_of(item)),
                 self._top + place == self._cursor,
             )
             for place, item in enumerate(self.items[self._top : last])
@@ -239,7 +267,8 @@ class TableView(Widget, Generic[Item], can_focus=True):
         rule = self._glyphs.rule
         tone = Tone.STRONG if self.has_focus else Tone.DIM
         position = (Span(f"  {self.position}", Tone.DIM),) if self.position else ()
-        title = (Span(f"{rule} ", tone), *self._title, *position)
+        marks = (Span(f"  {len(self._marks)} marked", Tone.STRONG),) if self._marks else ()
+        title = (Span(f"{rule} ", tone), *self._title, *marks, *position)
         space = self.size.width - fmt.width_of(title) - 1
         return (*title, Span(f" {rule * max(0, space)}", tone))
 
@@ -317,6 +346,10 @@ def _spaced(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
     gap = Span(" " * table.GAP)
     heads = table.titles(placed, glyphs)
     return tuple(span for head in heads for span in (head, gap))
+
+
+def _marked(is_marked: bool) -> Cells:
+    return ((0, Span("*", Tone.STRONG)),) if is_marked else ()
 
 
 def _joined(cells: Cells) -> Line:

@@ -130,11 +130,11 @@ async def test_the_screens_name_the_keys_in_force() -> None:
     wanted = keymap.checked(
         {
             "sort": "o",
-            "events_expand": "x",
+            "events_expand": "b",
             "events_follow": "f",
             "pane_queue": "f1",
             "help": "h",
-            "help_close": "x",
+            "help_close": "b",
         }
     )
     async with dashboard(source, (100, 60), keymap=wanted) as (app, pilot):
@@ -145,16 +145,16 @@ async def test_the_screens_name_the_keys_in_force() -> None:
         bottom = text.splitlines()[-1]
         assert " o sort " in bottom
         assert " h help " in bottom
-        assert "[x] expand" in text
+        assert "[b] expand" in text
         assert "[f]ollow" in text
         assert "f1 Queue heads" in text
         await pilot.press("h")
         assert isinstance(app.screen, HelpScreen)
         text = await drawn(pilot)
-        assert "Help  (x closes)" in text
+        assert "Help  (b closes)" in text
         lines = [line.split() for line in text.splitlines()]
         assert ["o", "sort", "by", "the", "next", "column"] in lines
-        await pilot.press("x")
+        await pilot.press("b")
         assert isinstance(app.screen, DashboardScreen)
 
 

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from controller.api.wire.models import ClusterStatus, PingFrame, StatusFrame
-from tests.unit.tui import test_tui_acting, test_tui_replay_keys
+from tests.unit.tui import test_tui_acting, test_tui_marks, test_tui_replay_keys
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
@@ -36,6 +36,7 @@ from tui.screens.request import RequestScreen
 
 def test_every_key_is_pressed_by_a_test() -> None:
     assert test_tui_acting is not None
+    assert test_tui_marks is not None
     assert test_tui_replay_keys is not None
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
@@ -593,13 +594,13 @@ async def test_quit(source: FakeSource, key: str) -> None:
 
 
 async def test_keys_can_be_rebound_by_action_id(source: FakeSource) -> None:
-    async with dashboard(source, keymap={"sort": "x", "row_down": "n,ctrl+n"}) as (app, pilot):
+    async with dashboard(source, keymap={"sort": "b", "row_down": "n,ctrl+n"}) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press("s")
         assert "sort:freeness^" in await drawn(pilot)
-        await pilot.press("x")
+        await pilot.press("b")
         assert "sort:id^" in await drawn(pilot)
-        assert " x sort " in (await drawn(pilot)).splitlines()[-1]
+        assert " b sort " in (await drawn(pilot)).splitlines()[-1]
         first = cursor(app)
         await pilot.press("n")
         assert cursor(app) != first

@@ -3,15 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from controller.api.errors import LastInstanceError, NoSuchCallError
-from controller.api.wire.models import ClusterStatus
+from controller.api.errors import LastInstanceError, NoSuchCallError, RefusedError
+from controller.api.wire.models import ClusterStatus, RequestState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.wire.operations import (
+    AbortReport,
+    AbortRequest,
     DrainReport,
     DrainRequest,
     PlannedDeparture,
     PriorityReport,
     PriorityRequest,
+    RestartRequest,
     ScaleReport,
     ScaleRequest,
     UndrainRequest,
@@ -34,6 +37,8 @@ class FakeControl:
     full: tuple[str, ...] = ()
     """Instances to which nothing can move."""
     departures: int = 2
+    over: tuple[str, ...] = ()
+    """Requests that have ended."""
     calls: list[Asked] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     plans: list[Asked] = field(default_factory=list)
@@ -97,6 +102,38 @@ class FakeControl:
             ),
         )
 
+    def restart(self, instance_id: str, wanted: RestartRequest, *, key: str = "") -> DrainReport:
+        self._note("restart", instance_id, wanted, key)
+        if instance_id in self.last and not wanted.force:
+            raise LastInstanceError(f"{instance_id} is the last one")
+        self.revision += not wanted.dry_run
+        report = DrainReport(
+            instance_id=instance_id,
+            state="active" if wanted.dry_run else "draining",
+            num_requests_left=self.departures,
+            dry_run=wanted.dry_run,
+            restarts_instance=True,
+            revision=self.revision,
+            changes=True,
+        )
+        return self._done(key, report)
+
+    def abort(self, reference: str, wanted: AbortRequest, *, key: str = "") -> AbortReport:
+        self._note("abort", reference, wanted, key)
+        if reference in self.over:
+            raise RefusedError(f"request {reference} is over")
+        report = AbortReport(
+            request_id=reference,
+            client_id="mine",
+            request_ids=(reference, f"{reference}-b"),
+            level="high",
+            state=RequestState.RUNNING,
+            instance_id="i-3",
+            num_output_tokens=40,
+            dry_run=wanted.dry_run,
+        )
+        return self._done(key, report)
+
     def scale(self, wanted: ScaleRequest, *, key: str = "") -> ScaleReport:
         self._note("scale", "", wanted, key)
         target = wanted.target if wanted.target is not None else 12 + (wanted.change or 0)
@@ -138,7 +175,7 @@ class FakeControl:
 
     def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
         self._note("undrain", instance_id, wanted, key)
-        self.revision += 1
+        self.revision += not wanted.dry_run
         report = DrainReport(
             instance_id=instance_id, state="active", revision=self.revision, changes=True
         )
