@@ -3,10 +3,13 @@ HYPOTHESIS_PROFILE=full. What fails is printed with the decorator that draws it 
 
 import gc
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 import tests.environment  # noqa: F401  before any other conftest changes it
+from tests import lanes
 
 settings.register_profile("quick", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("full", settings.get_profile("quick"), max_examples=300)
@@ -19,3 +22,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return lanes.scheduler(config, log)

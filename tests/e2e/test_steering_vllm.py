@@ -92,10 +92,12 @@ def bodies(count: int, num_prompt: int, num_output: int, num_more: int = 0) -> B
 
 
 def unmoved(cluster: Cluster, client: ControlClient, bodies: Bodies) -> list[list[Read]]:
-    """As they are where nothing moves."""
+    """As they are where nothing moves. The controller knows that they ended before others come:
+    until then it dispatches away from the instance where the longest was."""
     change(client, {"migration.enabled": False})
     found = [stream.result() for stream in [Completion(cluster, body) for body in bodies]]
     change(client, {"migration.enabled": True})
+    cluster.wait_quiet()
     return found
 
 

@@ -1,6 +1,7 @@
 """Unit tests run without Ray, vLLM and a cluster's head, and without processes of their own unless
 they are marked so: a test that starts one by accident fails at once."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 NOT_STARTED = {"controller.main.head", "ray", "vllm"}
+_homes = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +34,13 @@ def _no_engines(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 
 
 @pytest.fixture(autouse=True)
-def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is configured and no cluster runs; nothing of the user's is seen or touched."""
+def _empty_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is configured and no cluster runs; nothing of the user's is seen or touched.
+
+    Few tests write there. A folder for each of thousands would take longer to make and to delete
+    than most of them take."""
+    home = tmp_path_factory.getbasetemp() / f"home-{next(_homes)}"
     for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))

@@ -185,6 +185,14 @@ async def listening(
     async def work() -> None:
         await over.wait()
 
+    server = listener.server._server
+
+    async def look_often() -> None:
+        """uvicorn's own loop takes up to 0.1 s to see that it should end."""
+        while not server.should_exit:
+            await asyncio.sleep(0.005)
+
+    server.main_loop = look_often  # type: ignore[method-assign]
     serving = asyncio.create_task(listener.server.run_beside(work()))
     try:
         async with httpx.AsyncClient(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.api.state import run_state
 from controller.api.wire.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, instance, remember
@@ -225,8 +226,8 @@ def test_usage_errors(arguments: list[str], capsys: Captured) -> None:
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_corrupt_run_state(capsys: Captured, tmp_path: Path) -> None:
+def test_corrupt_run_state(capsys: Captured) -> None:
     remember("http://127.0.0.1:1")
-    (tmp_path / "state" / "llumctl" / "default" / "run.json").write_text("{")
+    (run_state.state_dir("default") / "run.json").write_text("{")
     assert run(["status"]) == 1
     assert "is corrupt" in capsys.readouterr().err

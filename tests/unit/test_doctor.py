@@ -184,16 +184,16 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(doctor_resources.shm_check(str(tmp_path))) == ("warn", True)
 
 
-def test_state_folder(tmp_path: Path) -> None:
+def test_state_folder() -> None:
     assert "not made yet" in doctor.state_dir_check("default").what
     remember("http://127.0.0.1:1")
-    folder = tmp_path / "state" / "llumctl" / "default"
+    folder = run_state.state_dir("default")
     assert verdict(doctor.state_dir_check("default")) == ("ok", False)
     (folder / "run.json").chmod(0o644)
     assert doctor.state_dir_check("default").cure == f"chmod go-rwx {folder / 'run.json'}"
 
 
-def test_run_state(tmp_path: Path) -> None:
+def test_run_state() -> None:
     assert doctor.run_state_check("default")[1].result is CheckResult.OK
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -205,7 +205,7 @@ def test_run_state(tmp_path: Path) -> None:
         state, check = doctor.run_state_check("default")
     assert state is not None
     assert "is running at http://127.0.0.1:8000" in check.what
-    (tmp_path / "state" / "llumctl" / "default" / "run.json").write_text("{")
+    (run_state.state_dir("default") / "run.json").write_text("{")
     assert verdict(doctor.run_state_check("default")[1]) == ("fail", True)
 
 

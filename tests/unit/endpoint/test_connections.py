@@ -21,7 +21,7 @@ from controller.adapters.vllm.endpoint.connections import KeepAlive, max_kept_co
 from controller.adapters.vllm.endpoint.gate import Gate
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 async def app(_scope: Any, _receive: Any, send: Any) -> None:
@@ -171,13 +171,13 @@ def test_a_server_that_ends_answers_what_has_come_and_what_has_just_connected() 
 
 def test_a_client_that_connected_and_asks_nothing_does_not_keep_the_server() -> None:
     async def test() -> None:
-        async with serving(KeepAlive(9)) as (server, client):
+        async with serving(KeepAlive(2 * PATIENCE_S)) as (server, client):
             silent = client()
             await asyncio.sleep(0.05)
             started_s = time.monotonic()
             server.should_exit = True
             assert await silent.read() == b""
-            assert time.monotonic() - started_s < connections.FIRST_REQUEST_S + 1
+            assert time.monotonic() - started_s < PATIENCE_S
 
     run(test)
 
