@@ -170,8 +170,9 @@ async def test_killed_frontend_frees_its_requests_blocks(
     readers, tasks = await start_readers(async_client, LONG)
     os.kill(cluster.status()["frontends"][0]["pid"], signal.SIGKILL)
     await asyncio.gather(*tasks)
-    assert all(r.errors == 1 for r in readers)
-    assert max(r.num_chunks for r in readers) < LONG // 4, "they may have ended by themselves"
+    assert all((r.errors, r.finish_reason) == (1, None) for r in readers)
+    # At 3 ms a token at best they would go on for longer than the wait below.
+    assert max(r.num_chunks for r in readers) < LONG // 2, "they may have ended by themselves"
     await until(
         lambda: all(map(is_empty, cluster.status()["instances"])), "their blocks to be free", 5
     )
