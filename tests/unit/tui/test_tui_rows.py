@@ -570,7 +570,7 @@ def test_facts_of_an_instance() -> None:
 def test_panes_fit_any_terminal(
     expanded: bool, zoomed: Pane | None, alarm: bool, empty: tuple[Pane, ...]
 ) -> None:
-    sizes = [(width, height) for width in range(20, 221, 3) for height in range(5, 71)]
+    sizes = [(width, height) for width in range(20, 221, 5) for height in range(5, 71, 2)]
     tiny = [(width, height) for width in (1, 2, 300) for height in (1, 2, 3, 4)]
     for width, height in (*sizes, *tiny):
         for num_instances, matrix_lines in ((0, 0), (2, 4), (64, 18)):
@@ -653,16 +653,14 @@ def test_who_moves_where() -> None:
     assert moved((1.0, "i-0", "i-1"), (90.0, "i-0", "i-1")).ways[0].time_s == 90.0
 
 
-@pytest.mark.parametrize("width", [1, 12, 40, 90, 200])
-@pytest.mark.parametrize("height", [1, 2, 5, 18])
-def test_the_matrix_keeps_those_that_move_most(width: int, height: int) -> None:
-    busy = [(5.0, f"i-{n}", f"i-{n + 1}") for n in range(64) for _ in range(n + 1)]
-    found = move_matrix.lines(moved(*busy), width, height, ASCII)
-    assert len(found) <= max(2, height)
-    if (width, height) == (40, 5):
-        shown = [text(line) for line in found]
-        assert [line.split()[0] for line in shown[2:]] == ["i-61", "i-62", "i-63"]
-        assert shown[1].split() == ["FROM", ">i-60", ">i-61", ">i-62", ">i-63", ">i-64"]
+def test_the_matrix_keeps_those_that_move_most() -> None:
+    busy = moved(*[(5.0, f"i-{n}", f"i-{n + 1}") for n in range(64) for _ in range(n + 1)])
+    for width in (1, 12, 40, 90, 200):
+        for height in (1, 2, 5, 18):
+            assert len(move_matrix.lines(busy, width, height, ASCII)) <= max(2, height)
+    shown = [text(line) for line in move_matrix.lines(busy, 40, 5, ASCII)]
+    assert [line.split()[0] for line in shown[2:]] == ["i-61", "i-62", "i-63"]
+    assert shown[1].split() == ["FROM", ">i-60", ">i-61", ">i-62", ">i-63", ">i-64"]
 
 
 def test_layouts_of_the_two_sizes() -> None:
