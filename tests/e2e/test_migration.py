@@ -153,27 +153,32 @@ def test_moved_equals_unmoved_without_a_prefix_cache(tight: Cluster, kind: str) 
 
 
 def test_beside_a_long_prefill_the_next_step_serves_it(tight: Cluster) -> None:
-    """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most."""
-    cluster = tight
+    """7,500 tokens are computed in pieces on the destination; the arrival waits for one at most.
+
+    On a busy machine a prefill may be over before the move has begun; then it is tried again."""
     path, body = SAMPLING["seeded"]
     body = body | {"max_tokens": 800, "ignore_eos": True}
-    unmoved = Stream(cluster, path, body, next(_names)).result()
-    stream = Stream(cluster, path, body, next(_names))
+    unmoved = Stream(tight, path, body, next(_names)).result()
+    stream = Stream(tight, path, body, next(_names))
     stream.wait_tokens(20)
-    prompt = WORDS * 1100
-    with cluster.control() as client:
-        (here,) = stream.live(client)
-        prefill = Stream(
-            cluster, path, {"prompt": prompt, "max_tokens": 2, "ignore_eos": True}, next(_names)
-        )
-        there = wait_for(lambda: _where_it_runs(prefill, client), "the prefill to run")
-        assert there != here.instance_id, "dispatched beside the other"
-        (report,) = stream.move(client)
-        assert report.outcome == "migrated", report
-        assert prefill.num_tokens == 0, "the prefill was over before the move was"
+    with tight.control() as client:
+        assert any(_moves_beside_a_prefill(tight, client, stream) for _ in range(3))
     assert stream.result() == unmoved
+    tight.wait_quiet()
+
+
+def _moves_beside_a_prefill(cluster: Cluster, client: ControlClient, stream: Stream) -> bool:
+    """Whether it arrived before the prefill was over, from which it was dispatched away."""
+    (here,) = stream.live(client)
+    body = {"prompt": WORDS * 1100, "max_tokens": 2, "ignore_eos": True}
+    prefill = Stream(cluster, COMPLETIONS, body, next(_names))
+    there = wait_for(lambda: _where_it_runs(prefill, client), "the prefill to run")
+    assert there != here.instance_id, "dispatched beside the other"
+    (report,) = stream.move(client)
+    assert report.outcome == "migrated", report
+    was_before = prefill.num_tokens == 0
     prefill.result()
-    cluster.wait_quiet()
+    return was_before
 
 
 def _where_it_runs(stream: Stream, client: ControlClient) -> str | None:
