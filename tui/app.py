@@ -53,13 +53,15 @@ if TYPE_CHECKING:
 
 MESSAGE_S = 6.0
 REPLAY_TICK_S = 0.25
+MIN_TICK_S, MAX_TICK_S = 0.5, 1.0
 
 
 def tick_s(source: Source) -> float:
-    """Seconds between two drawings: few enough for the age on the screen, more on slow links."""
+    """How often the age on the screen is drawn, seldom on slow links; a status is drawn when it
+    comes."""
     if isinstance(source, ReplaySource):
         return REPLAY_TICK_S
-    return max(0.1, min(1.0, source.status_every_s / 2))
+    return max(MIN_TICK_S, min(MAX_TICK_S, source.status_every_s / 2))
 
 
 class Dashboard(App[None]):
@@ -108,6 +110,7 @@ class Dashboard(App[None]):
         if isinstance(source, ReplaySource):
             self.replay = Replaying(source, options, self.say, self.pump)
         self.acting = Acting(self, caller, self.push_screen)
+        source.wake = self._wake
         if caller is not None:
             caller.wake = self._wake
 
@@ -123,23 +126,31 @@ class Dashboard(App[None]):
         self.source.stop()
 
     def _tick(self) -> None:
+        """Without news only the ages are drawn: all else would look the same."""
         if terminal_is_gone():
             end_with_the_terminal()
-        self.pump()
+        before = self.state
+        self._take()
+        self.redraw(only_age=self.state is before)
 
     def _wake(self) -> None:
-        """Any thread may call this: a reply is shown at once."""
+        """Any thread may call this: a status or a reply is shown at once."""
         self.call_later(self.pump)
 
     def pump(self) -> None:
         """Takes what was heard and draws what changed."""
-        self.state = reduce(self.state, self.source.take())
-        self.acting.pump()
+        self._take()
         self.redraw()
 
-    def redraw(self) -> None:
+    def _take(self) -> None:
+        self.state = reduce(self.state, self.source.take())
+        self.acting.pump()
+
+    def redraw(self, *, only_age: bool = False) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen):
+            if isinstance(screen, PaintedScreen) and only_age:
+                screen.show_age()
+            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen):
                 screen.show()
 
     # What the screens ask

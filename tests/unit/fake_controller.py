@@ -170,6 +170,10 @@ class FakeController:
             after = page.next_position
             yield PingFrame(time_s=now_s)
 
+    def _lines(self, query: dict[str, list[str]]) -> Iterator[bytes]:
+        for frame in self._frames(query):
+            yield frame.model_dump_json().encode() + b"\n"
+
     def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
         if path == "/v1/status":
             return 200, self.status
@@ -210,8 +214,8 @@ class FakeController:
                 self.send_response(200)
                 self.end_headers()
                 try:
-                    for frame in fake._frames(query):
-                        self.wfile.write(frame.model_dump_json().encode() + b"\n")
+                    for lines in fake._lines(query):
+                        self.wfile.write(lines)
                         self.wfile.flush()
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the reader left

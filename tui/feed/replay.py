@@ -44,6 +44,7 @@ class ReplaySource:
         self.cluster = reader.header.cluster
         self.status_every_s = reader.header.status_every_s
         self.path = reader.path
+        self.wake: Callable[[], None] = lambda: None
         self.speed = speed
         self.paused = False
         self._reader = reader

@@ -16,7 +16,7 @@ from controller.api.errors import LlumctlError, NotRunningError
 from controller.api.following import Connect, Follower
 from controller.api.recording import RecordingWriter
 from controller.api.state import last_stop
-from controller.api.wire.models import LIVE_STATES, Frame
+from controller.api.wire.models import LIVE_STATES, Frame, StatusFrame
 from tui.feed.state import (
     Arrived,
     ExplanationArrived,
@@ -41,6 +41,8 @@ class Source(Protocol):
 
     cluster: str
     status_every_s: float
+    wake: Callable[[], None]
+    """Called, on any thread, when there is something to show that should not wait for a tick."""
 
     def start(self) -> None: ...
 
@@ -75,6 +77,7 @@ class LiveSource:
         self.cluster = cluster
         self.status_every_s = status_every_s
         self._connect = connect
+        self.wake: Callable[[], None] = lambda: None
         self._recorder = recorder
         self._clock = clock
         self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
@@ -169,4 +172,7 @@ class LiveSource:
         while not self._follower.stopped:
             with contextlib.suppress(queue.Full):
                 self._heard.put(item, timeout=0.2)
-                return
+                break
+        # Events wait for the next status, or tick: there may be hundreds.
+        if not isinstance(item, Arrived) or isinstance(item.frame, StatusFrame):
+            self.wake()

@@ -18,6 +18,7 @@ from controller.api.wire.models import (
     GapFrame,
     InstanceState,
     InstanceStatus,
+    PingFrame,
     RequestList,
     StatusFrame,
 )
@@ -135,6 +136,10 @@ class History:
     head_since_s: float = 0.0
 
 
+Ring = tuple[Weight, bool]
+"""What entries weigh, and whether they are about a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A line of the event list; without an event, a gap where `missed` were lost."""
@@ -146,7 +151,7 @@ class Entry:
     weight: Weight = Weight.ROUTINE
 
     @property
-    def ring(self) -> tuple[Weight, bool]:
+    def ring(self) -> Ring:
         """Entries of one ring push out each other, and no others."""
         return self.weight, self.event is not None and self.event.request_id is not None
 
@@ -174,6 +179,8 @@ class DashboardState:
     entries: tuple[Entry, ...] = ()
     num_entries: int = 0
     """How many entries ever came."""
+    ring_sizes: Mapping[Ring, int] = field(default_factory=dict)
+    """How many of `entries` are of each ring."""
     ways: tuple[Way, ...] = ()
     """The moves of the last minute, as the controller's clock had it when it was last heard."""
     head_seen_s: float = float("-inf")
@@ -240,11 +247,65 @@ class Replayed:
 Heard = Arrived | Lost | Stopped | RequestsArrived | ExplanationArrived | RecordingFailed | Replayed
 
 
+class _Unread:
+    """Events and gaps that are not in the state yet. There may be hundreds between two statuses: a
+    new state for each took as long as all else that is reduced."""
+
+    def __init__(self, num_entries: int) -> None:
+        self._first = num_entries
+        self._entries: list[Entry] = []
+        self._ways: list[Way] = []
+        self._counts: dict[int, Counter[str]] = {}
+        self._last: tuple[float, float] | None = None
+
+    def hear(self, frame: EventFrame | GapFrame | PingFrame, at_s: float) -> None:
+        self._last = at_s, frame.time_s
+        seq = self._first + len(self._entries)
+        if isinstance(frame, GapFrame):
+            gap = Entry(seq, frame.time_s, missed=frame.missed, weight=Weight.TROUBLE)
+            self._entries.append(gap)
+        elif isinstance(frame, EventFrame):
+            event, of = frame.event, weight(frame.event)
+            self._entries.append(Entry(seq, event.time_s, event, weight=of))
+            if of is Weight.ROUTINE:
+                # Events of the past, which come first after connecting, count in their own seconds.
+                self._counts.setdefault(int(event.time_s), Counter())[event.kind] += 1
+            if event.kind == "migrated" and event.labels.keys() >= {"from", "to"}:
+                self._ways.append(Way(event.time_s, event.labels["from"], event.labels["to"]))
+
+    def into(self, state: DashboardState) -> DashboardState:
+        if self._last is None:
+            return state
+        at_s, time_s = self._last
+        state = replace(state, heard_at_s=at_s, time_s=time_s, lost="")
+        if not self._entries:
+            return state
+        counts = {at: each for at, each in state.counts.items() if abs(time_s - at) <= RATE_S + 2}
+        for second, of_second in self._counts.items():
+            counts[second] = Counter(counts.get(second, {})) + of_second
+        return replace(
+            _with_entries(state, self._entries),
+            counts=counts,
+            ways=_recent_ways((*state.ways, *self._ways), time_s),
+        )
+
+
 def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
     """The state after all that was heard, in order."""
-    entries: list[Entry] = []
+    unread = _Unread(state.num_entries)
     for item in heard:
-        if isinstance(item, Lost):
+        if isinstance(item, Arrived):
+            if state.stopped is not None:
+                state = _of_another_cluster(state)
+                unread = _Unread(state.num_entries)
+            if not isinstance(item.frame, StatusFrame):
+                unread.hear(item.frame, item.at_s)
+                continue
+        state = unread.into(state)
+        unread = _Unread(state.num_entries)
+        if isinstance(item, Arrived) and isinstance(item.frame, StatusFrame):
+            state = _status(state, item.frame, item.at_s)
+        elif isinstance(item, Lost):
             state = replace(state, lost=item.reason or "the stream ended")
         elif isinstance(item, Stopped):
             since = state.stopped or item
@@ -258,28 +319,36 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             state = replace(state, recording_failed=item.reason)
         elif isinstance(item, Replayed):
             state = item.state
-            entries.clear()
-        else:
-            if state.stopped is not None:
-                state = _of_another_cluster(state)
-                entries.clear()
-            state = _frame(state, item.frame, item.at_s, entries)
-    if entries:
-        state = replace(state, entries=_kept((*state.entries, *entries)))
-    return state
+            unread = _Unread(state.num_entries)
+    return unread.into(state)
 
 
-def _kept(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """The newest entries of each ring, in their order."""
-    room: dict[tuple[Weight, bool], int] = {}
+def _with_entries(state: DashboardState, new: list[Entry]) -> DashboardState:
+    """Each ring forgets its oldest entries. Only as many entries are looked at as must be."""
+    sizes = Counter(state.ring_sizes)
+    sizes.update(entry.ring for entry in new)
+    excess = {ring: size - _room(ring) for ring, size in sizes.items() if size > _room(ring)}
+    left, known, place = sum(excess.values()), (*state.entries, *new), 0
     kept: list[Entry] = []
-    for entry in reversed(entries):
-        ring = entry.ring
-        left = room.get(ring, MAX_EVENTS if entry.weight is Weight.ROUTINE else MAX_RARE)
-        if left:
-            room[ring] = left - 1
-            kept.append(entry)
-    return tuple(reversed(kept))
+    while left:
+        ring = known[place].ring
+        if excess.get(ring):
+            excess[ring] -= 1
+            sizes[ring] -= 1
+            left -= 1
+        else:
+            kept.append(known[place])
+        place += 1
+    return replace(
+        state,
+        entries=(*kept, *known[place:]),
+        ring_sizes=sizes,
+        num_entries=state.num_entries + len(new),
+    )
+
+
+def _room(ring: Ring) -> int:
+    return MAX_EVENTS if ring[0] is Weight.ROUTINE else MAX_RARE
 
 
 def _of_another_cluster(state: DashboardState) -> DashboardState:
@@ -291,50 +360,25 @@ def _of_another_cluster(state: DashboardState) -> DashboardState:
     )
 
 
-def _frame(
-    state: DashboardState, frame: Frame, at_s: float, entries: list[Entry]
-) -> DashboardState:
-    state = replace(state, heard_at_s=at_s, time_s=frame.time_s, lost="")
-    if isinstance(frame, StatusFrame):
-        return replace(
-            state,
-            status=frame.status,
-            status_at_s=at_s,
-            histories=_histories(state.histories, frame),
-            ways=_recent_ways(state.ways, frame.time_s),
-            head_seen_s=frame.time_s
-            if any(item.queue_head for item in frame.status.instances)
-            else min(state.head_seen_s, frame.time_s),
-        )
-    if isinstance(frame, EventFrame):
-        event, of = frame.event, weight(frame.event)
-        entries.append(Entry(state.num_entries, event.time_s, event, weight=of))
-        counts = state.counts if of is not Weight.ROUTINE else _counted(state.counts, frame)
-        labels = event.labels
-        if event.kind == "migrated" and labels.keys() >= {"from", "to"}:
-            way = Way(event.time_s, labels["from"], labels["to"])
-            state = replace(state, ways=(*_recent_ways(state.ways, frame.time_s), way))
-        return replace(state, num_entries=state.num_entries + 1, counts=counts)
-    if isinstance(frame, GapFrame):
-        gap = Entry(state.num_entries, frame.time_s, missed=frame.missed, weight=Weight.TROUBLE)
-        entries.append(gap)
-        return replace(state, num_entries=state.num_entries + 1)
-    return state
+def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> DashboardState:
+    return replace(
+        state,
+        heard_at_s=at_s,
+        time_s=frame.time_s,
+        lost="",
+        status=frame.status,
+        status_at_s=at_s,
+        histories=_histories(state.histories, frame),
+        ways=_recent_ways(state.ways, frame.time_s),
+        head_seen_s=frame.time_s
+        if any(item.queue_head for item in frame.status.instances)
+        else min(state.head_seen_s, frame.time_s),
+    )
 
 
 def _recent_ways(ways: tuple[Way, ...], now_s: float) -> tuple[Way, ...]:
     """Clocks of machines differ, and may be set back."""
     return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
-
-
-def _counted(
-    counts: Mapping[int, Mapping[str, int]], frame: EventFrame
-) -> dict[int, Mapping[str, int]]:
-    """Events of the past, which come first after connecting, count in their own seconds."""
-    second = int(frame.event.time_s)
-    found = {at: each for at, each in counts.items() if abs(frame.time_s - at) <= RATE_S + 2}
-    found[second] = Counter(found.get(second, {})) + Counter([frame.event.kind])
-    return found
 
 
 def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from controller.api.text.events import Weight
 from controller.api.text.short_ids import shortened
 from tui.feed.state import DashboardState
 
@@ -19,15 +20,21 @@ class Names:
         return id_ if len(id_) <= width else self._short.get(id_, id_)
 
 
-def names(state: DashboardState, ellipsis: str) -> Names:
-    """The names of all requests on a screen, so that each has one name in all panes."""
+def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Names:
+    """The names of all requests on a screen, so that each has one name in all panes. `routine`:
+    routine events are lines there too; there may be a thousand, with as many requests."""
     found: list[str] = []
     if (status := state.status) is not None:
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
         found += [move.request_id for move in status.ended_moves]
         found += [i.queue_head.request_id for i in status.instances if i.queue_head]
-    events = (entry.event for entry in state.entries if entry.event is not None)
-    found += [event.request_id for event in events if event.request_id]
+    found += [
+        entry.event.request_id
+        for entry in state.entries
+        if (routine or entry.weight is not Weight.ROUTINE)
+        and entry.event is not None
+        and entry.event.request_id
+    ]
     if state.requests is not None and state.requests.found is not None:
         found += [item.id for item in state.requests.found.requests]
     return Names(found, ellipsis)

@@ -28,6 +28,10 @@ class PaintedScreen(Screen[None]):
         """Draws the application's present state."""
         raise NotImplementedError
 
+    def show_age(self) -> None:
+        """Draws the same state a while later; a screen whose tables stay as they are says so."""
+        self.show()
+
     def target(self) -> Target:
         """What the row under the cursor is about."""
         return NOTHING

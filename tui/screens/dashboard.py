@@ -45,6 +45,7 @@ class DashboardScreen(PaintedScreen):
         super().__init__()
         self.view = View()
         self._filter_before = ""
+        self._arrangement: Arrangement | None = None
 
     def compose(self) -> ComposeResult:
         glyphs = self.console.glyphs
@@ -108,6 +109,7 @@ class DashboardScreen(PaintedScreen):
             matrix_lines=move_matrix.num_lines(app.shown),
             replay=app.replay is not None,
         )
+        self._arrangement = arrangement
         self._place(arrangement)
         if (box := arrangement.matrix) is not None:
             self.query_one("#matrix", Lines).show(
@@ -124,9 +126,14 @@ class DashboardScreen(PaintedScreen):
                 caption=self._rates(arrangement.boxes.get(pane)) if is_events else (),
             )
 
+    def show_age(self) -> None:
+        if self._arrangement is not None:
+            header_lines, alarms = self._arrangement.header_lines, self.alarms()
+            self.paint_frame(header_lines, alarms[: self._arrangement.alarm_lines and None])
+
     def _rows(self, app: Console, alarms: list[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
-        named = names(app.shown, app.glyphs.ellipsis)
+        named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
                 instances.rows(app.shown, app.glyphs, {alarm.subject for alarm in alarms}),

@@ -5,15 +5,12 @@ from itertools import zip_longest
 
 from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from tui.drawing.format import Line
-from tui.widgets import tones
+from tui.widgets.tones import Toned
 
 
-class Lines(Widget):
-    COMPONENT_CLASSES = tones.COMPONENTS
-
+class Lines(Toned):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._lines: list[Line] = []
@@ -34,7 +31,5 @@ class Lines(Widget):
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        over = None
-        if self._bar and y == 0:
-            over = self.get_component_rich_style("tone--bar", partial=True)
-        return tones.strip_of(self, self._lines[y] if y < len(self._lines) else (), over)
+        line = self._lines[y] if y < len(self._lines) else ()
+        return self.strip_of(line, "tone--bar" if self._bar and y == 0 else "")

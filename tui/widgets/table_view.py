@@ -15,7 +15,6 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
@@ -23,7 +22,7 @@ from tui.drawing import format as fmt
 from tui.drawing import table
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.drawing.table import Column, Placed
-from tui.widgets import tones
+from tui.widgets.tones import Toned
 
 HEAD_LINES = 2
 WHEEL_ROWS = 3
@@ -45,10 +44,9 @@ Cells = tuple[tuple[int, Span], ...]
 Note = Callable[[Item], tuple[str, Span] | None]
 
 
-class TableView(Widget, Generic[Item], can_focus=True):
+class TableView(Toned, Generic[Item], can_focus=True):
     """`note_of(item)`: (column, text) that takes the place of the cells from there on."""
 
-    COMPONENT_CLASSES = tones.COMPONENTS
     BINDINGS = bindings(Place.TABLE)
 
     class Opened(Message):
@@ -248,20 +246,19 @@ class TableView(Widget, Generic[Item], can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         if y == 0:
-            return tones.strip_of(self, self._painted_title)
+            return self.strip_of(self._painted_title)
         if y == 1:
-            return tones.strip_of(self, (Span(" "), *_spaced(self._placed, self._glyphs)))
+            return self.strip_of((Span(" "), *_spaced(self._placed, self._glyphs)))
         if (below := y - self.size.height + len(self._caption)) >= 0:
-            return tones.strip_of(self, self._caption[below])
+            return self.strip_of(self._caption[below])
         if y - HEAD_LINES >= len(self._painted):
             text = f" {self._empty}" if y == HEAD_LINES and not self.items else ""
-            return tones.strip_of(self, (Span(text, Tone.DIM),))
+            return self.strip_of((Span(text, Tone.DIM),))
         cells, is_cursor = self._painted[y - HEAD_LINES]
-        over = None
+        over = ""
         if is_cursor:
-            name = "tone--cursor" if self.has_focus else "tone--cursor-blurred"
-            over = self.get_component_rich_style(name, partial=True)
-        return tones.strip_of(self, _joined(cells), over)
+            over = "tone--cursor" if self.has_focus else "tone--cursor-blurred"
+        return self.strip_of(_joined(cells), over)
 
     def _ruled_title(self) -> Line:
         rule = self._glyphs.rule

@@ -26,18 +26,37 @@ CSS = """
 """
 
 
-def style_of(widget: Widget, tone: Tone) -> Style:
-    return widget.get_component_rich_style(f"tone--{tone}", partial=True)
+class Toned(Widget):
+    """A widget that is painted in tones. Its styles are put together once, and again when
+    Textual says that they changed: they took a quarter of the time of a frame."""
 
+    COMPONENT_CLASSES = COMPONENTS
 
-def strip_of(widget: Widget, line: Line, over: Style | None = None) -> Strip:
-    """A line in the widget's width, neighbours of one style joined: each style costs some 20 bytes
-    on the way to the terminal. `over` lies on top of every tone (a cursor)."""
-    base = widget.rich_style
-    glyphs = getattr(widget.app, "glyphs", UNICODE)
-    segments = [
-        Segment(encodable(span.text, glyphs), base + style_of(widget, span.tone) + over)
-        for span in line
-    ]
-    width = widget.size.width
-    return Strip(segments).adjust_cell_length(width, base + over).simplify()
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._styles: dict[tuple[Tone | None, str], Style] = {}
+
+    def notify_style_update(self) -> None:
+        self._styles.clear()
+        super().notify_style_update()
+
+    def strip_of(self, line: Line, over: str = "") -> Strip:
+        """A line in the widget's width, neighbours of one style joined: each style costs some 20
+        bytes on the way to the terminal. `over`: a component that lies on top of every tone (a
+        cursor)."""
+        glyphs = getattr(self.app, "glyphs", UNICODE)
+        segments = [
+            Segment(encodable(span.text, glyphs), self.style_of(span.tone, over)) for span in line
+        ]
+        strip = Strip(segments).adjust_cell_length(self.size.width, self.style_of(None, over))
+        return strip.simplify()
+
+    def style_of(self, tone: Tone | None, over: str = "") -> Style:
+        found = self._styles.get((tone, over))
+        if found is None:
+            found = self.rich_style
+            for component in (f"tone--{tone}" if tone else "", over):
+                if component:
+                    found += self.get_component_rich_style(component, partial=True)
+            self._styles[tone, over] = found
+        return found

@@ -21,7 +21,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?<>=]*[a-zA-Z]")
 
 
 class Terminal:
-    """A process whose stdin, stdout and stderr are a terminal; `text` is all that it drew."""
+    """A process whose stdin, stdout and stderr are a terminal; `text` is all that it drew, `chunks`
+    the same in pieces with when each came (time.perf_counter)."""
 
     def __init__(self, arguments: tuple[str, ...], size: tuple[int, int]) -> None:
         self._master, slave = pty.openpty()
@@ -37,6 +38,7 @@ class Terminal:
         )
         os.close(slave)
         self._drawn = bytearray()
+        self.chunks: list[tuple[float, bytes]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -91,6 +93,7 @@ class Terminal:
                     data = os.read(self._master, 65536)
                     if not data:
                         return
+                    self.chunks.append((time.perf_counter(), data))
                     self._drawn += data
 
 

@@ -10,7 +10,6 @@ from llumctl.commands import top
 from tests.unit.tui.tui_support import FakeSource, dashboard
 from tui.drawing.format import Tone
 from tui.drawing.themes import DEUTERANOPIA, MONOCHROME, THEMES
-from tui.widgets import tones
 from tui.widgets.lines import Lines
 
 Rgb = tuple[float, float, float]
@@ -23,7 +22,7 @@ async def colours(theme: str) -> tuple[dict[str, ColorTriplet], ColorTriplet]:
         lines = app.screen.query_one("#header", Lines)
         found = {}
         for tone in TEXT:
-            style = lines.rich_style + tones.style_of(lines, tone)
+            style = lines.style_of(tone)
             assert style.color is not None
             found[str(tone)] = style.color.get_truecolor()
         for name in ("tone--bar", "tone--cursor"):

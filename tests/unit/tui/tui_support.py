@@ -64,6 +64,7 @@ class FakeSource:
         self.answer: RequestList | None = None
         self.explanation: Explanation | None = None
         self.stopped = False
+        self.wake: Callable[[], None] = lambda: None
         self._heard: list[Heard] = []
 
     def start(self) -> None:
