@@ -338,8 +338,17 @@ class Dashboard(App[None]):
         elif isinstance(screen, PaintedScreen):
             screen.filter_by(command.argument)
 
+    def action_suspend_process(self) -> None:
+        if self.options.in_browser:
+            self.say("a browser has no shell to go back to")
+        else:
+            super().action_suspend_process()
+
     def action_picture(self) -> None:
         """Of the screen as it is, into the folder where the dashboard was started."""
+        if self.options.in_browser:
+            self.say("no file is written for a browser: take a picture of its window")
+            return
         live = self.liveness()
         time_s = live.state.controller_time_s(live.now_s)
         svg = self.export_screenshot(title=f"{self.TITLE}: {printable(live.cluster)}")

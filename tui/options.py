@@ -22,7 +22,8 @@ class Options:
     readonly: bool = False
     """Nothing can be changed in this session."""
     in_browser: bool = False
-    """Whoever looks has no terminal here: nothing that needs one, no commands of the operator's."""
+    """Whoever sits there has no shell on this machine and gets none: nothing here runs a command,
+    writes a file or suspends."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

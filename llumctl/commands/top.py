@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tui.feed.source import Source
 
 ELSEWHERE = "llumctl status --watch      or      llumctl record FILE"
+BROWSER_DRIVER = "textual.drivers.web_driver:WebDriver"
+"""What $TEXTUAL_DRIVER says where a server for browsers started this process."""
 NO_GLYPHS = ("linux", "vt100", "vt220")
 """Terminals whose fonts lack block elements."""
 
@@ -36,6 +38,7 @@ class Look:
     ascii_only: bool
     keymap: Mapping[str, str]
     limits: "ConsoleTable"
+    in_browser: bool
 
 
 def top(
@@ -63,6 +66,15 @@ def top(
         str | None,
         typer.Option(metavar="NAME", help="default, light, deuteranopia or monochrome."),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve it to browsers on this machine, to look only.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --web: allow changes from there.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="With --web: else any free.")
+    ] = None,
 ) -> None:
     """Show the cluster as it goes, and change it by keys: ? lists them."""
     watching.check_refresh(refresh)
@@ -72,7 +84,15 @@ def top(
         raise UsageError("--speed and --at go with --replay FILE", "llumctl top --help")
     if replay is not None and (record is not None or cluster is not None):
         raise UsageError("--replay goes with neither --record nor --cluster", "llumctl top --help")
-    _check_terminal()
+    if not web and (write or port is not None):
+        raise UsageError("--write and --port go with --web", "llumctl top --help")
+    if web and (record is not None or (write and readonly)):
+        raise UsageError(
+            "--web goes without --record, and --write without --readonly", "llumctl top --help"
+        )
+    in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
+    if not web and not in_browser:
+        _check_terminal()
     from llumctl.config import settings
     from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
     from tui.feed.caller import LiveCaller
@@ -80,7 +100,22 @@ def top(
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
-    look = Look(chosen, ascii_only, _keymap(), settings.load_console())
+    look = Look(chosen, ascii_only, _keymap(), settings.load_console(), in_browser)
+    if web:
+        shown = ["--theme", chosen, "--refresh", f"{refresh:g}"]
+        shown += ["--ascii"] * ascii_only + ["--readonly"] * (not write)
+        if replay is None:
+            name = config_file.cluster_name(cluster)
+            watching.check_reachable(name)
+            shown += ["--cluster", name]
+        else:
+            with _recorded(replay, speed or 1.0, at_s):
+                shown += ["--replay", str(replay.resolve())]
+            shown += ["--speed", f"{speed or 1.0:g}", "--at", at or "0s"]
+        from llumctl.web import serving
+
+        serving.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port or 0)
+        return
     with contextlib.ExitStack() as stack:
         if replay is not None:
             source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
@@ -153,12 +188,13 @@ def _run(
     from tui.options import Options
 
     options = Options(
-        glyphs=ASCII if look.ascii_only or not _has_glyphs() else UNICODE,
+        glyphs=UNICODE if not look.ascii_only and (look.in_browser or _has_glyphs()) else ASCII,
         theme=look.theme,
         keymap=look.keymap,
         limits=look.limits,
         recording=recording,
         readonly=readonly,
+        in_browser=look.in_browser,
         tick_s=tick_s(source),
     )
     app = Dashboard(source, options, caller)

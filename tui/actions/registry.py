@@ -61,6 +61,8 @@ class Action:
     """What is typed after `:` instead, with the name of its argument; empty: a key only."""
     replay: bool = False
     """Whether the key works in a replay only."""
+    in_browser: bool = True
+    """Whether it works in a browser: nothing there reaches a shell or a file of this machine."""
     change: Change | None = None
     """For actions that change the cluster; they are locked where the screen shows no present."""
 
@@ -259,8 +261,22 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
-    Action("suspend", ("ctrl+z",), "suspend_process", "to the shell; fg returns", Place.ANYWHERE),
-    Action("picture", ("P",), "picture", "save a picture of this screen (SVG)", Place.ANYWHERE),
+    Action(
+        "suspend",
+        ("ctrl+z",),
+        "suspend_process",
+        "to the shell; fg returns",
+        Place.ANYWHERE,
+        in_browser=False,
+    ),
+    Action(
+        "picture",
+        ("P",),
+        "picture",
+        "save a picture of this screen (SVG)",
+        Place.ANYWHERE,
+        in_browser=False,
+    ),
     Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),
 )

@@ -58,13 +58,13 @@ class HelpScreen(Screen[None]):
         table.styles.height = "1fr"
         table.focus()
         title = Span(f"Help  ({app.key_of('help_close')} closes)", Tone.STRONG)
-        table.show(rows(app.options.keymap), (title,))
+        table.show(rows(app.options.keymap, in_browser=app.options.in_browser), (title,))
 
     def action_back(self) -> None:
         self.dismiss()
 
 
-def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
+def rows(keymap: Mapping[str, str], *, in_browser: bool = False) -> list[HelpRow]:
     found = [
         HelpRow(
             each.action_id,
@@ -72,7 +72,9 @@ def rows(keymap: Mapping[str, str]) -> list[HelpRow]:
             _text(each),
         )
         for each in ACTIONS
-        if each.keys and each.place not in (Place.HELP, Place.DIALOG, Place.CHOICE)
+        if each.keys
+        and each.place not in (Place.HELP, Place.DIALOG, Place.CHOICE)
+        and (each.in_browser or not in_browser)
     ]
     return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]
 

@@ -1,0 +1,91 @@
+"""`llumctl top --web` from its first line on the terminal to its last."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from aiohttp import web
+
+from controller.api.errors import RefusedError
+from llumctl.text import output
+from llumctl.web.doors import CODE_LIFE_S, Doors
+from llumctl.web.server import Server
+
+HOST = "127.0.0.1"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(command: Sequence[str], port: int) -> None:
+    """Serves until Ctrl-C. `port` 0: any that is free.
+
+    The address goes to the terminal only, and no browser is started with it: arguments of
+    processes can be read by everybody on this machine.
+
+    Raises:
+        RefusedError: the port is not free.
+    """
+    asyncio.run(_serve(command, port))
+
+
+async def _serve(command: Sequence[str], port: int) -> None:
+    doors = Doors(time.monotonic)
+    server = Server(command, doors, output.say)
+    runner = web.AppRunner(server.app(), access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise RefusedError(
+                f"cannot listen on {HOST}:{port}: {reason}", "llumctl top --web --port 0"
+            ) from error
+        port = runner.addresses[0][1]
+        _tell_address(doors, port)
+        with _on_enter(partial(_tell_address, doors, port)):
+            await _ended()
+    finally:
+        await runner.cleanup()
+
+
+def _tell_address(doors: Doors, port: int) -> None:
+    output.emit(f"http://{HOST}:{port}/?code={doors.new_code()}")
+    output.say(f"opens once, within {CODE_LIFE_S / 60:.0f} minutes; Enter: another; Ctrl-C: end")
+
+
+async def _ended() -> None:
+    ended = asyncio.Event()
+    for number in ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+@contextlib.contextmanager
+def _on_enter(react: Callable[[], None]) -> Iterator[None]:
+    """Calls back for each line that is typed, where there is a terminal to type on."""
+    stdin, loop = sys.stdin, asyncio.get_running_loop()
+    if stdin is None or not output.is_terminal(stdin):
+        yield
+        return
+    descriptor = stdin.fileno()
+
+    def typed() -> None:
+        # A job in the background that reads its terminal would be stopped.
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            return
+        line = os.read(descriptor, 1024)
+        if b"\n" in line:
+            react()
+        elif not line:
+            loop.remove_reader(descriptor)
+
+    loop.add_reader(descriptor, typed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)

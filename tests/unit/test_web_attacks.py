@@ -1,0 +1,284 @@
+"""`llumctl top --web` under attack: the real server, real dashboards, and clients that are none of
+its pages. What a browser adds is in `tests/unit/tui/test_tui_browser.py`."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.unit import fake_controller
+from tests.unit.cli_support import remember
+from tests.unit.fake_controller import FakeController, until
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.web_server import Served, secrets_of, served
+
+pytestmark = pytest.mark.process
+
+TOKEN = "control-token-5b1f0c"
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server runs, and so its dashboards."""
+    return tmp_path_factory.mktemp("web")
+
+
+def live_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG", "NO_COLOR"):
+        patch.delenv(variable, raising=False)
+    patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    patch.setattr(fake_controller, "TOKEN", TOKEN)
+    patch.chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def _home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live_in(folder, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def controller(folder: Path) -> Iterator[FakeController]:
+    with pytest.MonkeyPatch.context() as patch:
+        live_in(folder, patch)
+        with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+            remember(fake.url, token=TOKEN)
+            yield fake
+
+
+@pytest.fixture(scope="module")
+def server(controller: FakeController) -> Iterator[Served]:  # noqa: ARG001 - it must be there
+    with served() as found:
+        yield found
+
+
+class Socket:
+    """`drawn`: all that it was sent."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.drawn = ""
+
+    async def press(self, keys: str) -> None:
+        await self.socket.send_json(["stdin", keys])
+
+    async def until_drawn(self, *texts: str) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not all(text in self.drawn for text in texts):
+                message = await self.socket.receive()
+                assert message.type is aiohttp.WSMsgType.BINARY, (message, self.drawn[-2000:])
+                self.drawn += message.data.decode()
+
+    async def until_closed(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            async for message in self.socket:
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    self.drawn += message.data.decode()
+
+
+@asynccontextmanager
+async def connected(
+    server: Served, page: str, cookie: str, **headers: str
+) -> AsyncIterator[Socket]:
+    """As the page does it, unless other headers are given; an empty one is left out."""
+    own = {"Cookie": cookie, "Origin": f"http://{server.host}", "Host": server.host, **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(
+            f"http://{server.host}{page}socket?width=100&height=30",
+            headers={name: value for name, value in own.items() if value},
+        ) as socket,
+    ):
+        yield Socket(socket)
+
+
+def test_the_page_and_all_it_loads_come_from_here_and_are_not_kept(server: Served) -> None:
+    page, cookie = server.enter()
+    loads = ("", "page.css", "page.js", "xterm.css", "textual.js", "RobotoMono.ttf")
+    for name in loads:
+        status, headers, body = server.get(page + name, Cookie=cookie)
+        assert status == 200
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "http" not in policy
+        assert "*" not in policy
+        assert TOKEN not in body
+        if name in ("", "page.css", "page.js", "xterm.css"):
+            assert "://" not in body.replace("http://bellard.org", "").replace(
+                "https://github.com/chjj/term.js", ""
+            )
+
+
+def test_the_cookie_is_for_this_page_alone(server: Served) -> None:
+    status, headers, _ = server.get(f"/?code={server.another_code()}")
+    assert status == 303
+    assert set(headers["set-cookie"].split("; ")[1:]) == {
+        "HttpOnly", "SameSite=Strict", f"Path={headers['location']}",
+    }  # fmt: skip
+
+
+def test_strangers_see_nothing(server: Served) -> None:
+    page, cookie = server.enter()
+    other_page, other_cookie = server.enter()
+    code = server.another_code()
+    for path, headers in (
+        (page, {}),
+        (page, {"Cookie": "llumctl="}),
+        (page, {"Cookie": other_cookie}),
+        (other_page, {"Cookie": cookie}),
+        (f"{page}textual.js", {}),
+        ("/", {"Cookie": cookie}),
+        ("/?code=", {}),
+        (f"/?code={code[:-1]}", {}),
+        (f"/?code={code}", {"Host": "evil.example"}),
+        (f"/?code={code}", {"Origin": "http://evil.example"}),
+        (page, {"Cookie": cookie, "Host": f"evil.example:{server.port}"}),
+        (page, {"Cookie": cookie, "Host": ""}),
+        (page, {"Cookie": cookie, "Origin": "http://127.0.0.1:1"}),
+    ):
+        status, answered, body = server.get(path, **headers)
+        assert status == 403, (path, headers)
+        assert "frame-ancestors 'none'" in answered["content-security-policy"]
+        assert "<" not in body
+        assert "set-cookie" not in answered
+    for path in ("nothing", "..%2f..%2fpyproject.toml", "page.html", "static/js/textual.js"):
+        assert server.get(page + path, Cookie=cookie)[0] == 404, path
+    assert server.get(f"/?code={code}")[0] == 303  # nothing of all that used it up
+    assert server.get(f"/?code={code}")[0] == 403
+    assert server.children == []
+
+
+async def test_a_look_ahead_uses_up_no_code(server: Served) -> None:
+    code = server.another_code()
+    async with aiohttp.ClientSession() as session:
+        for method in ("HEAD", "OPTIONS", "POST"):
+            async with session.request(method, f"http://{server.host}/?code={code}") as answer:
+                assert answer.status == 405
+    assert server.get(f"/?code={code}")[0] == 303
+
+
+async def test_sockets_of_strangers_start_nothing(server: Served) -> None:
+    page, cookie = server.enter()
+    for headers in (
+        {"Cookie": ""},
+        {"Cookie": "llumctl=x"},
+        {"Origin": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": f"http://localhost:{server.port}"},
+        {"Origin": "null"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            async with connected(server, page, cookie, **headers):
+                pass
+        assert caught.value.status == 403, headers
+    assert server.children == []
+
+
+async def test_a_session_looks_and_does_nothing_here(server: Served, folder: Path) -> None:
+    """No change, no shell, no file; and it leaves as a dashboard in a terminal does."""
+    page, cookie = server.enter()
+    before = sorted(folder.iterdir())
+    async with connected(server, page, cookie) as found:
+        await found.until_drawn("i-0", "[READ]")
+        await found.press("d")
+        await found.until_drawn("this dashboard was started with --readonly")
+        await found.press("R")
+        await found.until_drawn("read-only: it was started with --readonly")
+        await found.press("P")
+        await found.until_drawn("no file is written for a browser")
+        await found.press("\x1a")
+        await found.until_drawn("a browser has no shell to go back to")
+        (child,) = server.children
+        assert child.status() != psutil.STATUS_STOPPED
+        assert TOKEN not in secrets_of(child)
+        await found.press("q")
+        await found.until_closed()
+    server.until_children(0)
+    assert sorted(folder.iterdir()) == before
+    assert TOKEN not in found.drawn
+
+
+async def test_four_sessions_at_most_and_none_outlives_its_socket(server: Served) -> None:
+    page, cookie = server.enter()
+    async with contextlib.AsyncExitStack() as stack:
+        sockets = [
+            await stack.enter_async_context(connected(server, page, cookie)) for _ in range(4)
+        ]
+        await asyncio.gather(*(each.until_drawn("i-0") for each in sockets))
+        children = server.children
+        assert len(children) == 4
+        async with connected(server, page, cookie) as fifth:
+            await fifth.until_closed()
+        assert "There are 4 sessions already" in fifth.drawn
+        assert server.children == children
+        await _cut(server, sockets[0])
+        await sockets[1].socket.send_str("no message of ours")
+        await sockets[1].until_closed()
+        server.until_children(2)
+        hung, killed = server.children
+        hung.send_signal(signal.SIGSTOP)
+        killed.kill()
+        ending = [asyncio.create_task(each.until_closed()) for each in sockets[2:]]
+        done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1  # that of the killed one
+        assert server.children == [hung]
+    server.until_children(0)
+    async with connected(server, page, cookie) as again:
+        await again.until_drawn("i-0")
+    server.until_children(0)
+
+
+async def _cut(server: Served, socket: Socket) -> None:
+    """As when the browser is killed: the connection ends without a word."""
+    transport = socket.socket._response.connection.transport  # type: ignore[union-attr]
+    transport.abort()  # type: ignore[union-attr]
+    await asyncio.to_thread(server.until_children, 3)
+
+
+async def test_why_a_session_cannot_begin_is_told_in_it(
+    server: Served, controller: FakeController
+) -> None:
+    page, cookie = server.enter()
+    remember("http://127.0.0.1:1", token=TOKEN)
+    try:
+        async with connected(server, page, cookie) as found:
+            await found.until_closed()
+    finally:
+        remember(controller.url, token=TOKEN)
+    assert "error: the controller at http://127.0.0.1:1 cannot be reached" in found.drawn
+
+
+@pytest.mark.usefixtures("controller")
+async def test_with_write_it_may_act_and_ends_with_the_server() -> None:
+    with served("--write") as server:
+        page, cookie = server.enter()
+        async with connected(server, page, cookie) as found:
+            await found.until_drawn("[WRITE]")
+            (child,) = server.children
+            server.screen.press("\x03")
+            await found.until_closed()
+        assert server.screen.process.wait(LIMIT_S) == 0
+        assert not child.is_running()
+        assert TOKEN not in server.screen.text
+        assert cookie.partition("=")[2] not in server.screen.text
+
+
+@pytest.mark.usefixtures("controller")
+async def test_no_session_outlives_a_killed_server() -> None:
+    with served() as server:
+        page, cookie = server.enter()
+        async with connected(server, page, cookie) as found:
+            await found.until_drawn("i-0")
+            (child,) = server.children
+            server.screen.process.kill()
+            await asyncio.to_thread(until, lambda: not child.is_running())

@@ -1,0 +1,149 @@
+"""Who gets in to `llumctl top --web`, and what page and process may say: pure decisions."""
+
+import asyncio
+import json
+
+import pytest
+
+from llumctl.web import packets
+from llumctl.web.doors import CODE_LIFE_S, LOGIN_LIFE_S, MAX_LOGINS, Doors, Login, refusal
+from llumctl.web.session import environment
+
+OWN = "127.0.0.1:8700"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_socket"),
+    [
+        (OWN, None, False),
+        (OWN, f"http://{OWN}", False),
+        (OWN, f"http://{OWN}", True),
+        ("localhost:9", "http://localhost:9", True),
+        ("[::1]:9", "http://[::1]:9", True),
+    ],
+)
+def test_its_own_pages_get_in(host: str, origin: str | None, is_socket: bool) -> None:
+    assert refusal([host], [origin] if origin else [], is_socket=is_socket) == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "origins", "is_socket", "word"),
+    [
+        (["evil.example"], [], False, "Host"),
+        (["evil.example:8700"], ["http://evil.example:8700"], True, "Host"),
+        (["127.0.0.1.evil.example"], [], False, "Host"),
+        (["localhost.evil.example"], [], False, "Host"),
+        (["10.0.0.1:8700"], [], False, "Host"),
+        ([""], [], False, "Host"),
+        ([], [], False, "one Host"),
+        ([OWN, OWN], [], False, "one Host"),
+        ([OWN], [f"http://{OWN}"] * 2, True, "one Origin"),
+        ([OWN], ["http://evil.example"], False, "origin"),
+        ([OWN], ["http://evil.example"], True, "origin"),
+        ([OWN], ["http://127.0.0.1:8701"], True, "origin"),
+        ([OWN], ["http://localhost:8700"], True, "origin"),
+        ([OWN], [f"https://{OWN}"], True, "origin"),
+        ([OWN], [f"http://{OWN}.evil.example"], True, "origin"),
+        ([OWN], ["null"], True, "origin"),
+        ([OWN], [], True, "needs an Origin"),
+    ],
+)
+def test_strangers_do_not(hosts: list[str], origins: list[str], is_socket: bool, word: str) -> None:
+    assert word in refusal(hosts, origins, is_socket=is_socket)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def entered(doors: Doors) -> Login:
+    login = doors.enter(doors.new_code())
+    assert login is not None
+    return login
+
+
+def test_a_code_is_good_once_and_for_a_while() -> None:
+    clock = Clock()
+    doors = Doors(clock)
+    assert doors.enter("") is None  # before there is any
+    code = doors.new_code()
+    assert doors.enter(code[:-1]) is None
+    assert doors.enter("\udcff") is None
+    assert doors.enter(code) is not None
+    assert doors.enter(code) is None
+    assert doors.enter("") is None
+    late = doors.new_code()
+    clock.now_s += CODE_LIFE_S + 0.1
+    assert doors.enter(late) is None
+    older = doors.new_code()
+    newer = doors.new_code()
+    assert doors.enter(older) is None
+    assert doors.enter(newer) is not None
+
+
+def test_a_cookie_is_good_for_its_room_only_and_not_for_ever() -> None:
+    clock = Clock()
+    doors = Doors(clock)
+    first, second = entered(doors), entered(doors)
+    assert len({first.room, second.room, first.secret, second.secret}) == 4
+    assert doors.admits(first.room, first.secret)
+    assert not doors.admits(first.room, second.secret)
+    assert not doors.admits(second.room, first.secret)
+    assert not doors.admits(first.room, "")
+    assert not doors.admits("", "")
+    clock.now_s += LOGIN_LIFE_S
+    assert not doors.admits(first.room, first.secret)
+
+
+def test_the_oldest_login_is_forgotten_for_another() -> None:
+    doors = Doors(Clock())
+    logins = [entered(doors) for _ in range(MAX_LOGINS + 1)]
+    assert not doors.admits(logins[0].room, logins[0].secret)
+    assert all(doors.admits(each.room, each.secret) for each in logins[1:])
+
+
+def test_what_a_page_may_say() -> None:
+    assert packets.heard('["stdin", "q\\u00e9"]').packet == b"D\x00\x00\x00\x03q\xc3\xa9"
+    resized = packets.heard('["resize", {"width": 100000, "height": 0}]').packet
+    assert json.loads(resized[5:]) == {"type": "resize", "width": 1000, "height": 1}
+    assert json.loads(packets.heard('["blur"]').packet[5:]) == {"type": "blur"}
+    assert packets.heard('["ping", "17"]') == packets.Heard(reply='["pong", "17"]')
+    assert packets.heard('["stdin", "\\ud800"]').packet == b"D\x00\x00\x00\x01?"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "", "7", "[]", "{}", '["quit"]', '["stdin"]', '["stdin", 7]', '["stdin", "a", "b"]',
+        '["resize", {}]', '["resize", {"width": "9", "height": 9}]', '["ping", {}]',
+        '["deliver_chunk_request", {"key": "x"}]', '["focus", 1]', "[" * 50_000, '[["stdin"], "x"]',
+    ],
+)  # fmt: skip
+def test_what_it_may_not(message: str) -> None:
+    with pytest.raises(packets.ProtocolError):
+        packets.heard(message)
+
+
+async def test_what_a_process_may_say() -> None:
+    stream = asyncio.StreamReader()
+    stream.feed_data(packets.packet(b"D", b"hello") + b"D\xff\xff\xff\xff")
+    assert await packets.read(stream) == (b"D", b"hello")
+    with pytest.raises(packets.ProtocolError):
+        await packets.read(stream)
+    stream.feed_eof()
+    with pytest.raises(asyncio.IncompleteReadError):
+        await packets.read(stream)
+
+
+def test_textuals_own_switches_are_left_behind() -> None:
+    inherited = {"TEXTUAL": "debug,devtools", "TEXTUAL_LOG": "x", "HOME": "/h", "COLUMNS": "7"}
+    found = environment(inherited, 100_000, -1)
+    assert found.pop("TEXTUAL_DRIVER").endswith("web_driver:WebDriver")
+    assert found == {
+        "HOME": "/h", "COLUMNS": "1000", "ROWS": "1", "TERM": "xterm-256color",
+        "TEXTUAL_COLOR_SYSTEM": "truecolor",
+    }  # fmt: skip
