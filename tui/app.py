@@ -72,7 +72,7 @@ class Dashboard(App[None]):
     Screen { overflow: hidden; }
     Lines, TableView { width: 1fr; }
     #requests { height: 2fr; }
-    #history, #timeline { height: 1fr; }
+    #history, #timeline, #log { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt { width: 1fr; background: $background; }
     ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
@@ -96,7 +96,7 @@ class Dashboard(App[None]):
         self.source = source
         self.options = options
         self.glyphs = options.glyphs
-        self.state = DashboardState()
+        self.state = DashboardState(limits=options.limits)
         self.frozen: DashboardState | None = None
         self._frozen_at_s = 0.0
         self._message: Line = ()

@@ -34,6 +34,7 @@ from controller.api.wire.models import (
     ErrorBody,
     EventPage,
     Frame,
+    MemberLog,
     RequestDetail,
     RequestList,
     RequestState,
@@ -112,6 +113,7 @@ Answer = TypeVar(
     PriorityReport,
     AbortReport,
     OperationList,
+    MemberLog,
 )
 Params = Mapping[str, str | int | float | list[str]]
 
@@ -207,6 +209,12 @@ class ControlClient:
         """Why the request is where it is, step by step. Takes and raises what `request` does."""
         path = f"/v1/requests/{quote(reference, safe='')}/explain"
         return self._call(Explanation, "GET", path)
+
+    def member_log(self, member_id: str, lines: int = 100) -> MemberLog:
+        """The last lines of a member's log. Raises NotFoundError where the controller's machine
+        has none."""
+        path = f"/v1/members/{quote(member_id, safe='')}/log"
+        return self._call(MemberLog, "GET", path, params={"lines": lines})
 
     def answer(self, answer: type[Answer], key: str) -> Answer:
         """What the call with this key was answered; asking changes nothing.

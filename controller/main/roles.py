@@ -91,6 +91,7 @@ async def controller(plan_json: str, start: Start) -> None:
             status, service.journal.counts, service.operator_moves.log
         ),
         metrics_type=metrics.CONTENT_TYPE,
+        log_dir=Path(plan.log_dir),
         listening=control_socket(plan),
     )
     gc.freeze()  # or each full collection stops the loop for 40 ms to look at all imported objects
@@ -188,7 +189,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         controller_address,
         _node(),
         num_live_reqs=lambda: service.router.num_live_reqs,
-        ttft_p99_s=lambda: service.book.ttft_p99_s(),
+        ttft_p99=lambda: service.book.ttft_p99(),
         on_active=start.succeeded,
     )
     table = plan.settings.endpoint

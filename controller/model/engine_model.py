@@ -133,6 +133,7 @@ class EngineModel:
             num_running=len(engine_state.running) + engine_state.num_kept_places,
             num_running_by_rank=dict(engine_state.num_running_by_rank),
             num_queued=waiting.num_queued,
+            num_queued_by_rank=dict(waiting.num_queued_by_rank),
             queued_demand_blocks=waiting.demand_blocks,
             queue_head=self._queue_head() if waiting.num_queued else None,
             num_evicted_queued=waiting.num_evicted,

@@ -18,6 +18,7 @@ class WaitingQueue:
 
     def __init__(self, block_size: int, *, by_arrival: bool) -> None:
         self.num_queued = 0
+        self.num_queued_by_rank: dict[int, int] = {}
         self.num_evicted = 0
         self.demand_blocks = 0
         self._block_size = block_size
@@ -98,7 +99,9 @@ class WaitingQueue:
         aside = self.is_aside(request)
         if not aside:
             self.set_aside(request)
+        self._count_rank(request, -1)
         request.rank = rank
+        self._count_rank(request, 1)
         self._aside[request.request_id] = (-rank, *self._aside[request.request_id][1:])
         if not aside:
             self.put_back(request)
@@ -119,10 +122,19 @@ class WaitingQueue:
         ready = [r for r in queued if not self.is_aside(r)]
         assert len(ready) == len(self)
         assert not ready or self.head() is ready[0]
+        ranks = [r.rank for r in queued]
+        assert self.num_queued_by_rank == {rank: ranks.count(rank) for rank in ranks}
         assert self.num_evicted == sum(r.evicted for r in queued)
         assert self.demand_blocks == sum(blocks_for(r.num_tokens, self._block_size) for r in queued)
 
     def _count(self, request: RequestState, sign: int) -> None:
         self.num_queued += sign
+        self._count_rank(request, sign)
         self.num_evicted += sign * request.evicted
         self.demand_blocks += sign * blocks_for(request.num_tokens, self._block_size)
+
+    def _count_rank(self, request: RequestState, sign: int) -> None:
+        num = self.num_queued_by_rank.get(request.rank, 0) + sign
+        self.num_queued_by_rank[request.rank] = num
+        if not num:
+            del self.num_queued_by_rank[request.rank]

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from controller.core.load.latency_window import Percentiles
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
 from controller.runtime.messages.codec import encode
@@ -34,7 +35,7 @@ class Membership:
         controller_address: str,
         node: str,
         num_live_reqs: Callable[[], int],
-        ttft_p99_s: Callable[[], float | None] = lambda: None,
+        ttft_p99: Callable[[], Percentiles[str]] = Percentiles,
         on_active: Callable[[], None] = lambda: None,
     ) -> None:
         self.kind = kind
@@ -44,7 +45,7 @@ class Membership:
         self._mailbox = mailbox
         self._node = node
         self._num_live_reqs = num_live_reqs
-        self._ttft_p99_s = ttft_p99_s
+        self._ttft_p99 = ttft_p99
         self._on_active = on_active
         self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
@@ -75,6 +76,7 @@ class Membership:
             self._on_active()
 
     def say_hello(self) -> None:
+        ttft_p99 = self._ttft_p99()
         hello = Hello(
             kind=self.kind,
             member_id=self.member_id,
@@ -88,7 +90,8 @@ class Membership:
             info=self._info,
             num_live_reqs=self._num_live_reqs(),
             up_s=time.monotonic() - self._began_s,
-            ttft_p99_s=self._ttft_p99_s(),
+            ttft_p99_s=ttft_p99.all_s,
+            ttft_p99_by_level_s=ttft_p99.by_kind_s,
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 

@@ -45,6 +45,7 @@ def logs(
     if everyone and member is not None:
         raise UsageError(f"--all: the log of {member[:60]!r} is among all of them")
     name = config_file.cluster_name(cluster)
+    from controller.api.state.log_tail import LogTail
     from llumctl import log_files
 
     folder = log_files.folder(name)
@@ -53,8 +54,8 @@ def logs(
     show = _Printer(found, everyone=everyone)
     with contextlib.ExitStack() as stack:
 
-        def opened(path: Path) -> log_files.LogTail:
-            return stack.enter_context(contextlib.closing(log_files.LogTail(path)))
+        def opened(path: Path) -> LogTail:
+            return stack.enter_context(contextlib.closing(LogTail(path)))
 
         tails = {key: opened(path) for key, path in found.items()}
         for key, tail in tails.items():
@@ -79,7 +80,7 @@ class _Printer:
         self._on_terminal = output.is_terminal(sys.stdout)
 
     def __call__(self, name: str, lines: list[str]) -> None:
-        from llumctl.log_files import harmless
+        from controller.api.state.log_tail import harmless
 
         if not lines:
             return

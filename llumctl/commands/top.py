@@ -109,7 +109,7 @@ def top(
             watching.check_reachable(name)
             shown += ["--cluster", name]
         else:
-            with _recorded(replay, speed or 1.0, at_s):
+            with _recorded(replay, speed or 1.0, at_s, look.limits):
                 shown += ["--replay", str(replay.resolve())]
             shown += ["--speed", f"{speed or 1.0:g}", "--at", at or "0s"]
         from llumctl.web import serving
@@ -118,7 +118,7 @@ def top(
         return
     with contextlib.ExitStack() as stack:
         if replay is not None:
-            source = stack.enter_context(_recorded(replay, speed or 1.0, at_s))
+            source = stack.enter_context(_recorded(replay, speed or 1.0, at_s, look.limits))
             _run(source, look, recording=False, readonly=True)
             return
         name = config_file.cluster_name(cluster)
@@ -153,12 +153,12 @@ def _live(cluster: str, refresh_s: float, recorder: "RecordingWriter | None") ->
 
 
 @contextlib.contextmanager
-def _recorded(path: Path, speed: float, at_s: float) -> Iterator["Source"]:
+def _recorded(path: Path, speed: float, at_s: float, limits: "ConsoleTable") -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
     from tui.feed.replay import ReplaySource
 
     with RecordingReader(path) as reader:
-        yield ReplaySource(reader, speed=speed, at_s=at_s)
+        yield ReplaySource(reader, speed=speed, at_s=at_s, limits=limits)
 
 
 def _keymap() -> dict[str, str]:

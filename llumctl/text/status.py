@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from controller.api.settings.console import ConsoleTable
-from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.quantities import duration, printable
+from controller.api.text.alarms import Alarm, alarms, free_blocks, head_wait_s
+from controller.api.text.levels import ranked
+from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
-from llumctl.text import output
+from llumctl.text import output, status_details
 
 MAX_ALARMS = 5
 DEFAULT_LIMITS = ConsoleTable()
@@ -17,13 +18,20 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
-    """A line about the cluster, one for each alarm, its instances, and if wide its frontends. How
-    far drains are is shown while there are any."""
+    """A line about the cluster, one about its levels, one for each alarm, and its instances. How
+    far drains are is shown while there are any. If wide: frontends, levels, drains, queue heads and
+    moves too."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.drain for item in status.instances):
         columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
     parts = [
-        "\n".join([_summary(status), *_alarms(alarms(status, limits), colours=colours)]),
+        "\n".join(
+            [
+                _summary(status),
+                *_levels(status),
+                *_alarms(alarms(status, limits), colours=colours),
+            ]
+        ),
         output.table(
             [name for name, _ in columns],
             [[cell(item) for _, cell in columns] for item in status.instances],
@@ -32,6 +40,7 @@ def render(
     ]
     if wide:
         parts.append(_frontends(status, colours=colours))
+        parts += status_details.tables(status, colours=colours)
     return "\n\n".join(parts)
 
 
@@ -62,6 +71,20 @@ def _summary(status: ClusterStatus) -> str:
     return "  ".join(printable(fact) for fact in facts)
 
 
+def _levels(status: ClusterStatus) -> list[str]:
+    """`level high  run 6  wait 2  ttft99 1.9s  kept 743` for each level of several, in a line."""
+    known = [level for level in ranked(status.levels) if level.num_running_reqs is not None]
+    if len(known) < 2:
+        return []
+    words = (
+        f"level {level.name}: run {level.num_running_reqs} wait {level.num_waiting_reqs}"
+        f" ttft99 {latency(level.ttft_p99_s)}"
+        + (f" kept {level.headroom_blocks}" if level.headroom_blocks else "")
+        for level in known
+    )
+    return [printable("  ".join(words))]
+
+
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
     """The worst ones, and how many there are beside them."""
     lines = [f"! {alarm.text}" for alarm in found[:MAX_ALARMS]]
@@ -86,12 +109,15 @@ def _virtual(item: InstanceStatus) -> str:
 
 
 def _head(item: InstanceStatus) -> str:
-    """The first in the queue: level, blocks that it needs, how long it has waited."""
+    """The first in the queue: level, blocks that it needs of those that it may take, how long it
+    has waited, and why."""
     head = item.queue_head
     if head is None:
         return "-"
     evicted = "/evicted" if head.evicted else ""
-    return f"{head.level}/{head.demand_blocks}blk/{duration(head.waited_s)}{evicted}"
+    why = f"/{head.why}" if head.why else ""
+    blocks = f"{head.demand_blocks}of{free_blocks(item)}blk"
+    return f"{head.level}/{blocks}/{duration(head_wait_s(head))}{why}{evicted}"
 
 
 def _blocks(item: InstanceStatus) -> str:

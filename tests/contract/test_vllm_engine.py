@@ -82,6 +82,7 @@ def look(engine: VllmEngine) -> InstanceSnapshot:
     assert (found.num_running, found.num_queued) == (len(running), len(queued))
     assert found.num_evicted_queued == sum(r.status.name == "PREEMPTED" for r in queued)
     assert sum(found.num_running_by_rank.values()) == found.num_running
+    assert sum(found.num_queued_by_rank.values()) == found.num_queued
     assert found.queued_demand_blocks == sum(blocks_for(r.num_tokens, BLOCK_SIZE) for r in queued)
     assert all(held[r.request_id] == [] for r in queued), "a queued request holds no block"
     # A request is in prefill as long as tokens that are known were not computed.

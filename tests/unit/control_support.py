@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -128,7 +129,8 @@ class Cluster:
         self.controller._note_readiness()  # as the next tick does
 
     def report(self, instance_id: str = "i-0", incarnation: int = 1, **what: Any) -> None:
-        pushed = {key: what.pop(key) for key in ("moves", "num_moves_in") if key in what}
+        own = ("moves", "num_moves_in", "ttft_p99_by_rank_s")
+        pushed = {key: what.pop(key) for key in own if key in what}
         fields: dict[str, Any] = {
             "instance_id": instance_id,
             "incarnation": incarnation,
@@ -171,6 +173,7 @@ class Listener:
             settings or Settings(),
             metrics=lambda status: f"of {status.cluster}".encode(),
             metrics_type="text/plain; version=0.0.4",
+            log_dir=Path(self._folder.name),
         )
         self.close = self._folder.cleanup
         self.url = f"http://127.0.0.1:{self.server._socket.getsockname()[1]}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controller.api.settings.console import ConsoleTable
-from controller.api.text.alarms import alarms, in_need, is_reserved
+from controller.api.text.alarms import Alarm, alarms, in_need, is_reserved
 from controller.api.wire.models import (
     ClusterState,
     DrainStatus,
@@ -32,11 +32,9 @@ def head(waited_s: float = 180.0, **fields: Any) -> QueueHeadStatus:
     return QueueHeadStatus(waited_s=waited_s, **(known | fields))
 
 
-def texts(
-    *found: InstanceStatus, limits: ConsoleTable = LIMITS, heads: Any = None, **fields: Any
-) -> list[str]:
+def texts(*found: InstanceStatus, limits: ConsoleTable = LIMITS, **fields: Any) -> list[str]:
     status = cluster(*found).model_copy(update=fields)
-    return [alarm.text for alarm in alarms(status, limits, heads)]
+    return [alarm.text for alarm in alarms(status, limits)]
 
 
 def test_the_worst_is_named_with_its_cause() -> None:
@@ -111,11 +109,40 @@ def test_a_frontend_is_not_blamed_for_what_an_instance_says() -> None:
     assert texts(starved, frontends=(slow,)) == ["i-0: P99 TTFT 21s"]
 
 
-def test_the_age_of_an_evicted_head_is_no_wait() -> None:
-    item = synthetic.instance("i-0", num_waiting_reqs=1, queue_head=head(evicted=True))
-    assert not texts(item)
-    assert not texts(item, heads={"i-0": 9.0})
-    assert texts(item, heads={"i-0": 30.0}) == ["i-0: 1 wait, head for 30s; memory is fragmented"]
+def test_an_evicted_head_waits_since_its_eviction() -> None:
+    def evicted(for_s: float | None) -> list[str]:
+        waits = head(evicted=True, evicted_for_s=for_s)
+        return texts(synthetic.instance("i-0", num_waiting_reqs=1, queue_head=waits))
+
+    assert not evicted(None), "its age is no wait"
+    assert not evicted(9.0)
+    assert evicted(30.0) == ["i-0: 1 wait, head for 30s; memory is fragmented"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"instances": (synthetic.instance("i-0", num_waiting_reqs=16),)}, "alarm_waiting_reqs"),
+        ({"instances": (synthetic.instance("i-0", ttft_p99_s=8.0),)}, "alarm_ttft_p99_s"),
+        ({"num_held_reqs": 16}, "alarm_waiting_reqs"),
+        (
+            {"num_failed_moves_last_minute": 24, "num_migrated_last_minute": 29},
+            "alarm_failed_moves",
+        ),
+    ],
+)
+def test_an_alarm_ends_below_a_share_of_its_limit(fields: dict[str, Any], limit: str) -> None:
+    subject = "i-0" if "instances" in fields else "cluster"
+    before = [Alarm(subject, ("trouble",), (0, 0.0), (limit,))]
+    status = cluster(synthetic.instance("i-9")).model_copy(update=fields)
+    assert alarms(status, LIMITS) == []
+    (lasting,) = alarms(status, LIMITS, before)
+    assert (lasting.subject, lasting.passed) == (subject, (limit,))
+    assert alarms(status, LIMITS, [Alarm("i-7", ("trouble",), (0, 0.0), (limit,))]) == []
+    well = cluster(synthetic.instance("i-0", num_waiting_reqs=15, ttft_p99_s=7.9))
+    assert alarms(well, LIMITS, before) == []
+    never = ConsoleTable(**{limit: 0})
+    assert alarms(status, never, before) == []
 
 
 def test_a_drain_that_is_stuck() -> None:

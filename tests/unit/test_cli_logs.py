@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.api.state import run_state
-from llumctl import log_files
+from controller.api.state import log_tail, run_state
+from controller.api.state.log_tail import LogTail, harmless
 from llumctl.app import run
-from llumctl.log_files import LogTail, harmless
 from llumctl.text import output
 from tests.unit.cli_process import interrupted, llumctl, reader_left
 from tests.unit.cli_support import remember
@@ -51,7 +50,7 @@ def test_the_controllers_last_lines(logs: Path, capsys: Captured) -> None:
 def test_last_lines_of_a_file_of_many_blocks(
     logs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_files, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(log_tail, "BLOCK_BYTES", 7)
     (logs / "i-0.log").write_text(numbered(50))
     for count in (1, 3, 49, 50, 51):
         assert told(capsys, "i-0", "-n", str(count)) == numbered(50).splitlines()[-count:]
@@ -184,7 +183,7 @@ def test_a_log_that_is_not_there_yet(logs: Path) -> None:
 def test_a_line_without_an_end_does_not_grow_for_ever(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_files, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(log_tail, "MAX_LINE_BYTES", 10)
     (logs / "i-0.log").write_text("x" * 11)
     tail = LogTail(logs / "i-0.log")
     assert tail.added() == ["x" * 11]

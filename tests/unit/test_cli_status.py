@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from controller.api.state import run_state
-from controller.api.wire.models import ClusterState, ClusterStatus, DrainStatus, InstanceState
+from controller.api.wire.models import (
+    ClusterState,
+    ClusterStatus,
+    DrainStatus,
+    InstanceState,
+    LevelStatus,
+    MoveStatus,
+    QueueHeadStatus,
+)
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, instance, remember
 
@@ -41,7 +49,7 @@ def test_table(capsys: Captured) -> None:
         "VIRTUAL": "97%",
         "RUN": "4",
         "WAIT": "1",
-        "HEAD": "high/118blk/3.2s",
+        "HEAD": "high/118of50blk/3.2s",
         "EVICT": "9",
         "STEP": "7.2ms",
         "AGE": "0.4s",
@@ -133,6 +141,81 @@ def test_wide_adds_columns_and_frontends(capsys: Captured) -> None:
     assert (row["NODE"], row["PID"]) == ("n1", "77")
     assert (row["BLOCKS"], row["HEADROOM"], row["DETAIL"]) == ("50/102", "11", "well")
     assert "f-0" in out.split("\n\n")[2]
+
+
+def test_wide_has_what_the_dashboard_s_panes_have(capsys: Captured) -> None:
+    def move(number: int) -> MoveStatus:
+        return MoveStatus(
+            migration_id=f"m-{number}",
+            request_id=f"r-{number}",
+            from_instance_id="i-0",
+            to_instance_id="i-1",
+            state="copying",
+            stage=1,
+            num_blocks_copied=3,
+            num_blocks=8,
+            reason="balance",
+            age_s=1.2,
+        )
+
+    evicted = QueueHeadStatus(
+        request_id="r7",
+        level="normal",
+        demand_blocks=90,
+        waited_s=600.0,
+        evicted=True,
+        evicted_for_s=4.0,
+        why="memory",
+    )
+    drain = DrainStatus(
+        drain_id="d-1", num_requests_left=12, num_moved=3, deadline_s=130.0, removes=True
+    )
+    status = cluster(
+        instance(), instance("i-1", InstanceState.DRAINING, drain=drain, queue_head=evicted)
+    ).model_copy(
+        update={
+            "time_s": 100.0,
+            "moves": tuple(move(number) for number in range(9)),
+            "queued_moves": (move(9), move(10)),
+            "levels": (
+                LevelStatus(name="normal", rank=0, num_running_reqs=52, num_waiting_reqs=60),
+                LevelStatus(
+                    name="high",
+                    rank=1,
+                    num_running_reqs=6,
+                    num_waiting_reqs=2,
+                    headroom_blocks=743,
+                    ttft_p99_s=1.9,
+                ),
+            ),
+        }
+    )
+    _, out, _ = shown(status, capsys, "-o", "wide")
+    summary, _, _, *tables = out.rstrip("\n").split("\n\n")
+    assert summary.splitlines()[1] == (
+        "level high: run 6 wait 2 ttft99 1.9s kept 743  level normal: run 52 wait 60 ttft99 -"
+    )
+    levels, drains, heads, moves = (table.splitlines() for table in tables)
+    assert [line.split() for line in levels[1:]] == [
+        ["high", "1", "6", "2", "1.9s", "743"],
+        ["normal", "0", "52", "60", "-", "-"],
+    ]
+    assert drains[1].split() == ["i-1", "12", "3", "in", "30s", "removed"]
+    assert [line.split()[0] for line in heads[1:]] == ["r7", "r1"], "the longest waiting first"
+    assert heads[1].split()[3:] == ["4.0s", "90", "50", "memory", "(evicted)"]
+    assert moves[1].split() == ["r-0", "i-0>i-1", "copying", "3/8", "1.2s", "balance"]
+    assert moves[10].split()[2] == "queued"
+    assert moves[11] == "... and 1 more: llumctl top"
+    _, brief, _ = shown(status, capsys)
+    assert brief.count("\n\n") == 1
+    assert columns(brief)[1]["HEAD"] == "normal/90of50blk/4.0s/memory/evicted"
+
+
+def test_an_alarm_is_no_failure_of_a_check(capsys: Captured) -> None:
+    """A script that restarts what is unwell must not do so because there is much to do."""
+    code, out, err = shown(cluster(instance(ttft_p99_s=99.0)), capsys, "--check")
+    assert (code, err) == (0, "")
+    assert "\n! i-0: P99 TTFT 1m39s\n" in out
 
 
 def test_machine_formats(capsys: Captured) -> None:

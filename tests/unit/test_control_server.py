@@ -100,7 +100,7 @@ async def test_a_draining_instance_has_no_freeness() -> None:
 async def test_the_load_of_an_instance() -> None:
     cluster = Cluster()
     cluster.up()
-    head = QueueHead("r9", 1, 30, time.time() - 5.0, evicted=True)
+    head = QueueHead("r9", 1, 30, time.time() - 5.0, True, time.time() - 2.0)
     cluster.report(
         num_free_blocks=40,
         watermark_blocks=2,
@@ -120,6 +120,7 @@ async def test_the_load_of_an_instance() -> None:
     assert load.queue_head is not None
     assert (load.queue_head.level, load.queue_head.evicted) == ("high", True)
     assert load.queue_head.waited_s == pytest.approx(5.0, abs=1.0)
+    assert load.queue_head.evicted_for_s == pytest.approx(2.0, abs=1.0)
 
 
 async def test_stopping() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from controller.adapters.ray import log_rotation
 from controller.adapters.ray.log_rotation import NUM_OLD, old_file, turn_over
+from controller.api.state.log_tail import LogTail
 from controller.main.machine import previous_logs
-from llumctl.log_files import LogTail
 
 PATIENCE_S = 30.0
 MAX_BYTES = 20_000

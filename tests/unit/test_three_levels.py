@@ -83,24 +83,36 @@ async def test_listings_and_metrics_name_them() -> None:
     cluster = Cluster()
     cluster.controller.configure(CONFIG)
     cluster.up()
+    cluster.hello("f-0", incarnation=1, ttft_p99_by_level_s={"urgent": 0.5})
     cluster.report(
         num_free_blocks=40,
         num_running=6,
         num_running_by_rank={-2: 3, 0: 2, 5: 1},
-        num_queued=1,
+        ttft_p99_by_rank_s={5: 0.25, -2: 9.0},
+        num_queued=3,
+        num_queued_by_rank={-2: 1, 0: 2},
         queue_head=QueueHead("q", -2, 3, 0.0),
     )
     status = cluster_status(cluster.controller, LABELS, 1.0)
     (instance,) = status.instances
     assert instance.num_running_by_level == {"urgent": 1, "normal": 2, "batch": 3}
+    assert instance.num_waiting_by_level == {"normal": 2, "batch": 1}
     assert instance.headroom_blocks == 100 - 320 // 16
+    assert instance.headroom_by_level_blocks == {"urgent": 80}
+    assert instance.ttft_p99_by_level_s == {"urgent": 0.25, "batch": 9.0}
     assert instance.queue_head is not None
     assert instance.queue_head.level == "batch"
-    assert {level.name: level.rank for level in status.levels} == {
-        "normal": 0,
-        "urgent": 5,
-        "batch": -2,
-    }
+    assert [
+        (
+            level.name,
+            level.rank,
+            level.num_running_reqs,
+            level.num_waiting_reqs,
+            level.headroom_blocks,
+            level.ttft_p99_s,
+        )
+        for level in status.levels
+    ] == [("normal", 0, 2, 2, 0, None), ("urgent", 5, 1, 0, 80, 0.5), ("batch", -2, 3, 1, 0, None)]
     text = render(status, {}, MoveLog()).decode()
     name = "llumctl_instance_level_running_requests"
     for level, num in (("urgent", 1), ("normal", 2), ("batch", 3)):

@@ -6,6 +6,7 @@ from functools import partial
 from typing import ClassVar
 
 from controller.api.client import ControlClient
+from controller.api.text.levels import ranked
 from controller.api.text.quantities import latency, sized
 from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.moves import MigrateRequest, MigrationReport
@@ -110,7 +111,6 @@ class Migrate:
 
 def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
     """The priority levels, the highest first."""
-    ranked = sorted(status.levels, key=lambda level: (-level.rank, level.name))
     return Choices(
         f"Which priority for {_those(targets)}?",
         tuple(
@@ -119,7 +119,7 @@ def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:
                 f"rank {level.rank}",
                 Together(tuple(SetPriority(each.request_id, level.name) for each in targets)),
             )
-            for level in ranked
+            for level in ranked(status.levels)
         ),
     )
 

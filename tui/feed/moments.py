@@ -18,12 +18,15 @@ Known = tuple[int, DashboardState]
 
 
 class Moments:
-    """`hear(n)` gives frame n; `offsets` are the frames' places in the file."""
+    """`first` is the state before all frames; `hear(n)` gives frame n; `offsets` are the frames'
+    places in the file."""
 
-    def __init__(self, hear: Callable[[int], Heard], offsets: Sequence[int]) -> None:
+    def __init__(
+        self, first: DashboardState, hear: Callable[[int], Heard], offsets: Sequence[int]
+    ) -> None:
         self._hear = hear
         self._num_frames = len(offsets)
-        self._kept: list[Known] = [(0, DashboardState())]
+        self._kept: list[Known] = [(0, first)]
         self._shown = self._kept[0]
         self._farthest = self._kept[0]
         self._steps = _ends(offsets, STRETCH_BYTES)

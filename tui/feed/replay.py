@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from controller.api.errors import LlumctlError
 from controller.api.recording import Mark, RecordingReader
+from controller.api.settings.console import ConsoleTable
 from controller.api.text.events import Weight, weight_of
 from controller.api.wire.models import EventFrame, GapFrame
 from tui.feed.moments import Moments
-from tui.feed.state import Arrived, Heard, Lost, Replayed
+from tui.feed.state import Arrived, DashboardState, Heard, Lost, Replayed
 
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
 
@@ -40,6 +41,7 @@ class ReplaySource:
         speed: float = 1.0,
         at_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        limits: ConsoleTable | None = None,
     ) -> None:
         self.cluster = reader.header.cluster
         self.status_every_s = reader.header.status_every_s
@@ -56,7 +58,8 @@ class ReplaySource:
         """Of the frames, and of the loss at a bad line."""
         self._failed = ""
         """Why nothing can be read behind the last mark."""
-        self._moments = Moments(self._hear, ())
+        self._first = DashboardState(limits=limits or ConsoleTable())
+        self._moments = Moments(self._first, self._hear, ())
         self._num_shown = 0
         self.troubles_s: tuple[float, ...] = ()
         """Where there is trouble."""
@@ -91,7 +94,8 @@ class ReplaySource:
             for position_s, mark in zip(self._positions_s, self._marks, strict=False)
             if _weighs(mark, Weight.TROUBLE)
         )
-        self._moments = Moments(self._hear, [mark.offset for mark in self._marks])
+        offsets = [mark.offset for mark in self._marks]
+        self._moments = Moments(self._first, self._hear, offsets)
         self.seek(self._counted_s)
 
     def take(self) -> list[Heard]:
@@ -151,6 +155,9 @@ class ReplaySource:
         return False
 
     def ask_explanation(self, request_id: str) -> bool:  # noqa: ARG002 - not recorded
+        return False
+
+    def ask_log(self, member_id: str) -> bool:  # noqa: ARG002 - not recorded
         return False
 
     def stop(self) -> None:

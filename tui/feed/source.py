@@ -21,6 +21,7 @@ from tui.feed.state import (
     Arrived,
     ExplanationArrived,
     Heard,
+    LogArrived,
     Lost,
     RecordingFailed,
     RequestsArrived,
@@ -57,6 +58,9 @@ class Source(Protocol):
 
     def ask_explanation(self, request_id: str) -> bool:
         """Asks for a request's life, as `ask_requests` does for an instance's requests."""
+
+    def ask_log(self, member_id: str) -> bool:
+        """Asks for the last lines of a member's log, likewise."""
 
     def stop(self) -> None: ...
 
@@ -113,6 +117,14 @@ class LiveSource:
             return ExplanationArrived(request_id, found, reason, self._clock())
 
         self._ask("explanation", answer)
+        return True
+
+    def ask_log(self, member_id: str) -> bool:
+        def answer() -> LogArrived:
+            found, reason = self._asked(lambda client: client.member_log(member_id))
+            return LogArrived(member_id, found, reason, self._clock())
+
+        self._ask("log", answer)
         return True
 
     def stop(self) -> None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from controller.api.settings.console import ConsoleTable
+from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.events import Weight, weight
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
@@ -18,6 +20,7 @@ from controller.api.wire.models import (
     GapFrame,
     InstanceState,
     InstanceStatus,
+    MemberLog,
     PingFrame,
     RequestList,
     StatusFrame,
@@ -86,6 +89,16 @@ class ExplanationArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class LogArrived:
+    """The last lines of a member's log, or why they could not be had."""
+
+    member_id: str
+    found: MemberLog | None
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RecordingFailed:
     """From here on nothing is recorded."""
 
@@ -131,9 +144,6 @@ class History:
     changes: tuple[Change, ...] = ()
     minutes: tuple[Minute, ...] = ()
     """The KV use of the last hour, oldest first; minutes without a figure are missing."""
-    head_id: str = ""
-    """The request that is the queue head now, and since when it has been seen as such."""
-    head_since_s: float = 0.0
 
 
 Ring = tuple[Weight, bool]
@@ -189,8 +199,13 @@ class DashboardState:
     """The last seconds in which there were routine events, with the number of each kind."""
     requests: RequestsArrived | None = None
     explanation: ExplanationArrived | None = None
+    log: LogArrived | None = None
     recording_failed: str = ""
     recording_ended: bool = False
+    limits: ConsoleTable = field(default_factory=ConsoleTable)
+    """From where on there is an alarm."""
+    alarms: tuple[Alarm, ...] = ()
+    """The worst first."""
 
     def instance(self, instance_id: str) -> InstanceStatus | None:
         instances = self.status.instances if self.status else ()
@@ -204,17 +219,6 @@ class DashboardState:
             if now - RATE_S <= second < now:
                 found.update(counts)
         return {kind: count / RATE_S for kind, count in found.items()}
-
-    def evicted_heads_s(self) -> dict[str, float]:
-        """By instance: how long its queue head has been seen, for heads that were evicted."""
-        return {
-            item.id: history.samples[-1].time_s - history.head_since_s
-            for item in (self.status.instances if self.status else ())
-            if item.queue_head
-            and item.queue_head.evicted
-            and (history := self.histories.get(item.id))
-            and history.samples
-        }
 
     def age_s(self, now_s: float) -> float | None:
         """The age of the newest status; None before the first."""
@@ -244,7 +248,16 @@ class Replayed:
     state: DashboardState
 
 
-Heard = Arrived | Lost | Stopped | RequestsArrived | ExplanationArrived | RecordingFailed | Replayed
+Heard = (
+    Arrived
+    | Lost
+    | Stopped
+    | RequestsArrived
+    | ExplanationArrived
+    | LogArrived
+    | RecordingFailed
+    | Replayed
+)
 
 
 class _Unread:
@@ -315,6 +328,8 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             state = replace(state, requests=item)
         elif isinstance(item, ExplanationArrived):
             state = replace(state, explanation=item)
+        elif isinstance(item, LogArrived):
+            state = replace(state, log=item)
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
         elif isinstance(item, Replayed):
@@ -357,6 +372,7 @@ def _of_another_cluster(state: DashboardState) -> DashboardState:
         num_entries=state.num_entries,
         recording_failed=state.recording_failed,
         recording_ended=state.recording_ended,
+        limits=state.limits,
     )
 
 
@@ -369,6 +385,7 @@ def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> Dashboard
         status=frame.status,
         status_at_s=at_s,
         histories=_histories(state.histories, frame),
+        alarms=tuple(alarms(frame.status, state.limits, state.alarms)),
         ways=_recent_ways(state.ways, frame.time_s),
         head_seen_s=frame.time_s
         if any(item.queue_head for item in frame.status.instances)
@@ -409,7 +426,7 @@ def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
     freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
     samples = (*_recent(history.samples, time_s), Sample(time_s, freeness, item.step_time_s))
     minutes = _minutes(history.minutes, item.kv_cache_usage, int(time_s // 60))
-    history = _with_head(replace(history, samples=samples, minutes=minutes), item, time_s)
+    history = replace(history, samples=samples, minutes=minutes)
     change = Change(time_s, item.state, item.incarnation, item.detail)
     last = history.changes[-1] if history.changes else None
     if last and (last.state, last.incarnation) == (change.state, change.incarnation):
@@ -429,13 +446,6 @@ def _minutes(known: tuple[Minute, ...], usage: float | None, now: int) -> tuple[
         last = known[-1]
         return (*known[:-1], Minute(now, last.sum + usage, last.count + 1))
     return (*known, Minute(now, usage, 1))
-
-
-def _with_head(history: History, item: InstanceStatus, time_s: float) -> History:
-    head_id = item.queue_head.request_id if item.queue_head else ""
-    if head_id == history.head_id and history.head_since_s <= time_s:
-        return history
-    return replace(history, head_id=head_id, head_since_s=time_s)
 
 
 def _departed(history: History, time_s: float) -> History:

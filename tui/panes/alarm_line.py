@@ -1,19 +1,12 @@
 """The line under the header: the worst trouble with its cause, and where else there is some."""
 
-from controller.api.settings.console import ConsoleTable
-from controller.api.text.alarms import Alarm, alarms
+from collections.abc import Sequence
+
+from controller.api.text.alarms import Alarm
 from tui.drawing.format import Glyphs, Line, Span, Tone, fitted, width_of
-from tui.feed.state import DashboardState
 
 
-def burning(state: DashboardState, limits: ConsoleTable) -> list[Alarm]:
-    """The worst first."""
-    if state.status is None:
-        return []
-    return alarms(state.status, limits, state.evicted_heads_s())
-
-
-def line(found: list[Alarm], width: int, glyphs: Glyphs) -> Line:
+def line(found: Sequence[Alarm], width: int, glyphs: Glyphs) -> Line:
     """The others are named as far as there is room, else counted; the worst is cut last."""
     worst, *others = found
     head = Span(f" ! {worst.text}", Tone.BAD)

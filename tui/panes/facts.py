@@ -1,12 +1,13 @@
 """An instance's status in words and figures."""
 
-from controller.api.text.alarms import free_blocks
+from controller.api.text.alarms import free_blocks, head_wait_s
 from controller.api.text.quantities import duration, latency, printable
 from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.feed.state import DashboardState, History
 from tui.panes import block_map, instances, queue_heads
+from tui.panes.levels import level_names, level_of_instance
 
 LABEL_WIDTH = 11
 MIN_COLUMN_WIDTH = 38
@@ -31,7 +32,7 @@ def facts(
     time_s = state.status.time_s if state.status and state.status.time_s else state.time_s
     curve = fmt.trend(history.samples, time_s, TREND_WIDTH, glyphs)
     steps = fmt.step_trend(history.samples, time_s, TREND_WIDTH, glyphs)
-    levels = instances.level_names(state.status) if state.status else ()
+    levels = level_names(state.status) if state.status else ()
     return [
         tuple(title),
         *columns(_facts(item, levels, curve, steps), width, glyphs),
@@ -51,8 +52,9 @@ def _facts(item: InstanceStatus, levels: tuple[str, ...], curve: str, steps: str
         ("virtual", Span(_virtual(item))),
         ("headroom", Span(f"{figure(item.headroom_blocks)} of {figure(item.num_total_blocks)}")),
         ("watermark", Span(f"{figure(item.watermark_blocks)} blk")),
-        ("running", Span(_running(item, levels))),
+        ("running", Span(_running(item))),
         ("waiting", Span(figure(item.num_waiting_reqs))),
+        *((printable(name)[:LABEL_WIDTH], Span(level_of_instance(item, name))) for name in levels),
         ("unreported", Span(figure(item.num_unreported_reqs))),
         ("evictions", Span(figure(item.num_evictions))),
         ("moves", Span(f"{figure(item.num_moves_in)} in, {figure(item.num_moves_out)} out")),
@@ -73,10 +75,9 @@ def _blocks(item: InstanceStatus) -> str:
     return f"{used} of {item.num_total_blocks} ({item.block_size or '?'} tokens)"
 
 
-def _running(item: InstanceStatus, levels: tuple[str, ...]) -> str:
+def _running(item: InstanceStatus) -> str:
     most = f" of {item.max_running_reqs}" if item.max_running_reqs else ""
-    by_level = instances.running_by_level(item, levels)
-    return f"{fmt.number(item.num_running_reqs)}{most}  {by_level}"
+    return f"{fmt.number(item.num_running_reqs)}{most}"
 
 
 def _virtual(item: InstanceStatus) -> str:
@@ -92,7 +93,7 @@ def _head(item: InstanceStatus) -> Line:
         return (label, Span("nobody waits", Tone.DIM))
     free = fmt.number(free_blocks(item))
     words = (
-        f"{head.request_id}  {head.level}  waited {duration(head.waited_s)}"
+        f"{head.request_id}  {head.level}  waited {duration(head_wait_s(head))}"
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
     )
     return (label, Span(printable(words), Tone.WARN))

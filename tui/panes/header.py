@@ -10,6 +10,7 @@ from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.feed.replay import Progress
 from tui.feed.state import DashboardState
+from tui.panes.levels import levels_of_cluster
 
 _TONES: Mapping[ClusterState, Tone] = {
     ClusterState.READY: Tone.GOOD,
@@ -152,6 +153,8 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
         evictions = sum(item.num_evictions or 0 for item in status.instances)
         facts.append(_labelled("evict", str(evictions), drop=6))
     facts.append(_labelled("p99 TTFT", latency(worst_ttft_s(status)), drop=6 if brief else 5))
+    if not brief:
+        facts += [_labelled(*each, drop=8) for each in levels_of_cluster(status)]
     if not brief and status.detail:
         facts.append(Fact((Span(printable(status.detail), Tone.WARN),), drop=7))
     return facts

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from controller.api.text.alarms import in_need, is_reserved
 from controller.api.text.quantities import duration, latency, printable
-from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
+from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.drawing.table import Column
+from tui.drawing.table import GAP, Column
 from tui.feed.state import DashboardState, History, Minute, Sample
+from tui.panes.levels import LEVEL_DROP, level_column, level_names
 
 BAR_WIDTH = 9
 WALL = 150
-"""From this width on each priority level has a column of its own."""
+"""From this width on each priority level has a column of its own, if there is room for all."""
 NEARLY_FULL, FULL = 0.9, 0.98
 
 _GLYPHS: Mapping[InstanceState, str] = {
@@ -85,11 +86,6 @@ def rows(state: DashboardState, glyphs: Glyphs, alarmed: Container[str] = ()) ->
         for item in status.instances
         for history in (state.histories.get(item.id, History()),)
     ]
-
-
-def level_names(status: ClusterStatus) -> tuple[str, ...]:
-    ranked = sorted(status.levels, key=lambda level: (-level.rank, level.name))
-    return tuple(level.name for level in ranked)
 
 
 def attention(item: InstanceStatus) -> str:
@@ -255,7 +251,9 @@ _AFTER: tuple[Column[InstanceRow], ...] = (
 
 def columns(levels: tuple[str, ...], width: int) -> tuple[Column[InstanceRow], ...]:
     """The same object for the same levels, as long as they are shown the same way."""
-    return _columns(levels if width >= WALL else ())
+    found = _columns(levels)
+    needed = 1 + sum(each.width + GAP for each in found if each.drop <= LEVEL_DROP)
+    return found if width >= max(WALL, needed) else _columns(())
 
 
 @functools.cache
@@ -268,25 +266,12 @@ def _columns(levels: tuple[str, ...]) -> tuple[Column[InstanceRow], ...]:
                 8,
                 _span(lambda row: running_by_level(row.item, row.levels)),
                 right=True,
-                drop=5,
+                drop=LEVEL_DROP,
             ),
         )
     else:
-        prio = tuple(_level_column(name) for name in levels)
+        prio = tuple(level_column(name) for name in levels)
     return (*_BEFORE, *prio, *_AFTER)
-
-
-def _level_column(name: str) -> Column[InstanceRow]:
-    """The running requests of a level."""
-    title = printable(name.upper())[:8]
-    return Column(
-        f"level.{name}",
-        title,
-        max(4, len(title)),
-        _span(lambda row: fmt.number(row.item.num_running_by_level.get(name, 0))),
-        right=True,
-        drop=5,
-    )
 
 
 def note(row: InstanceRow) -> tuple[str, Span] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.api.text.alarms import free_blocks
+from controller.api.text.alarms import free_blocks, head_wait_s
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.models import InstanceStatus, QueueHeadStatus
 from tui.actions.target import Target
@@ -40,7 +40,7 @@ def rows(state: DashboardState, names: Names) -> list[HeadRow]:
     """Longest waiting first."""
     instances = state.status.instances if state.status else ()
     found = [HeadRow(item, item.queue_head, names) for item in instances if item.queue_head]
-    return sorted(found, key=lambda row: (-row.head.waited_s, row.id))
+    return sorted(found, key=lambda row: (-(head_wait_s(row.head) or 0.0), row.id))
 
 
 def why(head: QueueHeadStatus) -> str:
@@ -68,7 +68,7 @@ COLUMNS: tuple[Column[HeadRow], ...] = (
         "waited",
         "WAITED",
         6,
-        lambda row, _: Span(duration(row.head.waited_s)),
+        lambda row, _: Span(duration(head_wait_s(row.head))),
         right=True,
     ),
     Column(

@@ -82,10 +82,10 @@ class PaintedScreen(Screen[None]):
     def filter_by(self, text: str) -> None:
         """Shows those rows of that table that match."""
 
-    def alarms(self) -> list[Alarm]:
-        return alarm_line.burning(self.console.shown, self.console.options.limits)
+    def alarms(self) -> Sequence[Alarm]:
+        return self.console.shown.alarms
 
-    def paint_frame(self, header_lines: int, alarms: list[Alarm]) -> None:
+    def paint_frame(self, header_lines: int, alarms: Sequence[Alarm]) -> None:
         """`alarms`: the worst first; they get a line of their own."""
         app, width = self.console, self.size.width
         self.set_class(app.is_stale, "-stale")

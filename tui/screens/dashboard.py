@@ -17,6 +17,7 @@ from tui.feed.state import DashboardState
 from tui.panes import event_list, instances, migrations, move_matrix, queue_heads
 from tui.panes.event_list import EventRow
 from tui.panes.instances import SORTS, InstanceRow
+from tui.panes.levels import level_names
 from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
 from tui.panes.queue_heads import HeadRow
@@ -131,7 +132,7 @@ class DashboardScreen(PaintedScreen):
             header_lines, alarms = self._arrangement.header_lines, self.alarms()
             self.paint_frame(header_lines, alarms[: self._arrangement.alarm_lines and None])
 
-    def _rows(self, app: Console, alarms: list[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
+    def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""
         named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
@@ -176,7 +177,7 @@ class DashboardScreen(PaintedScreen):
             event_list.EXPANDED_COLUMNS if view.expanded else event_list.COLUMNS
         )
         status = self.console.shown.status
-        levels = instances.level_names(status) if status else ()
+        levels = level_names(status) if status else ()
         self.table(Pane.INSTANCES).set_columns(instances.columns(levels, self.size.width))
         for pane, box in boxes.items():
             table = self.table(pane)

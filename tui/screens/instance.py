@@ -12,8 +12,9 @@ from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
 from tui.feed.state import DashboardState
-from tui.panes import event_list, instances, request_list
+from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
+from tui.panes.log_lines import LogRow
 from tui.panes.names import names
 from tui.panes.request_list import RequestRow
 from tui.screens.detail import DetailScreen
@@ -49,7 +50,10 @@ class InstanceScreen(DetailScreen):
     SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {
         "requests": request_list.SORTS,
         "history": {"time": True},
+        "log": {"time": False},
     }
+    TALL = 40
+    """From so many lines on history and log have a place each; below they share one."""
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
@@ -58,6 +62,10 @@ class InstanceScreen(DetailScreen):
         self.request_id = request_id
         self._asked_at_s: float | None = None
         self._impossible = False
+        self._no_log = False
+        self._lower = "history"
+        self._follows = True
+        """Whether the newest line of the log stays in view."""
 
     def compose(self) -> ComposeResult:
         glyphs = self.console.glyphs
@@ -65,6 +73,7 @@ class InstanceScreen(DetailScreen):
         yield Lines(id="facts")
         yield TableView[RequestRow](request_list.COLUMNS, glyphs, id="requests", empty="none")
         yield TableView[HistoryRow](HISTORY_COLUMNS, glyphs, id="history", empty="none")
+        yield TableView[LogRow](log_lines.COLUMNS, glyphs, id="log", empty="none")
         yield Bottom()
 
     def on_mount(self) -> None:
@@ -85,6 +94,7 @@ class InstanceScreen(DetailScreen):
         if not self.is_mounted or not self.size.width:
             return
         app = self.console
+        self._place()
         self._ask()
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
         lines = facts(
@@ -96,7 +106,62 @@ class InstanceScreen(DetailScreen):
         self._fill_requests(app.shown)
         history = history_rows(app.shown, self.instance_id, app.options.zone)
         newest_first = self.choices["history"].descending
-        self.fill("history", history if newest_first else history[::-1], "History")
+        self.fill("history", history if newest_first else history[::-1], self._tabs("History"))
+        self._fill_log(app.shown)
+
+    def go_to(self, name: str) -> None:
+        if name != "requests":
+            self._lower = name
+            self._place()
+        if name == "log":
+            self._asked_at_s = None
+        super().go_to(name)
+        self.show()
+
+    def on_table_view_moved(self, event: TableView.Moved) -> None:
+        if event.view.id == "log":
+            self._follows = event.at_end
+        super().on_table_view_moved(event)
+
+    @property
+    def _is_tall(self) -> bool:
+        return self.size.height >= self.TALL
+
+    def _place(self) -> None:
+        """Where the screen is short, history and log have one place, and a table that is looked at
+        gets more of the lines."""
+        above = self._is_tall or self.focused_table == "requests"
+        self.table("requests").styles.height = "2fr" if above else "1fr"
+        for name in ("history", "log"):
+            self.table(name).display = self._is_tall or self._lower == name
+            self.table(name).styles.height = "1fr" if above else "2fr"
+
+    def _tabs(self, name: str) -> str:
+        """The title, with the name of the table that has the same place."""
+        if self._is_tall:
+            return name
+        return "[History]  Log" if name == "History" else "History  [Log]"
+
+    def _fill_log(self, state: DashboardState) -> None:
+        """The newest line comes last, and is in view until the operator goes elsewhere."""
+        lines = log_lines.rows(state, self.instance_id)
+        newest_first = self.choices["log"].descending
+        self.fill(
+            "log",
+            lines[::-1] if newest_first else lines,
+            self._tabs("Log"),
+            *self._of_log(),
+            follow=self._follows and not newest_first,
+        )
+
+    def _of_log(self) -> Line:
+        """Why there are no lines."""
+        answer = self.console.shown.log
+        if self._no_log:
+            return (Span("  a recording has no logs", Tone.DIM),)
+        if answer is None or answer.member_id != self.instance_id:
+            return (Span("  asking ...", Tone.DIM),)
+        return (Span(f"  {printable(answer.reason)}", Tone.BAD),) if answer.reason else ()
 
     def _request_shown(self) -> str:
         """The request under the cursor, else the one whose row was opened."""
@@ -116,6 +181,8 @@ class InstanceScreen(DetailScreen):
         if due and self.is_current:
             self._asked_at_s = now_s
             self._impossible = not app.source.ask_requests(self.instance_id)
+            if self.table("log").display:
+                self._no_log = not app.source.ask_log(self.instance_id)
 
     def _fill_requests(self, state: DashboardState) -> None:
         rows, facts = self._requests(state)

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
@@ -33,6 +34,7 @@ from controller.adapters.http.explain import explain_request
 from controller.adapters.http.guard import BodyTooLargeError, Guard
 from controller.adapters.http.idempotency import AnswersByKey
 from controller.adapters.http.live_settings import LiveSettings
+from controller.adapters.http.member_log import LogQuery, member_log
 from controller.adapters.http.migrate import find_migration
 from controller.adapters.http.operations import SteerApi
 from controller.adapters.http.operations_done import OperationsQuery, operations_done
@@ -80,8 +82,8 @@ class Access:
 
 class ControlServer:
     """`settings`: those that the controller runs with. `metrics` renders the answer to `/metrics`,
-    of media type `metrics_type`. `listening`: a socket on the address of `access`; without it the
-    server makes one."""
+    of media type `metrics_type`. Members write their logs to `log_dir`. `listening`: a socket on
+    the address of `access`; without it the server makes one."""
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class ControlServer:
         settings: Settings,
         metrics: Callable[[ClusterStatus], bytes],
         metrics_type: str,
+        log_dir: Path,
         listening: socket.socket | None = None,
     ) -> None:
         self._controller = controller
@@ -100,6 +103,7 @@ class ControlServer:
         self._log = OperatorLog(audit, controller.journal)
         self._live_settings = LiveSettings(controller, settings)
         self._metrics, self._metrics_type = metrics, metrics_type
+        self._log_dir = log_dir
         self._started_s = time.monotonic()
         self._changing = asyncio.Lock()
         """Held from the check of the spec's revision until the spec is changed."""
@@ -116,6 +120,7 @@ class ControlServer:
                 Route("/v1/requests", self._requests, methods=["GET"]),
                 Route("/v1/requests/{reference}", self._request, methods=["GET"]),
                 Route("/v1/requests/{reference}/explain", self._explain, methods=["GET"]),
+                Route("/v1/members/{member_id}/log", self._member_log, methods=["GET"]),
                 Route("/v1/answers/{key}", answers.told, methods=["GET"]),
                 Route("/v1/requests/{reference}/migrate", once(self._migrate), methods=["POST"]),
                 Route("/v1/requests/{reference}/priority", once(self._priority), methods=["POST"]),
@@ -220,6 +225,10 @@ class ControlServer:
         return json_answer(
             await explain_request(self._controller, request.path_params["reference"])
         )
+
+    async def _member_log(self, request: Request) -> Response:
+        query, member_id = _query(request, LogQuery), request.path_params["member_id"]
+        return json_answer(await member_log(self._controller, self._log_dir, member_id, query))
 
     async def _settings(self, _request: Request) -> Response:
         return json_answer(self._live_settings.listed())

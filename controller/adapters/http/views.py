@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
 from controller.api.wire.models import (
@@ -23,13 +25,19 @@ from controller.api.wire.models import (
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.freeness import freeness
 from controller.core.load.queue_reason import queue_reason
-from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.load.virtual_usage import instance_virtual_usage, total_headroom_blocks
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.load.virtual_usage import (
+    headroom_by_rank,
+    instance_virtual_usage,
+    total_headroom_blocks,
+)
 from controller.core.operations.scaling import planned_instances
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.roster import Member
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +77,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
         num_held_reqs=controller.scheduler.num_held,
         levels=tuple(
-            LevelStatus(
-                name=level.name, rank=level.rank, target_load_tokens=level.target_load_tokens
-            )
-            for level in controller.live.scheduler.levels
+            _level(level, instances, frontends) for level in controller.live.scheduler.levels
         ),
         last_event=controller.journal.log.last_position,
         moves=moves_under_way(controller),
@@ -82,6 +87,22 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         num_failed_moves_last_minute=num_failed,
         instances=instances,
         frontends=frontends,
+    )
+
+
+def _level(
+    level: Level, instances: Iterable[InstanceStatus], frontends: Iterable[FrontendStatus]
+) -> LevelStatus:
+    name = level.name
+    ttfts_s = [f.ttft_p99_by_level_s[name] for f in frontends if name in f.ttft_p99_by_level_s]
+    return LevelStatus(
+        name=name,
+        rank=level.rank,
+        target_load_tokens=level.target_load_tokens,
+        num_running_reqs=sum(i.num_running_by_level.get(name, 0) for i in instances),
+        num_waiting_reqs=sum(i.num_waiting_by_level.get(name, 0) for i in instances),
+        headroom_blocks=sum(i.headroom_by_level_blocks.get(name, 0) for i in instances),
+        ttft_p99_s=max(ttfts_s, default=None),
     )
 
 
@@ -133,6 +154,9 @@ def _frontend(member: Member, now_s: float) -> FrontendStatus:
         up_s=_up_s(member, now_s),
         num_live_reqs=member.num_live_reqs,
         ttft_p99_s=_rounded(member.ttft_p99_s),
+        ttft_p99_by_level_s={
+            name: round(ttft_s, 4) for name, ttft_s in member.ttft_p99_by_level_s.items()
+        },
         age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
     )
 
@@ -155,7 +179,8 @@ def _instance(
     if record is None or record.snapshot is None or not record.alive:
         return status
     pushed = controller.statuses[member.member_id]
-    load = _load(controller, record.snapshot, schedulable)
+    levels = controller.live.scheduler.levels
+    load = _load(levels, record.snapshot, schedulable)
     return status.model_copy(
         update=load
         | {
@@ -173,6 +198,10 @@ def _instance(
                 num_late_steps=pushed.emulation.num_late_steps,
             ),
             "ttft_p99_s": _rounded(pushed.ttft_p99_s),
+            "ttft_p99_by_level_s": {
+                name: round(ttft_s, 4)
+                for name, ttft_s in _by_level(pushed.ttft_p99_by_rank_s, levels).items()
+            },
             "age_s": round(now_s - record.last_report_s, 3),
         }
     )
@@ -225,10 +254,17 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 4)
 
 
+def _by_level(by_rank: Mapping[int, T], levels: Sequence[Level]) -> dict[str, T]:
+    """The highest rank first; a rank that no level has goes by its number."""
+    names = {level.rank: level.name for level in levels}
+    return {
+        names.get(rank, str(rank)): value for rank, value in sorted(by_rank.items(), reverse=True)
+    }
+
+
 def _load(
-    controller: Controller, snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
+    levels: Sequence[Level], snapshot: InstanceSnapshot, schedulable: list[InstanceSnapshot]
 ) -> dict[str, object]:
-    levels = controller.live.scheduler.levels
     names = {level.rank: level.name for level in levels}
     usage, steps = instance_virtual_usage(snapshot, levels), freeness(snapshot, levels)
     head = snapshot.queue_head
@@ -242,11 +278,10 @@ def _load(
         "watermark_blocks": snapshot.watermark_blocks,
         "max_running_reqs": snapshot.max_num_running or None,
         "num_running_reqs": snapshot.num_running,
-        "num_running_by_level": {
-            names.get(rank, str(rank)): num
-            for rank, num in sorted(snapshot.num_running_by_rank.items(), reverse=True)
-        },
+        "num_running_by_level": _by_level(snapshot.num_running_by_rank, levels),
         "num_waiting_reqs": snapshot.num_queued,
+        "num_waiting_by_level": _by_level(snapshot.num_queued_by_rank, levels),
+        "headroom_by_level_blocks": _by_level(headroom_by_rank(snapshot, levels), levels),
         "kv_cache_usage": round(snapshot.num_used_blocks / max(1, snapshot.num_total_blocks), 4),
         "num_evictions": snapshot.num_evictions,
         "queue_head": head
@@ -256,6 +291,9 @@ def _load(
             demand_blocks=head.demand_blocks,
             waited_s=round(max(0.0, time.time() - head.arrival_time_s), 3),
             evicted=head.evicted,
+            evicted_for_s=None
+            if head.evicted_at_s is None
+            else round(max(0.0, time.time() - head.evicted_at_s), 3),
             why=str(queue_reason(snapshot, schedulable) or ""),
         ),
     }

@@ -17,6 +17,7 @@ from controller.adapters.prometheus.member_metrics import (
     FRONTEND_GAUGES,
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
+    INSTANCE_LEVEL_GAUGES,
     Figure,
 )
 from controller.adapters.prometheus.moves import move_metrics
@@ -64,7 +65,7 @@ class _Families(Collector):
             yield _states(kind, members)
             yield from _figures(GaugeMetricFamily, kind, members, gauges)
             yield from _figures(CounterMetricFamily, kind, members, counters)
-        yield _running_by_level(status)
+        yield from _by_level(status)
         yield from _queue_heads(status.instances)
 
 
@@ -128,18 +129,20 @@ def _figures(
         yield family
 
 
-def _running_by_level(status: ClusterStatus) -> Metric:
-    family = GaugeMetricFamily(
-        "llumctl_instance_level_running_requests",
-        "Requests of a priority level in the engine's batch",
-        labels=["instance_id", "level"],
-    )
+def _by_level(status: ClusterStatus) -> Iterator[Metric]:
+    """Every level has a sample at every instance that has reported, but for latencies."""
     none = dict.fromkeys((level.name for level in status.levels), 0)
-    for instance in status.instances:
-        if instance.num_running_reqs is not None:
-            for level, num in (none | instance.num_running_by_level).items():
-                family.add_metric([instance.id, level], num)
-    return family
+    for figure in INSTANCE_LEVEL_GAUGES:
+        family = GaugeMetricFamily(
+            f"llumctl_instance_level_{figure.name}", figure.help, labels=["instance_id", "level"]
+        )
+        for instance in status.instances:
+            found: dict[str, float] = getattr(instance, figure.field)
+            if instance.num_running_reqs is not None and not figure.name.endswith("_seconds"):
+                found = none | found
+            for level, value in found.items():
+                _add(family, [instance.id, level], value)
+        yield family
 
 
 def _queue_heads(instances: Iterable[InstanceStatus]) -> Iterator[Metric]:

@@ -42,6 +42,13 @@ INSTANCE_GAUGES = (
     Figure("cpu_cores", "cpu_cores", "Cores that its process kept busy over the last second"),
     *_MEMBER_GAUGES,
 )
+INSTANCE_LEVEL_GAUGES = (
+    Figure("running_requests", "num_running_by_level", "Of a priority level in the engine's batch"),
+    Figure("waiting_requests", "num_waiting_by_level", "Of a priority level in its queue"),
+    Figure("headroom_blocks", "headroom_by_level_blocks", "KV blocks kept free beside a level"),
+    Figure("ttft_p99_seconds", "ttft_p99_by_level_s", "p99 of the time to first token of a level"),
+)
+"""Each value of the field's dictionary has its level as a label."""
 INSTANCE_COUNTERS = (
     Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
     Figure("steps", "num_steps", "Engine steps of this process"),

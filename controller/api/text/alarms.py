@@ -5,7 +5,7 @@ The dashboard's alarm line and `llumctl status` say the same. `[console]` has th
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     )
 
 CLUSTER = "cluster"
+CLEARED_SHARE = 0.8
+"""A figure that has passed its limit is an alarm until it is below so much of the limit: one that
+wavers about the limit would come and go with every status."""
 _STATES = ("failed", "stalled", "restarting")
 """States of a member that are trouble by themselves, the worst first."""
 _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
@@ -38,37 +41,50 @@ class Alarm:
     subject: str
     causes: tuple[str, ...]
     gravity: tuple[int, float]
+    passed: tuple[str, ...] = ()
+    """The limits that are passed, by their names in `[console]`."""
 
     @property
     def text(self) -> str:
         return printable(f"{self.subject}: {'; '.join(self.causes)}")
 
 
-def alarms(
-    status: "ClusterStatus",
-    limits: "ConsoleTable",
-    evicted_heads_s: Mapping[str, float] | None = None,
-) -> list[Alarm]:
-    """The worst first; ties in the order of the status.
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    table: "ConsoleTable"
+    raised: Collection[tuple[str, str]]
 
-    A request that ran and was evicted tells its age, not how long it has waited:
-    `evicted_heads_s` has, by instance, how long it has been seen as the queue head.
-    """
+    def over(self, subject: str, name: str, value: float) -> float:
+        """How many times the limit of this name the value is, if that is an alarm; else 0. A limit
+        of 0 is none."""
+        limit: float = getattr(self.table, name)
+        begins = limit * CLEARED_SHARE if (subject, name) in self.raised else limit
+        return value / limit if limit and value >= begins else 0.0
+
+
+def alarms(
+    status: "ClusterStatus", limits: "ConsoleTable", before: Collection[Alarm] = ()
+) -> list[Alarm]:
+    """The worst first; ties in the order of the status. `before`: the alarms until now, which last
+    until a figure is well below its limit."""
     if status.state == "stopping":
         return []
-    is_known = any(
-        _over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s) for item in status.instances
-    )
+    bounds = _Limits(limits, {(alarm.subject, name) for alarm in before for name in alarm.passed})
+    of_instances = [_of_instance(item, status.time_s, bounds) for item in status.instances]
+    is_known = any("alarm_ttft_p99_s" in alarm.passed for alarm in of_instances)
     found = [
-        *(
-            _of_instance(item, status.time_s, limits, evicted_heads_s or {})
-            for item in status.instances
-        ),
-        *(_of_frontend(item, limits, slow=not is_known) for item in status.frontends),
-        _of_held(status, limits),
-        _of_moves(status, limits),
+        *of_instances,
+        *(_of_frontend(item, bounds, slow=not is_known) for item in status.frontends),
+        _of_held(status, bounds),
+        _of_moves(status, bounds),
     ]
     return sorted((alarm for alarm in found if alarm.causes), key=lambda alarm: alarm.gravity)
+
+
+def head_wait_s(head: "QueueHeadStatus") -> float | None:
+    """How long a queue head has waited: since it arrived or, if it has run before, since it was
+    evicted; None in a recording of an older version, which does not tell the latter."""
+    return head.evicted_for_s if head.evicted else head.waited_s
 
 
 def in_need(item: "InstanceStatus") -> bool:
@@ -89,21 +105,20 @@ def _is_negative(item: "InstanceStatus") -> bool:
     return item.freeness_steps is not None and item.freeness_steps < 0
 
 
-def _of_instance(
-    item: "InstanceStatus",
-    now_s: float,
-    limits: "ConsoleTable",
-    evicted_heads_s: Mapping[str, float],
-) -> Alarm:
+def _of_instance(item: "InstanceStatus", now_s: float, limits: _Limits) -> Alarm:
     causes = list(_of_state(item))
     rank = _STATES.index(item.state) if causes else _LOAD
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
-    waited_s = 0.0
-    if head is not None:
-        waited_s = evicted_heads_s.get(item.id, 0.0) if head.evicted else head.waited_s
-    late = _over(waited_s, limits.alarm_head_waited_s)
-    crowded = _over(waiting, limits.alarm_waiting_reqs)
-    slow = _over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s)
+    waited_s = (head_wait_s(head) or 0.0) if head is not None else 0.0
+    overs = {
+        name: limits.over(item.id, name, value)
+        for name, value in (
+            ("alarm_head_waited_s", waited_s),
+            ("alarm_waiting_reqs", waiting),
+            ("alarm_ttft_p99_s", item.ttft_p99_s or 0.0),
+        )
+    }
+    late, crowded, slow = overs.values()
     queued = bool(late or crowded)
     if queued:
         causes.append(f"{waiting} wait{_of_head(item, head, waited_s)}")
@@ -120,7 +135,8 @@ def _of_instance(
             causes.append(f"drain {duration(overdue_s)} over its deadline, {left} requests left")
     if not causes and item.state == "active" and item.detail:
         return Alarm(item.id, (item.detail,), (_BUSY, 0.0))
-    return Alarm(item.id, tuple(causes), (rank, -max(late, crowded, slow, overdue_s / 60)))
+    gravity = (rank, -max(late, crowded, slow, overdue_s / 60))
+    return Alarm(item.id, tuple(causes), gravity, tuple(name for name in overs if overs[name]))
 
 
 def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: float) -> str:
@@ -140,14 +156,16 @@ def free_blocks(item: "InstanceStatus") -> int | None:
     return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
-def _of_frontend(item: "FrontendStatus", limits: "ConsoleTable", *, slow: bool) -> Alarm:
+def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm:
     """`slow`: whether its TTFT is news; its requests are those of the instances."""
     causes = list(_of_state(item))
     if causes:
         return Alarm(item.id, tuple(causes), (_STATES.index(item.state), 0.0))
-    slow = slow and bool(_over(item.ttft_p99_s or 0.0, limits.alarm_ttft_p99_s))
-    words = (f"P99 TTFT {latency(item.ttft_p99_s)} over all instances",) if slow else ()
-    return Alarm(item.id, words, (_BUSY, 0.0))
+    name = "alarm_ttft_p99_s"
+    if not (slow and limits.over(item.id, name, item.ttft_p99_s or 0.0)):
+        return Alarm(item.id, (), (_BUSY, 0.0))
+    words = f"P99 TTFT {latency(item.ttft_p99_s)} over all instances"
+    return Alarm(item.id, (words,), (_BUSY, 0.0), (name,))
 
 
 def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
@@ -156,17 +174,21 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
         yield f"{item.state}{f' ({item.detail})' if item.detail else silent}"
 
 
-def _of_held(status: "ClusterStatus", limits: "ConsoleTable") -> Alarm:
-    over = _over(status.num_held_reqs, limits.alarm_waiting_reqs)
-    words = (f"{status.num_held_reqs} requests are held, as no instance takes any",)
-    return Alarm(CLUSTER, words if over else (), (_LOAD, -over))
+def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
+    name = "alarm_waiting_reqs"
+    if not (over := limits.over(CLUSTER, name, status.num_held_reqs)):
+        return Alarm(CLUSTER, (), (_LOAD, 0.0))
+    words = f"{status.num_held_reqs} requests are held, as no instance takes any"
+    return Alarm(CLUSTER, (words,), (_LOAD, -over), (name,))
 
 
-def _of_moves(status: "ClusterStatus", limits: "ConsoleTable") -> Alarm:
+def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm:
     """Names the way and the reason that are most frequent among the last that came to nothing."""
     num_failed, num_migrated = status.num_failed_moves_last_minute, status.num_migrated_last_minute
-    over = _over(num_failed, limits.alarm_failed_moves)
-    if not over or num_failed <= num_migrated:
+    name = "alarm_failed_moves"
+    over = limits.over(CLUSTER, name, num_failed)
+    share = CLEARED_SHARE if (CLUSTER, name) in limits.raised else 1.0
+    if not over or num_failed <= share * num_migrated:
         return Alarm(CLUSTER, (), (_MOVES, 0.0))
     failed = Counter(
         f"{move.from_instance_id}>{move.to_instance_id} {move.why}"
@@ -175,9 +197,4 @@ def _of_moves(status: "ClusterStatus", limits: "ConsoleTable") -> Alarm:
     )
     mostly = f", mostly {failed.most_common(1)[0][0]}" if failed else ""
     words = f"{num_failed} of {num_failed + num_migrated} moves came to nothing{mostly}"
-    return Alarm(CLUSTER, (words,), (_MOVES, -over))
-
-
-def _over(value: float, limit: float) -> float:
-    """How many times the limit the value is, if at least once; else 0. A limit of 0 is none."""
-    return value / limit if limit and value >= limit else 0.0
+    return Alarm(CLUSTER, (words,), (_MOVES, -over), (name,))

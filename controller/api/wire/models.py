@@ -43,7 +43,10 @@ class QueueHeadStatus(WireModel):
     level: str
     demand_blocks: int
     waited_s: float
+    """Since it arrived at its frontend."""
     evicted: bool
+    evicted_for_s: float | None = None
+    """Since it lost its blocks, if it did; null in recordings of older versions."""
     why: str = ""
 
 
@@ -125,6 +128,9 @@ class InstanceStatus(WireModel):
     num_running_reqs: int | None = None
     num_running_by_level: dict[str, int] = Field(default_factory=dict)
     num_waiting_reqs: int | None = None
+    num_waiting_by_level: dict[str, int] = Field(default_factory=dict)
+    headroom_by_level_blocks: dict[str, int] = Field(default_factory=dict)
+    """Levels that run here and keep a headroom; before it is cut to what requests may use."""
     num_unreported_reqs: int = 0
     kv_cache_usage: float | None = None
     queue_head: QueueHeadStatus | None = None
@@ -136,6 +142,7 @@ class InstanceStatus(WireModel):
     cpu_cores: float | None = None
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None
+    ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
     age_s: float | None = None
     drain: DrainStatus | None = None
 
@@ -151,15 +158,22 @@ class FrontendStatus(WireModel):
     up_s: float | None = None
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None
+    ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
     age_s: float | None = None
 
 
 class LevelStatus(WireModel):
-    """A priority level: higher ranks go first."""
+    """A priority level, higher ranks go first; and what there is of it on all instances."""
 
     name: str
     rank: int
     target_load_tokens: int | None = None
+    num_running_reqs: int | None = None
+    """Null in recordings of older versions."""
+    num_waiting_reqs: int | None = None
+    headroom_blocks: int | None = None
+    ttft_p99_s: float | None = None
+    """Of the worst frontend."""
 
 
 class ClusterStatus(WireModel):
@@ -292,6 +306,14 @@ class RequestDetail(RequestStatus):
     schema_version: int = SCHEMA_VERSION
     history: tuple[Event, ...] = ()
     num_forgotten: int = 0
+
+
+class MemberLog(WireModel):
+    """The last lines of a member's log, as it wrote them: who shows them makes them harmless."""
+
+    schema_version: int = SCHEMA_VERSION
+    member_id: str
+    lines: tuple[str, ...]
 
 
 class StatusFrame(WireModel):

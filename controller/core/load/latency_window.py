@@ -1,7 +1,12 @@
-"""A percentile of recent samples."""
+"""A percentile of recent samples: of all of them, and of each kind."""
 
 import math
 from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 class LatencyWindow:
@@ -23,3 +28,33 @@ class LatencyWindow:
             return None
         ordered = sorted(latency for _, latency in samples)
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles(Generic[Kind]):
+    """The same percentile of all samples, and of each kind that has some."""
+
+    all_s: float | None = None
+    by_kind_s: Mapping[Kind, float] = field(default_factory=dict)
+
+
+class LatencyWindows(Generic[Kind]):
+    """A window for all samples, and one for each kind of them."""
+
+    def __init__(self, window_s: float = 60.0, max_samples: int = 4096) -> None:
+        self._window_s, self._max_samples = window_s, max_samples
+        self._all = LatencyWindow(window_s, max_samples)
+        self._by_kind: dict[Kind, LatencyWindow] = {}
+
+    def add(self, now_s: float, latency_s: float, kind: Kind) -> None:
+        self._all.add(now_s, latency_s)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = LatencyWindow(self._window_s, self._max_samples)
+        self._by_kind[kind].add(now_s, latency_s)
+
+    def percentiles(self, share: float, now_s: float) -> Percentiles[Kind]:
+        found = {kind: window.percentile(share, now_s) for kind, window in self._by_kind.items()}
+        return Percentiles(
+            self._all.percentile(share, now_s),
+            {kind: latency_s for kind, latency_s in found.items() if latency_s is not None},
+        )

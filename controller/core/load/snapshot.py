@@ -40,6 +40,8 @@ class QueueHead:
     demand_blocks: int
     arrival_time_s: float
     evicted: bool = False
+    evicted_at_s: float | None = None
+    """Seconds since the epoch; the engine does not know it, its llumlet does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class InstanceSnapshot:
     num_running: int = 0
     num_running_by_rank: Mapping[int, int] = field(default_factory=dict)
     num_queued: int = 0
+    num_queued_by_rank: Mapping[int, int] = field(default_factory=dict)
     queued_demand_blocks: int = 0
     queue_head: QueueHead | None = None
     num_evicted_queued: int = 0

@@ -30,9 +30,15 @@ def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
 
 def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
     """H: the headrooms of the levels that have a running request here, at most M."""
-    running = snapshot.num_running_by_rank
-    wanted = sum(headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0)
+    wanted = sum(headroom_by_rank(snapshot, levels).values())
     return min(wanted, max(0, snapshot.capacity_blocks))
+
+
+def headroom_by_rank(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> dict[int, int]:
+    """h(p) of each level that has a running request here and keeps a headroom."""
+    running = snapshot.num_running_by_rank
+    found = {p.rank: headroom_blocks(p, snapshot) for p in levels if running.get(p.rank, 0) > 0}
+    return {rank: blocks for rank, blocks in found.items() if blocks}
 
 
 def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> float:

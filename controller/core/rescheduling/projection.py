@@ -22,6 +22,8 @@ def without(
     bs, by_rank = snapshot.block_size, Counter(snapshot.num_running_by_rank)
     running, queued = [c for c in gone if not c.queued], [c for c in gone if c.queued]
     by_rank.subtract(c.rank for c in running)
+    queued_by_rank = Counter(snapshot.num_queued_by_rank)
+    queued_by_rank.subtract(c.rank for c in queued)
     head = snapshot.queue_head
     if head is not None and any(c.request_id == head.request_id for c in queued):
         waiting = [c for c in candidates if c.queued and c.request_id not in leaving]
@@ -33,6 +35,7 @@ def without(
         num_running=snapshot.num_running - len(running),
         num_running_by_rank=+by_rank,
         num_queued=snapshot.num_queued - len(queued),
+        num_queued_by_rank=+queued_by_rank,
         queued_demand_blocks=snapshot.queued_demand_blocks
         - sum(c.demand_blocks(bs) for c in queued),
         queue_head=head,
@@ -61,10 +64,12 @@ def with_queued(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> In
     waiting = sorted(arriving, key=lambda c: c.queue_order)
     if not waiting:
         return snapshot
-    bs = snapshot.block_size
+    bs, by_rank = snapshot.block_size, Counter(snapshot.num_queued_by_rank)
+    by_rank.update(c.rank for c in waiting)
     return replace(
         snapshot,
         num_queued=snapshot.num_queued + len(waiting),
+        num_queued_by_rank=by_rank,
         queued_demand_blocks=snapshot.queued_demand_blocks
         + sum(c.demand_blocks(bs) for c in waiting),
         queue_head=snapshot.queue_head or _as_head(waiting[0], bs),

@@ -7,6 +7,7 @@ It is pure: Hellos and losses go in, changes come out. Rules:
 - a controller that starts afresh adopts the incarnations that its members name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.api.text.starts import LAUNCHING
@@ -29,6 +30,7 @@ class Member:
     info: EngineInfo | None = None
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None
+    ttft_p99_by_level_s: Mapping[str, float] = field(default_factory=dict)
     num_restarts: int = 0
     up_s: float = 0.0
     """How long the member's process had run at its last Hello."""
@@ -98,6 +100,7 @@ class Roster:
         member.phase, member.detail = hello.phase, hello.detail
         member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
         member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
+        member.ttft_p99_by_level_s = hello.ttft_p99_by_level_s
         began = member.serving and was_serving != (member.incarnation, True)
         failed = member.phase == "failed" and not had_failed
         return RosterChange(member, welcome, died, began, failed)

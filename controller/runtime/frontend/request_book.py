@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.latency_window import LatencyWindow
+from controller.core.load.latency_window import LatencyWindows, Percentiles
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
     ENDED,
@@ -100,11 +100,11 @@ class RequestBook:
         self._wall_clock, self._clock = wall_clock, clock
         self._live: dict[str, _Entry] = {}
         self._ended: OrderedDict[str, _Entry] = OrderedDict()
-        self._ttft = LatencyWindow()
+        self._ttft = LatencyWindows[str]()
 
-    def ttft_p99_s(self) -> float | None:
-        """Of the last minute."""
-        return self._ttft.percentile(0.99, self._clock())
+    def ttft_p99(self) -> Percentiles[str]:
+        """Of the last minute, and by level."""
+        return self._ttft.percentiles(0.99, self._clock())
 
     def arrived(
         self, request: DispatchRequested, client_request_id: str, parent_id: str | None
@@ -215,7 +215,7 @@ class RequestBook:
         if num_tokens and entry.first_token_time_s is None:
             entry.first_token_time_s = now_s = self._wall_clock()
             ttft_s = now_s - entry.arrival_time_s
-            self._ttft.add(self._clock(), ttft_s)
+            self._ttft.add(self._clock(), ttft_s, entry.level)
             if self._observer:
                 self._observer.first_token(entry.level, ttft_s)
         entry.num_output_tokens += num_tokens

@@ -149,6 +149,7 @@ class Router:
             entry.incarnation,
             dispatch.seq,
             request.arrival_time_s,
+            rank=request.rank,
         )
         self._mailbox.send(entry.address, encode(add), payload)
         self.rank_changes.tell_owner(request_id)  # one that changed since it was encoded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
-from controller.core.load.latency_window import LatencyWindow
+from controller.core.load.latency_window import LatencyWindows, Percentiles
 from controller.ports.engine import Engine, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.mailbox import Mailbox
@@ -43,8 +43,8 @@ class Emission:
         self._frontends = frontends
         self._on_finished = on_finished
         self._finished: OrderedDict[str, LiveRequest] = OrderedDict()
-        self._ttft = LatencyWindow()
-        self._ttft_p99_s: float | None = None
+        self._ttft = LatencyWindows[int]()
+        self._ttft_p99: Percentiles[int] = Percentiles()
         self._percentile_at_s = 0.0
 
     def emit(self, outputs: Sequence[StepOutputs], step_time_s: float) -> None:
@@ -67,7 +67,7 @@ class Emission:
                 )
                 if live.next_index == 0 and emitted.num_tokens:
                     ttft_s = time.time() - live.arrival_time_s
-                    self._ttft.add(time.monotonic(), ttft_s)
+                    self._ttft.add(time.monotonic(), ttft_s, live.rank)
                 if live.arrived_by is not None:
                     timed.append(MoveTimed(live.arrived_by, step_time_s))
                     live.arrived_by = None
@@ -98,12 +98,13 @@ class Emission:
     def encode_kept(self, kept: Kept, request_id: str) -> Frames:
         return kept.body if kept.encoded else self._engine.encode_one(kept.body, request_id)
 
-    def ttft_p99_s(self) -> float | None:
+    def ttft_p99(self) -> Percentiles[int]:
+        """By rank."""
         now_s = time.monotonic()
         if now_s >= self._percentile_at_s:
             self._percentile_at_s = now_s + PERCENTILE_EVERY_S
-            self._ttft_p99_s = self._ttft.percentile(0.99, now_s)
-        return self._ttft_p99_s
+            self._ttft_p99 = self._ttft.percentiles(0.99, now_s)
+        return self._ttft_p99
 
     def _forget_finished(self, request_id: str) -> None:
         live = self._requests.pop(request_id)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.ports.engine import Engine, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
@@ -176,6 +177,7 @@ class Serving:
             add.hop,
             add.arrival_time_s,
             [bytes(frame) for frame in payload],
+            rank=add.rank,
         )
         self._thread.add(add, prepared, self.refuse)
 
@@ -239,6 +241,8 @@ class Serving:
             self._member.tell(logged)
             if live := self.requests.get(event.request_id):
                 by_frontend.setdefault(live.frontend, []).append(logged)
+                if event.kind == "evicted":
+                    live.evicted_at_s = event.time_s
         for frontend, its_events in by_frontend.items():
             self._mailbox.send(frontend, encode(RequestEvents(tuple(its_events))))
         for event in events:
@@ -265,14 +269,26 @@ class Serving:
 
     def report(self, status: StatusPushed) -> None:
         """Sends the status, with figures that the engine does not know."""
+        ttft_p99 = self.emission.ttft_p99()
         whole = msgspec.structs.replace(
             status,
-            snapshot=replace(status.snapshot, draining=self.instance_moves.draining),
-            ttft_p99_s=self.emission.ttft_p99_s(),
+            snapshot=replace(
+                status.snapshot,
+                draining=self.instance_moves.draining,
+                queue_head=self._dated(status.snapshot.queue_head),
+            ),
+            ttft_p99_s=ttft_p99.all_s,
+            ttft_p99_by_rank_s=ttft_p99.by_kind_s,
             moves=self.instance_moves.in_flight(),
             num_moves_in=self.instance_moves.num_moves_in,
         )
         self._mailbox.send(self._member.controller_address, encode(whole), droppable=True)
+
+    def _dated(self, head: QueueHead | None) -> QueueHead | None:
+        """The queue head with the time of its eviction, if it was evicted."""
+        if head is None or not head.evicted or (live := self.requests.get(head.request_id)) is None:
+            return head
+        return replace(head, evicted_at_s=live.evicted_at_s)
 
     async def _tick_moves(self) -> None:
         """Ticks the moves; sleeps while there are none, so that an idle instance takes no time."""

@@ -1,5 +1,6 @@
 """Messages between the controller and its members about the cluster's membership and state."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -46,6 +47,7 @@ class Hello(Message, frozen=True):
     up_s: float = 0.0
     ttft_p99_s: float | None = None
     """A frontend's, over the last minute."""
+    ttft_p99_by_level_s: Mapping[str, float] = {}
 
 
 class Welcome(Message, frozen=True):
@@ -83,6 +85,7 @@ class StatusPushed(Message, frozen=True):
     step_time_s: float
     emulation: Emulation | None = None
     ttft_p99_s: float | None = None
+    ttft_p99_by_rank_s: Mapping[int, float] = {}
     moves: tuple[MoveInFlight, ...] = ()
     """Moves of which the instance is the source."""
     num_moves_in: int = 0

@@ -85,6 +85,8 @@ class CommittedRequest(msgspec.Struct, frozen=True, array_like=True):
     record: MoveRecord
     rank_change: int = 0
     """The number, by its frontend's count, of the last change of its rank that the source knows."""
+    rank: int = 0
+    evicted_at_s: float | None = None
 
 
 class MoveEnvelope(Message, frozen=True):

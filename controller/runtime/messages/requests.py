@@ -66,6 +66,7 @@ class AddRequest(Message, frozen=True):
     arrival_time_s: float = 0.0
     attempt: int = 0
     hop: int = 0
+    rank: int = 0
 
 
 class DispatchUnused(Message, frozen=True):

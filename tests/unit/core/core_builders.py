@@ -72,6 +72,7 @@ def snapshot_of(
         num_running=len(active),
         num_running_by_rank=Counter(r.rank for r in active),
         num_queued=len(waiting),
+        num_queued_by_rank=Counter(r.rank for r in waiting),
         queued_demand_blocks=sum(demand(r) for r in waiting),
         queue_head=None
         if head is None

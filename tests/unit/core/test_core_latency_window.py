@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.core.load.latency_window import LatencyWindow
+from controller.core.load.latency_window import LatencyWindow, LatencyWindows, Percentiles
 
 
 def test_nothing_measured_has_no_percentile() -> None:
@@ -39,3 +39,12 @@ def test_the_median_of_three() -> None:
     for latency in (3.0, 1.0, 2.0):
         window.add(0.0, latency)
     assert window.percentile(0.5, 0.0) == pytest.approx(2.0)
+
+
+def test_each_kind_has_a_percentile_of_its_own() -> None:
+    windows = LatencyWindows[str](60.0)
+    assert windows.percentiles(0.99, 0.0) == Percentiles(None, {})
+    windows.add(0.0, 9.0, "normal")
+    windows.add(30.0, 1.0, "high")
+    assert windows.percentiles(0.99, 30.0) == Percentiles(9.0, {"normal": 9.0, "high": 1.0})
+    assert windows.percentiles(0.99, 70.0) == Percentiles(1.0, {"high": 1.0})

@@ -166,9 +166,9 @@ def test_series_grow_with_members_only() -> None:
     per_instance = len(samples(rendered(cluster_of(busy("i-0"), busy("i-1"))))) - len(
         samples(rendered(cluster_of(busy("i-0"))))
     )
-    # States, levels of which two are configured, queue head, figures.
+    # States, levels of which two are configured (one had a first token), queue head, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
-    assert per_instance == len(InstanceState) + 2 + 2 + figures
+    assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + figures
     allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():

@@ -45,6 +45,7 @@ def instance(
         num_running=len(batch),
         num_running_by_rank=Counter(r.rank for r in batch),
         num_queued=len(waiting),
+        num_queued_by_rank=Counter(r.rank for r in waiting),
         queued_demand_blocks=sum(r.demand_blocks(BLOCK_SIZE) for r in waiting),
         queue_head=None
         if head is None

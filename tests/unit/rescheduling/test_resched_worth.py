@@ -111,6 +111,7 @@ def test_one_that_leaves_from_behind_leaves_the_head() -> None:
     after = without(instance(*requests), requests, {"second"})
     assert after.queue_head == instance(*requests).queue_head
     assert (after.num_queued, after.queued_demand_blocks) == (1, 9)
+    assert after.num_queued_by_rank == {1: 1}
 
 
 def test_nobody_leaves_and_nobody_comes() -> None:

@@ -245,7 +245,11 @@ class FakeEngine:
             num_running_by_rank=Counter({0: num_running}),
             num_queued=len(self.waiting),
             queued_demand_blocks=sum(r.num_blocks for r in self.waiting.values()),
-            queue_head=QueueHead(head.request_id, 0, head.num_blocks, 0.0) if head else None,
+            queue_head=None
+            if head is None
+            else QueueHead(
+                head.request_id, 0, head.num_blocks, 0.0, head.request_id in self.evicted
+            ),
             num_evicted_queued=sum(request_id in self.evicted for request_id in self.waiting),
         )
 

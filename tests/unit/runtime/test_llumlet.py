@@ -87,9 +87,12 @@ class Bed:
         frontend: FakePeer | None = None,
         attempt: int = 0,
         hop: int = 0,
+        rank: int = 0,
     ) -> None:
         frontend = frontend or self.f0
-        add = AddRequest(request_id, frontend.address, incarnation, seq, attempt=attempt, hop=hop)
+        add = AddRequest(
+            request_id, frontend.address, incarnation, seq, attempt=attempt, hop=hop, rank=rank
+        )
         frontend.send(HERE, add, request_frames(request_id, num_prompt_tokens, max_tokens))
 
     async def taken_in(self, num_live_reqs: int) -> None:
@@ -250,6 +253,32 @@ async def test_a_request_that_the_engine_cannot_take_is_refused_and_accounted(be
     assert refused == RequestRefused("long", "the prompt is too long", retryable=False)
     status = await bed.status(lambda s: s.last_dispatch_seq == 1)
     assert (status.snapshot.num_running, status.snapshot.num_queued) == (0, 0)
+
+
+async def test_the_time_to_first_token_is_told_by_rank(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.runtime.instance.emission.PERCENTILE_EVERY_S", 0.0)
+    await bed.start()
+    assert not (await bed.pull()).ttft_p99_by_rank_s
+    for request_id, rank in (("a", 0), ("b", 3)):
+        bed.add(request_id, rank=rank)
+        await bed.tokens(request_id)
+    told = await bed.pull()
+    assert told.ttft_p99_s == max(told.ttft_p99_by_rank_s.values())
+    assert set(told.ttft_p99_by_rank_s) == {0, 3}
+
+
+async def test_an_evicted_queue_head_says_since_when(bed: Bed) -> None:
+    await bed.start()
+    bed.add("r", max_tokens=50)
+    await bed.output()
+    bed.engine.admits = False
+    bed.llumlet.serving.between_steps(lambda engine: engine.evict("r"))
+    status = await bed.status(
+        lambda s: s.snapshot.queue_head and s.snapshot.queue_head.evicted_at_s
+    )
+    assert status.snapshot.queue_head.evicted_at_s == 7.0
 
 
 async def test_a_request_that_does_not_decode_is_refused(bed: Bed) -> None:

@@ -196,6 +196,7 @@ async def test_an_evicted_request_moves_without_a_copy(moving: MovingCluster) ->
     record = (await moving.move()).record
     assert record is not None
     assert (record.outcome, record.num_blocks) == ("migrated", 0)
+    assert moving.b.llumlet.serving.requests["r"].evicted_at_s == 7.0
     await moving.finishes()
     await moving.nothing_is_left()
 

@@ -66,6 +66,8 @@ def change(moving: MovingCluster) -> Asking:
 async def has_rank(moving: MovingCluster, instance_id: str, rank: int) -> None:
     instance = moving.instances[instance_id]
     await moving.until(lambda: instance.engine.moves.rank("r") == rank)
+    serving = instance.llumlet.serving
+    await moving.until(lambda: "r" not in serving.requests or serving.requests["r"].rank == rank)
 
 
 def owner(moving: MovingCluster) -> str:

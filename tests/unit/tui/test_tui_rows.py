@@ -1,12 +1,12 @@
 """Rows, columns, header and layout: what stands where, without a terminal."""
 
+from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
 import pytest
 
 from controller.api.errors import LlumctlError
-from controller.api.settings.console import ConsoleTable
 from controller.api.wire.models import (
     Event,
     EventFrame,
@@ -220,7 +220,20 @@ def test_a_wall_screen_has_a_column_per_level_and_the_last_hour() -> None:
     (row,) = instances.rows(state, UNICODE)
     found = cells_of(row, 200)
     assert found["heat"] == "▁▄▇▇"
-    assert (found["level.high"], found["level.normal"]) == ("0", "12")
+    assert found["level.high"].split() == ["0+0", "-", "-"]
+    assert found["level.normal"].split() == ["12+0", "-", "-"]
+    busy = synthetic.instance(
+        num_running_by_level={"high": 3, "normal": 12},
+        num_waiting_by_level={"high": 1, "normal": 60},
+        headroom_by_level_blocks={"high": 743},
+        ttft_p99_by_level_s={"high": 0.24, "normal": 166.0},
+    )
+    found = cells_of(replace(row, item=busy), 150)
+    assert found["level.high"].split() == ["3+1", "240ms", "743"]
+    assert found["level.normal"].split() == ["12+60", "2m46s", "-"]
+    assert "levels" in cells_of(row, 149)
+    many = tuple(f"level-{n}" for n in range(5))
+    assert "levels" in cells_of(replace(row, levels=many), 150), "no room for all of them"
     (heat,) = [column for column in instances.columns(LEVELS, 200) if column.name == "heat"]
     line = heat.cell(row, 30)
     assert isinstance(line, tuple)
@@ -293,6 +306,7 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
             demand_blocks=118,
             waited_s=waited_s,
             evicted=evicted,
+            evicted_for_s=waited_s if evicted else None,
             why="fragmented",
         )
 
@@ -476,7 +490,7 @@ def test_the_alarm_line_names_the_worst_and_counts_the_others(width: int) -> Non
         "i-6", num_waiting_reqs=61, num_free_blocks=196, queue_head=head, ttft_p99_s=166.0
     )
     others = [synthetic.instance(f"i-{n}", ttft_p99_s=10.0 + n) for n in (9, 8, 7, 5)]
-    found = alarm_line.burning(state_of(*others, worst), ConsoleTable())
+    found = state_of(*others, worst).alarms
     shown = text(alarm_line.line(found, width, UNICODE))
     assert len(shown) <= width
     assert shown.startswith(" ! i-6: 61 wait")
@@ -557,7 +571,7 @@ def test_facts_of_an_instance() -> None:
     assert "550 of 1000 (16 tokens)" in lines[3]
     assert lines[-1] == (" queue head  r8  high  waited 3.2s  needs 118 blk of 440  memory")
     assert all(len(line) <= 120 for line in lines)
-    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 22
+    assert len(facts(state_of(synthetic.instance("i-0")), "i-0", 20, ASCII)) == 24
     assert "no longer" in text(facts(state_of(), "i-0", 80, ASCII)[0])
 
 

@@ -6,6 +6,7 @@ from controller.api.wire.models import Event, EventFrame, StatusFrame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
+    WALL,
     WIDE,
     FakeSource,
     dashboard,
@@ -93,6 +94,34 @@ async def test_an_instance_that_leaves_under_the_cursor(source: FakeSource) -> N
         assert "no instances yet" in await drawn(pilot)
         await pilot.press("enter", "j", "G")
         assert isinstance(app.screen, DashboardScreen)
+
+
+async def test_the_log_of_an_instance_stands_on_its_screen(source: FakeSource) -> None:
+    """Where it is short, in the place of the history; what it says cannot drive the terminal."""
+    source.log = (*(f"line {n}" for n in range(90)), "2026 ERROR x: \x1b[2Jno room\tleft")
+    async with dashboard(source, NARROW) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        await settle(app, pilot)
+        app.open(Target("i-3"))
+        await settle(app, pilot)
+        assert "[History]  Log" in await drawn(pilot)
+        assert "ERROR" not in await drawn(pilot)
+        await pilot.press("tab", "tab")
+        await settle(app, pilot)
+        await settle(app, pilot)
+        shown = await drawn(pilot)
+        assert "History  [Log]" in shown
+        assert "ERROR x: \\x1b[2Jno room    left" in shown
+        await pilot.press("g")
+        await settle(app, pilot)
+        assert "line 0" in await drawn(pilot)
+        assert "ERROR" not in await drawn(pilot)
+        await pilot.press("tab")
+        await pilot.resize_terminal(*WALL)
+        await settle(app, pilot)
+        shown = await drawn(pilot)
+        assert "History  sort" in shown
+        assert "Log  sort" in shown
 
 
 async def test_questions_about_requests_go_on_and_failures_are_said(source: FakeSource) -> None:

@@ -6,7 +6,6 @@ from controller.api.wire.models import (
     GapFrame,
     InstanceState,
     PingFrame,
-    QueueHeadStatus,
     StatusFrame,
 )
 from tests.unit.tui import tui_synthetic as synthetic
@@ -150,21 +149,14 @@ def test_a_recording_that_failed_is_remembered() -> None:
     assert reduce(DashboardState(), [RecordingFailed("disk full", 1.0)]).recording_failed
 
 
-def test_an_evicted_queue_head_has_waited_since_it_was_first_seen() -> None:
-    def at(time_s: float, request_id: str, *, evicted: bool = True) -> Arrived:
-        head = QueueHeadStatus(
-            request_id=request_id, level="normal", demand_blocks=1, waited_s=99.0, evicted=evicted
-        )
-        return status(time_s, synthetic.instance("i-0", queue_head=head))
-
-    heard = [at(1.0, "r1"), at(4.0, "r1")]
-    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 3.0}
-    heard.append(at(5.0, "r2"))
-    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 0.0}
-    heard.append(at(9.0, "r2", evicted=False))
-    assert reduce(DashboardState(), heard).evicted_heads_s() == {}
-    heard.append(at(3.0, "r2"))  # the clock was set back
-    assert reduce(DashboardState(), heard).evicted_heads_s() == {"i-0": 0.0}
+def test_an_alarm_lasts_until_a_figure_is_well_below_its_limit() -> None:
+    state = DashboardState()
+    found: list[int] = []
+    for second, ttft_s in enumerate((9.9, 10.0, 9.9, 8.1, 7.9, 9.9)):
+        item = synthetic.instance("i-0", ttft_p99_s=ttft_s)
+        state = reduce(state, [status(float(second), item)])
+        found.append(len(state.alarms))
+    assert found == [0, 1, 1, 1, 0, 0]
 
 
 def test_neither_routine_nor_refused_requests_push_out_what_is_rare() -> None:

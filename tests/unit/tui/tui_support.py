@@ -18,7 +18,7 @@ from textual.widget import Widget
 from controller.api.errors import LlumctlError
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.explain import Explanation
-from controller.api.wire.models import Frame, RequestList
+from controller.api.wire.models import Frame, MemberLog, RequestList
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.registry import Place, action_of
 from tui.app import Dashboard
@@ -27,7 +27,14 @@ from tui.drawing.themes import DEFAULT
 from tui.feed.caller import Caller, Reply, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
-from tui.feed.state import Arrived, ExplanationArrived, Heard, Lost, RequestsArrived
+from tui.feed.state import (
+    Arrived,
+    ExplanationArrived,
+    Heard,
+    LogArrived,
+    Lost,
+    RequestsArrived,
+)
 from tui.options import Options
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
@@ -63,6 +70,7 @@ class FakeSource:
         self.asked: list[str] = []
         self.answer: RequestList | None = None
         self.explanation: Explanation | None = None
+        self.log: tuple[str, ...] | None = None
         self.stopped = False
         self.wake: Callable[[], None] = lambda: None
         self._heard: list[Heard] = []
@@ -81,6 +89,12 @@ class FakeSource:
         self.asked.append(instance_id)
         if self.answer is not None:
             self._heard.append(RequestsArrived(instance_id, self.answer, "", self.clock_s))
+        return True
+
+    def ask_log(self, member_id: str) -> bool:
+        if self.log is not None:
+            found = MemberLog(member_id=member_id, lines=self.log)
+            self._heard.append(LogArrived(member_id, found, "", self.clock_s))
         return True
 
     def ask_explanation(self, request_id: str) -> bool:

@@ -140,8 +140,10 @@ def cluster(
         uptime_s=7200.0 + second,
         num_held_reqs=0,
         levels=(
-            LevelStatus(name="normal", rank=0),
-            LevelStatus(name="high", rank=1, target_load_tokens=1600),
+            _level(LevelStatus(name="normal", rank=0, ttft_p99_s=1.9), instances),
+            _level(
+                LevelStatus(name="high", rank=1, target_load_tokens=1600, ttft_p99_s=0.3), instances
+            ),
         ),
         last_event=f"a1-{seq}",
         instances=instances,
@@ -155,6 +157,17 @@ def cluster(
                 age_s=0.3,
             ),
         ),
+    )
+
+
+def _level(level: LevelStatus, instances: tuple[InstanceStatus, ...]) -> LevelStatus:
+    name = level.name
+    return level.model_copy(
+        update={
+            "num_running_reqs": sum(i.num_running_by_level.get(name, 0) for i in instances),
+            "num_waiting_reqs": sum(i.num_waiting_by_level.get(name, 0) for i in instances),
+            "headroom_blocks": sum(i.headroom_by_level_blocks.get(name, 0) for i in instances),
+        }
     )
 
 
@@ -275,6 +288,7 @@ def _instance(index: int, used: int, second: int) -> InstanceStatus:
         demand_blocks=demand,
         waited_s=0.4 + index * 0.7 + second % 5,
         evicted=index % 4 == 1,
+        evicted_for_s=0.4 + index * 0.7 + second % 5 if index % 4 == 1 else None,
         why=WHYS[index % len(WHYS)],
     )
     return instance(
@@ -290,6 +304,9 @@ def _instance(index: int, used: int, second: int) -> InstanceStatus:
         num_running_reqs=running,
         num_running_by_level={"normal": running - high, "high": high},
         num_waiting_reqs=3 + index % 4 if queued else 0,
+        num_waiting_by_level={"normal": 2 + index % 4, "high": 1} if queued else {},
+        headroom_by_level_blocks={"high": headroom} if headroom else {},
+        ttft_p99_by_level_s={"normal": 0.2 + used / 400, "high": 0.1 + used / 4000},
         kv_cache_usage=used / NUM_BLOCKS,
         queue_head=head if queued else None,
         num_evictions=used // 300,

@@ -150,6 +150,7 @@ class VllmEngine:
             num_running=len(running),
             num_running_by_rank=Counter(-r.priority for r in running),
             num_queued=len(queued),
+            num_queued_by_rank=Counter(-r.priority for r in queued),
             queued_demand_blocks=sum(blocks_for(r.num_tokens, bs) for r in queued),
             queue_head=self._queue_head(min(queued)) if queued else None,
             num_evicted_queued=sum(r.num_preemptions > 0 for r in queued),

@@ -244,7 +244,9 @@ class IncomingMove:
             self.handle(destination.CommitNotApplied("kv_mismatch"))
 
     def _commit(self, rank: int | None) -> None:
-        self._host.between_steps(partial(self._commit_between_steps, rank), self._on_committed)
+        self._host.between_steps(
+            partial(self._commit_between_steps, rank), partial(self._on_committed, rank)
+        )
 
     def _commit_between_steps(self, rank: int | None, engine: Engine) -> str | None:
         """Runs on the engine's thread. Returns why the state does not fit, or None."""
@@ -257,7 +259,7 @@ class IncomingMove:
             engine.moves.set_rank(self.request_id, rank)
         return None
 
-    def _on_committed(self, why_not: str | None) -> None:
+    def _on_committed(self, rank: int | None, why_not: str | None) -> None:
         if why_not is not None:
             log.error("request %s did not fit in: %s", self.request_id, why_not)
             self.handle(destination.CommitNotApplied("not_applied"))
@@ -271,6 +273,8 @@ class IncomingMove:
             arriving.arrival_time_s,
             self._frames,
             committed.num_output_tokens,
+            rank=committed.rank if rank is None else rank,
+            evicted_at_s=committed.evicted_at_s,
             rank_change=committed.rank_change,
             arrived_by=committed.record,
             past_instances=PastInstances.after(

@@ -134,6 +134,8 @@ class InstanceMoves:
 
     def set_rank(self, request_id: str, rank: int) -> None:
         """Sets the rank of a request that is here; a request that is leaving takes it along."""
+        if live := self._host.requests.get(request_id):
+            live.rank = rank
         if move := self._live_of(request_id):
             move.handle(source.PriorityChanged(rank))
         else:

@@ -31,6 +31,9 @@ class LiveRequest:
     frames: Sequence[bytes]
     next_index: int = 0
     kept: deque[Kept] = field(default_factory=deque)
+    rank: int = 0
+    evicted_at_s: float | None = None
+    """When it lost its blocks last; seconds since the epoch."""
     rank_change: int = 0
     """The number, by its frontend's count, of the last change of its rank that counts here; 0:
     none."""

@@ -337,6 +337,8 @@ class OutgoingMove:
             self._digested,
             self._record(STATE.MIGRATED, ""),
             live.rank_change,
+            live.rank,
+            live.evicted_at_s,
         )
         return committed, payload
 

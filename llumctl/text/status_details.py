@@ -1,0 +1,102 @@
+"""What `llumctl status -o wide` shows below its instances: levels, drains, moves, queue heads."""
+
+from collections.abc import Iterator, Sequence
+
+from controller.api.text.alarms import free_blocks, head_wait_s
+from controller.api.text.levels import ranked
+from controller.api.text.quantities import duration, latency
+from controller.api.wire.models import ClusterStatus, MoveStatus
+from llumctl.text import output
+
+MAX_ROWS = 10
+"""A cluster in trouble has hundreds of moves; the dashboard lists them all."""
+
+
+def tables(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
+    """One for each kind of thing of which there is any."""
+    for header, rows in (
+        (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "KEPT"), _levels(status)),
+        (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drains(status)),
+        (("QUEUE-HEAD", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "FREE", "WHY"), _heads(status)),
+        (("MOVE", "FROM>TO", "STAGE", "BLOCKS", "AGE", "REASON"), _moves(status)),
+    ):
+        if rows:
+            text = output.table(header, rows[:MAX_ROWS], colours=colours, ids=header[:1])
+            more = len(rows) - MAX_ROWS
+            yield f"{text}\n... and {more} more: llumctl top" if more > 0 else text
+
+
+Rows = Sequence[tuple[str, ...]]
+
+
+def _levels(status: ClusterStatus) -> Rows:
+    return [
+        (
+            level.name,
+            str(level.rank),
+            _number(level.num_running_reqs),
+            _number(level.num_waiting_reqs),
+            latency(level.ttft_p99_s),
+            _number(level.headroom_blocks),
+        )
+        for level in ranked(status.levels)
+    ]
+
+
+def _drains(status: ClusterStatus) -> Rows:
+    return [
+        (
+            item.id,
+            "nothing" if drain.safe_to_delete else str(drain.num_requests_left),
+            str(drain.num_moved),
+            "-" if drain.deadline_s is None else _deadline(drain.deadline_s - status.time_s),
+            "removed" if drain.removes else "restarted" if drain.restarts else "-",
+        )
+        for item in status.instances
+        if (drain := item.drain) is not None
+    ]
+
+
+def _deadline(left_s: float) -> str:
+    return f"in {duration(left_s)}" if left_s > 0 else f"{duration(-left_s)} over"
+
+
+def _heads(status: ClusterStatus) -> Rows:
+    """The longest waiting first."""
+    found = [(item, item.queue_head) for item in status.instances if item.queue_head]
+    found.sort(key=lambda pair: -(head_wait_s(pair[1]) or 0.0))
+    return [
+        (
+            head.request_id,
+            item.id,
+            head.level,
+            duration(head_wait_s(head)),
+            str(head.demand_blocks),
+            _number(free_blocks(item)),
+            f"{head.why or '-'}{' (evicted)' if head.evicted else ''}",
+        )
+        for item, head in found
+    ]
+
+
+def _moves(status: ClusterStatus) -> Rows:
+    """Those under way, then those by hand that wait for their turn."""
+    return [
+        *(_move(move, move.state) for move in status.moves),
+        *(_move(move, "queued") for move in status.queued_moves),
+    ]
+
+
+def _move(move: MoveStatus, stage: str) -> tuple[str, ...]:
+    return (
+        move.request_id,
+        f"{move.from_instance_id}>{move.to_instance_id}",
+        stage,
+        f"{move.num_blocks_copied}/{move.num_blocks}",
+        duration(move.age_s),
+        move.reason,
+    )
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
