@@ -56,7 +56,7 @@ class Acting:
         for call in self.orders.pump(self._console.source.now_s(), self.locked()):
             back = f"  ({self._key('undo')} takes it back)" if call.undo is not None else ""
             tone = log.TONES.get(call.phase, Tone.PLAIN)
-            self._console.say(f"{log.told(call)}{back * (not call.undoes)}", tone)
+            self._console.say(f"{log.told(call)}{back * (not call.undoes)}", tone, stays=True)
 
     def locked(self) -> str:
         console = self._console
@@ -91,6 +91,13 @@ class Acting:
             else:
                 asked = Several(cast(Sequence[Planned], orders), f"{change.target}s")
                 self._push(ConfirmScreen(asked), self._give)
+
+    def order(self, order: Order) -> None:
+        """Begins what was typed with all that it wants."""
+        if locked := self.locked():
+            self._console.say(f"no {order.action_id} now: {locked}", Tone.BAD)
+        else:
+            self._begin(order)
 
     def scale(self, number: str) -> None:
         """`number`: of instances, as `llumctl scale` takes it."""

@@ -8,23 +8,25 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from textual.app import App, SystemCommand
+from textual.events import Event, Key
 from textual.screen import Screen
 
-from controller.api.errors import LlumctlError
 from controller.api.text.quantities import duration, printable
+from tui import palette
 from tui.acting import Acting
 from tui.actions import registry
 from tui.actions.outbox import Call, Phase
-from tui.actions.registry import ACTIONS, Action, Place
+from tui.actions.registry import Action, Place
 from tui.actions.replaying import Replaying
 from tui.actions.session_orders import Then
 from tui.actions.target import Target
+from tui.commanding import Commanding
 from tui.drawing import picture
 from tui.drawing.format import ASCII, Line, Span, Tone, fitted, width_of
 from tui.drawing.themes import THEMES
@@ -32,10 +34,9 @@ from tui.feed.caller import Caller, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import DashboardState, reduce
-from tui.input import commands
+from tui.input.completion import Typing
 from tui.options import Options
 from tui.panes.header import Liveness
-from tui.panes.instances import SORTS
 from tui.screens.base import PaintedScreen
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
@@ -44,6 +45,7 @@ from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
 from tui.screens.request import RequestScreen
+from tui.screens.requests import RequestsScreen
 from tui.widgets import tones
 from tui.widgets.bottom import key_line
 from tui.widgets.table_view import TableView
@@ -74,7 +76,7 @@ class Dashboard(App[None]):
     #requests { height: 2fr; }
     #history, #timeline, #log { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
-    #prompt { width: 1fr; background: $background; }
+    #prompt, #hints { width: 1fr; } #prompt { background: $background; }
     ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
@@ -100,7 +102,9 @@ class Dashboard(App[None]):
         self.frozen: DashboardState | None = None
         self._frozen_at_s = 0.0
         self._message: Line = ()
+        self._message_goes = False
         self._message_timer: Timer | None = None
+        self._below: palette.Below | None = None
         self.animation_level = "none"
         for theme in THEMES.values():
             self.register_theme(theme)
@@ -111,6 +115,7 @@ class Dashboard(App[None]):
             self.replay = Replaying(source, options, self.say, self.pump)
         self.acting = Acting(self, caller, self.push_screen)
         source.wake = self._wake
+        self.commanding = Commanding(self)
         if caller is not None:
             caller.wake = self._wake
 
@@ -172,6 +177,10 @@ class Dashboard(App[None]):
         return self.frozen is not None
 
     @property
+    def is_read_only(self) -> bool:
+        return self.acting.is_read_only
+
+    @property
     def is_stale(self) -> bool:
         return self.liveness().is_stale
 
@@ -230,16 +239,17 @@ class Dashboard(App[None]):
         words = fitted(printable(trouble), min(room, cell_len(printable(trouble))), self.glyphs)
         return (Span(f" ! {words}  ", Tone.BAD), *leave)
 
-    def say(self, text: str, tone: Tone = Tone.WARN) -> None:
+    def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
         """Shows a message on the bottom line for MESSAGE_S."""
         self._message = (Span(f" {text}", tone),)
+        self._message_goes = tone is Tone.BAD and not stays
         if self._message_timer is not None:
             self._message_timer.stop()
         self._message_timer = self.set_timer(MESSAGE_S, self._unsay)
         self.redraw()
 
     def _unsay(self) -> None:
-        self._message = ()
+        self._message, self._message_goes = (), False
         self.redraw()
 
     # What the operator asks
@@ -299,44 +309,25 @@ class Dashboard(App[None]):
 
     def run_command(self, text: str) -> None:
         """Does what was typed after `:`."""
-        if not text.strip():
-            return
-        screen = self.screen
-        try:
-            command = commands.parse(
-                text,
-                columns=screen.sorts if isinstance(screen, PaintedScreen) else (),
-                themes=list(THEMES),
-                instances=list(self.shown.histories),
-            )
-        except LlumctlError as error:
-            self.say(printable(error.message), Tone.BAD)
-            return
-        if command.name == "scale":
-            self.scale(command.argument)
-        elif registry.action_of(command.name).change is not None:
-            self.act(command.name, Target(command.argument))
-        elif command.name == "undo":
-            self.undo()
-        elif command.name == "log":
-            self.show_log()
-        elif command.name == "quit":
-            self.exit()
-        elif command.name == "help":
-            self.action_help()
-        elif command.name == "seek":
-            if self.replay is not None:
-                self.replay.seek_to(command.argument)
-            else:
-                self.say("only a replay has other moments than now")
-        elif command.name == "theme":
-            self.theme = command.argument
-        elif command.name == "instance":
-            self.open(Target(command.argument))
-        elif isinstance(screen, PaintedScreen) and command.name == "sort":
-            screen.sort_by(command.argument)
-        elif isinstance(screen, PaintedScreen):
-            screen.filter_by(command.argument)
+        self.commanding.run(text)
+
+    def begin_command(self) -> Typing:
+        return self.commanding.begin()
+
+    def set_theme(self, name: str) -> None:
+        self.theme = name
+
+    def leave(self) -> None:
+        self.exit()
+
+    def show_requests(self) -> None:
+        self.push_screen(RequestsScreen())
+
+    def show_events(self, text: str) -> None:
+        """On the main screen, whatever lies above it."""
+        while not isinstance(self.screen, DashboardScreen):
+            self.pop_screen()
+        self.screen.show_events(text)
 
     def action_suspend_process(self) -> None:
         if self.options.in_browser:
@@ -362,8 +353,19 @@ class Dashboard(App[None]):
             self.say(f"saved {path.name}", Tone.GOOD)
 
     def action_help(self) -> None:
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen())
+        """The keys of the screen from which it is asked for."""
+        screen = self.screen
+        if not isinstance(screen, HelpScreen):
+            places = screen.PLACES if isinstance(screen, PaintedScreen) else ()
+            self.push_screen(HelpScreen(self._actions(places)))
+
+    def _actions(self, places: Iterable[Place]) -> list[Action]:
+        return registry.of_places(
+            places,
+            replay=self.replay is not None,
+            changes=not self.options.readonly,
+            in_browser=self.options.in_browser,
+        )
 
     async def action_quit(self) -> None:
         self.exit()
@@ -371,29 +373,21 @@ class Dashboard(App[None]):
     def action_command_palette(self) -> None:
         if self.glyphs is ASCII:
             self.say(f"the palette needs a UTF-8 terminal: type {self.key_of('command')} instead")
-        else:
+        elif isinstance(self.screen, PaintedScreen):
+            self._below = palette.Below(self.screen, *self.screen.targets())
             super().action_command_palette()
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette's entries: themes, columns to sort by, and actions of the table of keys."""
-        for name in THEMES:
-            yield SystemCommand(f"theme {name}", "colours", self._command(f"theme {name}"))
-        if isinstance(screen, DashboardScreen):
-            for name in SORTS:
-                yield SystemCommand(
-                    f"sort {name}", "order of the instances", self._command(f"sort {name}")
-                )
-            for each in ACTIONS:
-                if each.keys and each.place in (Place.MAIN, Place.ROWS) and not each.replay:
-                    yield SystemCommand(each.text, self.key_of(each.action_id), self._action(each))
-        yield SystemCommand("help", "the keys", self.action_help)
-        yield SystemCommand("quit", "leave", self.exit)
+    def get_system_commands(self, _: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette's entries; it asks for them with each letter."""
+        if self._below is not None:
+            for each in palette.entries(self._below, self, self.run_action):
+                yield SystemCommand(each.title, each.help, each.run)
 
-    def _command(self, text: str) -> Callable[[], None]:
-        return lambda: self.run_command(text)
-
-    def _action(self, wanted: Action) -> Callable[[], Awaitable[bool]]:
-        return lambda: self.run_action(wanted.action, self.screen)
+    async def on_event(self, event: Event) -> None:
+        """What answered the last key goes away with the next."""
+        if self._message_goes and isinstance(event, Key) and not event.is_forwarded:
+            self._unsay()
+        await super().on_event(event)
 
 
 def terminal_is_gone() -> bool:

@@ -14,6 +14,7 @@ from tui.drawing.format import Glyphs, Line, Tone
 from tui.feed.caller import Work
 from tui.feed.source import Source
 from tui.feed.state import DashboardState
+from tui.input.completion import Typing
 from tui.options import Options
 from tui.panes.header import Liveness
 
@@ -41,6 +42,8 @@ class Console(Protocol):
     @property
     def is_frozen(self) -> bool: ...
     @property
+    def is_read_only(self) -> bool: ...
+    @property
     def is_stale(self) -> bool: ...
     @property
     def is_barred(self) -> bool: ...
@@ -48,7 +51,9 @@ class Console(Protocol):
     def liveness(self) -> Liveness: ...
     def key_of(self, action_id: str) -> str: ...
     def bottom_line(self, *places: Place) -> Line: ...
-    def say(self, text: str, tone: Tone = Tone.WARN) -> None: ...
+    def say(self, text: str, tone: Tone = Tone.WARN, *, stays: bool = False) -> None:
+        """A message for the bottom line. What is bad goes away with the next key, as it answers the
+        last one, unless it `stays` as long as others."""
 
     def open(self, target: Target) -> None:
         """Opens the screen of the row's request, or of its instance if it is about no request."""
@@ -72,6 +77,9 @@ class Console(Protocol):
     def show_log(self) -> None: ...
     def toggle_freeze(self) -> None: ...
     def run_command(self, text: str) -> None: ...
+
+    def begin_command(self) -> Typing:
+        """What completes a command that is typed now."""
 
 
 def console_of(screen: Screen[Any]) -> Console:

@@ -99,7 +99,7 @@ ACTIONS: tuple[Action, ...] = (
         "empty the instance of this row",
         Place.ROWS,
         "drain",
-        "drain ID",
+        "drain ID...",
         change=Change(Kind.INSTANCE, "llumctl drain ID", Danger.CONFIRM),
     ),
     Action(
@@ -109,7 +109,7 @@ ACTIONS: tuple[Action, ...] = (
         "take its drain back",
         Place.ROWS,
         "undrain",
-        "undrain ID",
+        "undrain ID...",
         change=Change(Kind.INSTANCE, "llumctl undrain ID"),
     ),
     Action(
@@ -118,6 +118,7 @@ ACTIONS: tuple[Action, ...] = (
         "act('priority')",
         "choose the priority of the request of this row",
         Place.ROWS,
+        typed="priority REQUEST [LEVEL]",
         change=Change(Kind.REQUEST, "llumctl priority REQUEST LEVEL", Danger.CHOOSE),
     ),
     Action(
@@ -126,6 +127,7 @@ ACTIONS: tuple[Action, ...] = (
         "act('migrate')",
         "choose where the request of this row is moved",
         Place.ROWS,
+        typed="migrate REQUEST [ID]",
         change=Change(Kind.REQUEST, "llumctl migrate REQUEST --to ID", Danger.CHOOSE),
     ),
     Action(
@@ -134,6 +136,7 @@ ACTIONS: tuple[Action, ...] = (
         "act('abort')",
         "end the request of this row",
         Place.ROWS,
+        typed="abort REQUEST...",
         change=Change(Kind.REQUEST, "llumctl abort REQUEST", Danger.CONFIRM),
     ),
     Action(
@@ -142,6 +145,7 @@ ACTIONS: tuple[Action, ...] = (
         "act('restart')",
         "empty the instance of this row, then replace its process",
         Place.ROWS,
+        typed="restart ID",
         change=Change(Kind.INSTANCE, "llumctl restart ID", Danger.CONFIRM, several=False),
     ),
     Action("mark", ("x",), "mark", "mark this row, or not: keys act on all marked", Place.ROWS),
@@ -158,12 +162,21 @@ ACTIONS: tuple[Action, ...] = (
     Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS),
     Action("undo", ("U",), "undo", "take back what was done last here", Place.ROWS, typed="undo"),
     Action("log", ("L",), "log", "what was done here, and its outcome", Place.ROWS, typed="log"),
-    Action("read_only", ("R",), "read_only", "allow changes, or do not", Place.ROWS),
+    Action(
+        "read_only",
+        ("R",),
+        "read_only",
+        "allow changes, or do not",
+        Place.ROWS,
+        typed="read_only",
+    ),
     Action("dialog_yes", ("y",), "yes", "do it", Place.DIALOG),
     Action("dialog_no", ("n", "escape"), "no", "do nothing", Place.DIALOG),
     Action("dialog_next", ("left", "right"), "next", "the other button", Place.DIALOG),
     Action("choice_none", ("escape",), "no", "choose nothing", Place.CHOICE),
-    Action("filter", ("slash",), "filter", "filter this pane", Place.ROWS, "filter", "filter TEXT"),
+    Action(
+        "filter", ("slash",), "filter", "filter this pane", Place.ROWS, "filter", "filter [TEXT]"
+    ),
     Action("sort", ("s",), "sort", "sort by the next column", Place.ROWS, "sort", "sort COLUMN"),
     Action("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.ROWS),
     Action(
@@ -173,6 +186,7 @@ ACTIONS: tuple[Action, ...] = (
         "freeze the screen (in a replay: pause)",
         Place.ROWS,
         footer="freeze",
+        typed="freeze",
     ),
     Action(
         "replay_slower", ("[",), "speed(-1)", "half the speed", Place.MAIN, "slower", replay=True
@@ -256,8 +270,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("pane_events", ("3",), "pane('events')", "to the events", Place.MAIN),
     Action("pane_next", ("tab",), "next_pane(1)", "to the next pane", Place.ROWS),
     Action("pane_previous", ("shift+tab",), "next_pane(-1)", "to the pane before", Place.ROWS),
-    Action("theme", (), "", "colours", Place.MAIN, typed="theme NAME"),
-    Action("instance", (), "", "an instance by its id", Place.MAIN, typed="instance ID"),
+    Action("theme", (), "", "colours", Place.ROWS, typed="theme THEME"),
+    Action("instance", (), "", "an instance by its id", Place.ROWS, typed="instance ID"),
+    Action("explain", (), "", "a request's life, by its id", Place.ROWS, typed="explain REQUEST"),
+    Action("requests", (), "", "all requests, or an instance's", Place.ROWS, typed="requests [ID]"),
+    Action("events", (), "", "all events, or some", Place.ROWS, typed="events [TEXT]"),
+    Action("get", (), "", "the value of a setting", Place.ROWS, typed="get KEY"),
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
@@ -276,6 +294,7 @@ ACTIONS: tuple[Action, ...] = (
         "save a picture of this screen (SVG)",
         Place.ANYWHERE,
         in_browser=False,
+        typed="picture",
     ),
     Action("help", ("question_mark",), "help", "this help", Place.ANYWHERE, "help", "help"),
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "quit", "leave", Place.ANYWHERE, "quit", "quit"),
@@ -304,6 +323,22 @@ def keys_of(action: Action, keymap: Mapping[str, str]) -> tuple[str, ...]:
 def first_of(action_id: str, keymap: Mapping[str, str]) -> str:
     """The key of an action as people call it; where there are several, the first."""
     return shown(keys_of(action_of(action_id), keymap)[0])
+
+
+def of_places(
+    places: Iterable[Place], *, replay: bool, changes: bool, in_browser: bool = False
+) -> list[Action]:
+    """The actions that work on a screen of these places. `changes`: whether the cluster may be
+    changed in this session."""
+    wanted = {*places, Place.TABLE, Place.ANYWHERE}
+    return [
+        each
+        for each in ACTIONS
+        if each.place in wanted
+        and (replay or not each.replay)
+        and ((changes and not replay) or each.change is None)
+        and (each.in_browser or not in_browser)
+    ]
 
 
 def footer(

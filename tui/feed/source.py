@@ -54,7 +54,8 @@ class Source(Protocol):
         """The clock by which `at_s` of what was heard is told."""
 
     def ask_requests(self, instance_id: str) -> bool:
-        """Asks for an instance's requests, which `take` brings. False if that is impossible."""
+        """Asks for an instance's requests, or with "" for all; `take` brings them. False if that
+        is impossible."""
 
     def ask_explanation(self, request_id: str) -> bool:
         """Asks for a request's life, as `ask_requests` does for an instance's requests."""
@@ -104,7 +105,7 @@ class LiveSource:
     def ask_requests(self, instance_id: str) -> bool:
         def answer() -> RequestsArrived:
             found, reason = self._asked(
-                lambda client: client.requests(instance=instance_id, states=LIVE_STATES)
+                lambda client: client.requests(instance=instance_id or None, states=LIVE_STATES)
             )
             return RequestsArrived(instance_id, found, reason, self._clock())
 

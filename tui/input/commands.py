@@ -1,6 +1,11 @@
-"""What can be typed after `:`: text in, a command out, or an error that names the nearest."""
+"""What can be typed after `:`: text in, a command out, or an error that says what is valid.
+
+The forms are those of the registry: `drain ID...`, `migrate REQUEST [ID]`. A word in brackets may
+be left out, one with dots be given several times, and TEXT takes the rest of the line.
+"""
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,45 +15,132 @@ from tui.actions.registry import ACTIONS
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The id of an action and its argument."""
+    """The id of an action and its arguments."""
 
     name: str
-    argument: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def argument(self) -> str:
+        """The first one; empty if there is none."""
+        return self.arguments[0] if self.arguments else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The words that may be typed now. Of requests others may be: only the controller has all."""
+
+    columns: Sequence[str] = ()
+    themes: Sequence[str] = ()
+    instances: Sequence[str] = ()
+    requests: Sequence[str] = ()
+    levels: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    own: Sequence[str] = ()
+    """Names of the operator's own commands."""
+
+    def of(self, kind: str) -> Sequence[str]:
+        return {
+            "COLUMN": self.columns,
+            "THEME": self.themes,
+            "ID": self.instances,
+            "REQUEST": self.requests,
+            "LEVEL": self.levels,
+            "KEY": self.settings,
+            "KEY=VALUE": [f"{each}=" for each in self.settings],
+        }.get(kind, ())
+
+    @property
+    def names(self) -> list[str]:
+        return [*FORMS, *self.own]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a form."""
+
+    kind: str
+    optional: bool = False
+    many: bool = False
 
 
 FORMS = {
-    name: argument
-    for name, _, argument in (each.typed.partition(" ") for each in ACTIONS if each.typed)
+    name: form for name, _, form in (each.typed.partition(" ") for each in ACTIONS if each.typed)
 }
-"""What is typed, and what it wants: COLUMN, NAME (a theme), ID (an instance), TEXT, or nothing."""
-_ALIASES = {"q": "quit", "q!": "quit", "i": "instance"}
-_KINDS = {"COLUMN": "column", "NAME": "theme", "ID": "instance"}
+"""What is typed, and what it wants after it."""
+ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "explain"}
+FEW = 12
+"""Words that an error names all."""
+FILLERS = ("--to", "--")
+"""What the command line wants and `:` can do without."""
+_WHAT = {
+    "ID": "instance",
+    "COLUMN": "column",
+    "THEME": "theme",
+    "LEVEL": "priority level",
+    "KEY": "setting",
+}
+_CLOSED = ("COLUMN", "THEME", "ID", "LEVEL", "KEY")
+"""Kinds of which all words are known here."""
+_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-def parse(
-    text: str, *, columns: Sequence[str], themes: Sequence[str], instances: Sequence[str]
-) -> Command:
+def words_of(name: str) -> list[Word]:
+    """What the command wants."""
+    return [_word(text) for text in FORMS.get(name, "").split()]
+
+
+def _word(text: str) -> Word:
+    kind = text.strip("[].")
+    return Word(kind, optional=text.startswith("["), many="..." in text)
+
+
+def split(text: str) -> tuple[str, list[str]]:
+    """The command's name, and what stands behind it; `llumctl drain i-7` is as good."""
+    parts = text.split()
+    if parts[:1] == ["llumctl"]:
+        parts = parts[1:]
+    name, given = (parts[0], parts[1:]) if parts else ("", [])
+    return ALIASES.get(name, name), [each for each in given if each not in FILLERS]
+
+
+def parse(text: str, known: Known) -> Command:
     """Raises:
-    UsageError: no such command, column or theme, or an argument too few or too many.
+    UsageError: no such command, column, theme, level or setting, or an argument too few or many.
     NotFoundError: no such instance.
     """
-    name, _, argument = text.strip().partition(" ")
-    name, argument = _ALIASES.get(name, name), argument.strip()
-    if name not in FORMS:
-        raise UsageError(_unknown("command", name, list(FORMS)))
-    wanted = FORMS[name]
-    if not wanted and argument:
+    name, given = split(text)
+    if name not in known.names:
+        raise UsageError(_unknown("command", name, known.names))
+    wanted = words_of(name)
+    if wanted and wanted[0].kind == "TEXT":
+        rest = text.split(maxsplit=1)[1:]
+        return Command(name, tuple(each.strip() for each in rest))
+    if not wanted and given:
         raise UsageError(f"{name} takes no argument")
-    known = {"COLUMN": columns, "NAME": themes, "ID": instances}.get(wanted)
-    if known is None:
-        return Command(name, argument)
-    if not argument:
-        choices = ("ID",) if wanted == "ID" else known
-        raise UsageError(f"{name} what?  {name} {'|'.join(choices)}")
-    if argument not in known:
-        error = NotFoundError if wanted == "ID" else UsageError
-        raise error(_unknown(_KINDS[wanted], argument, known))
-    return Command(name, argument)
+    if len(given) < sum(not each.optional for each in wanted):
+        missing = wanted[len(given)]
+        few = known.of(missing.kind) if missing.kind in _CLOSED and missing.kind != "ID" else ()
+        valid = f" ({', '.join(few)})" if few else ""
+        raise UsageError(f"{name} what?  {name} {FORMS[name]}{valid}")
+    if len(given) > len(wanted) and not wanted[-1].many:
+        raise UsageError(f"{given[len(wanted)][:40]!r} is too much:  {name} {FORMS[name]}")
+    for place, argument in enumerate(given):
+        _check(name, wanted[min(place, len(wanted) - 1)].kind, argument, known)
+    return Command(name, tuple(dict.fromkeys(given)))
+
+
+def _check(name: str, kind: str, argument: str, known: Known) -> None:
+    if kind == "N" and not _NUMBER.fullmatch(argument):
+        raise UsageError(f"{name} N, +N or -N: {argument[:20]!r} is no number")
+    if kind == "KEY=VALUE":
+        argument, equals, value = argument.partition("=")
+        if not equals or not value:
+            raise UsageError(f"{name} {kind}: {argument[:40]!r} has no value")
+        kind = "KEY"
+    if kind in _CLOSED and argument not in known.of(kind) and known.of(kind):
+        error = NotFoundError if kind == "ID" else UsageError
+        raise error(_unknown(_WHAT[kind], argument, known.of(kind)))
 
 
 def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
@@ -56,5 +148,5 @@ def _unknown(kind: str, word: str, known: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
     if nearest:
         return f"no {kind} {word[:40]!r}: did you mean {nearest[0]}?"
-    few = f": {', '.join(known)}" if 0 < len(known) <= 12 else ""
-    return f"no {kind} {word[:40]!r}{few}"
+    few = ", ".join(known) if len(known) <= FEW else "Tab lists them"
+    return f"no {kind} {word[:40]!r}: {few}"

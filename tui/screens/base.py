@@ -41,13 +41,15 @@ class PaintedScreen(Screen[None]):
         return None
 
     def action_act(self, action_id: str) -> None:
-        """Acts on the marked rows of that table; without any, on the row under the cursor."""
+        targets, marked = self.targets()
+        self.console.act(action_id, *targets, marked=marked)
+
+    def targets(self) -> tuple[tuple[Target, ...], bool]:
+        """What a key acts on: the marked rows of the table with the focus, and True; without any
+        the row under the cursor, and False."""
         table = self.marks()
         marked = table.marked if table is not None else ()
-        if marked:
-            self.console.act(action_id, *marked, marked=True)
-        else:
-            self.console.act(action_id, self.target())
+        return (marked, True) if marked else ((self.target(),), False)
 
     def action_mark(self) -> None:
         table = self.marks()

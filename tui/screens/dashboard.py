@@ -259,7 +259,7 @@ class DashboardScreen(PaintedScreen):
 
     def action_seek_to(self) -> None:
         if self.console.replay is not None:
-            self.query_one(Bottom).ask(":", "seek ")
+            self.query_one(Bottom).ask(":", "seek ", self.console.begin_command())
 
     def action_edge(self, direction: int) -> None:
         if self.console.replay is not None:
@@ -301,7 +301,7 @@ class DashboardScreen(PaintedScreen):
         self.query_one(Bottom).ask("/", self._filter_before)
 
     def action_command(self) -> None:
-        self.query_one(Bottom).ask(":")
+        self.query_one(Bottom).ask(":", typing=self.console.begin_command())
 
     @property
     def sorts(self) -> Sequence[str]:
@@ -315,6 +315,12 @@ class DashboardScreen(PaintedScreen):
     def filter_by(self, text: str) -> None:
         self.view.filters[self.view.focused] = text
         self.show()
+
+    def show_events(self, text: str) -> None:
+        """All events, or those with these words."""
+        self.view.expanded = True
+        self.view.go_to(Pane.EVENTS)
+        self.filter_by(text)
 
     # What the widgets say
 

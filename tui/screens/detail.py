@@ -108,7 +108,7 @@ class DetailScreen(PaintedScreen):
         self.query_one(Bottom).ask("/", self._filter_before)
 
     def action_command(self) -> None:
-        self.query_one(Bottom).ask(":")
+        self.query_one(Bottom).ask(":", typing=self.console.begin_command())
 
     def action_freeze(self) -> None:
         self.console.toggle_freeze()

@@ -1,6 +1,6 @@
 """Help: every key, and what the columns mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from textual.app import ComposeResult
@@ -8,7 +8,7 @@ from textual.screen import Screen
 
 from tui.actions import registry
 from tui.actions.key_names import shown
-from tui.actions.registry import ACTIONS, Action, Place, bindings
+from tui.actions.registry import Action, Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.console import console_of
 from tui.drawing.format import Span, Tone
@@ -27,7 +27,6 @@ LEGEND: tuple[tuple[str, str], ...] = (
     ("reserved", "freeness below 0, but only because of its headroom"),
     ("!  >  +", "look at it; on its way out; on its way in"),
     ("/WORDS", "shows what has all of them; !WORD: what does not have it"),
-    (":", ", ".join(each.typed for each in ACTIONS if each.typed)),
 )
 
 
@@ -46,7 +45,13 @@ COLUMNS: tuple[Column[HelpRow], ...] = (
 
 
 class HelpScreen(Screen[None]):
+    """Lists the keys of `actions`, which are those that work on the screen below."""
+
     BINDINGS = bindings(Place.HELP)
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        super().__init__()
+        self._actions = actions
 
     def compose(self) -> ComposeResult:
         app = console_of(self)
@@ -58,25 +63,25 @@ class HelpScreen(Screen[None]):
         table.styles.height = "1fr"
         table.focus()
         title = Span(f"Help  ({app.key_of('help_close')} closes)", Tone.STRONG)
-        table.show(rows(app.options.keymap, in_browser=app.options.in_browser), (title,))
+        table.show(rows(self._actions, app.options.keymap), (title,))
 
     def action_back(self) -> None:
         self.dismiss()
 
 
-def rows(keymap: Mapping[str, str], *, in_browser: bool = False) -> list[HelpRow]:
+def rows(actions: Sequence[Action], keymap: Mapping[str, str]) -> list[HelpRow]:
     found = [
         HelpRow(
             each.action_id,
             ", ".join(shown(name) for name in registry.keys_of(each, keymap)),
             _text(each),
         )
-        for each in ACTIONS
+        for each in actions
         if each.keys
-        and each.place not in (Place.HELP, Place.DIALOG, Place.CHOICE)
-        and (each.in_browser or not in_browser)
     ]
-    return found + [HelpRow(f"legend.{name}", name, text) for name, text in LEGEND]
+    typed = ", ".join(each.typed for each in actions if each.typed)
+    legend = [*LEGEND, (":", typed)] if typed else LEGEND
+    return found + [HelpRow(f"legend.{name}", name, text) for name, text in legend]
 
 
 def _text(action: Action) -> str:

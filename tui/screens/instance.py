@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 
@@ -15,9 +15,8 @@ from tui.feed.state import DashboardState
 from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
 from tui.panes.log_lines import LogRow
-from tui.panes.names import names
 from tui.panes.request_list import RequestRow
-from tui.screens.detail import DetailScreen
+from tui.screens.requests import RequestsScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -46,7 +45,7 @@ HISTORY_COLUMNS: tuple[Column[HistoryRow], ...] = (
 )
 
 
-class InstanceScreen(DetailScreen):
+class InstanceScreen(RequestsScreen):
     SORTS: ClassVar[Mapping[str, Mapping[str, bool]]] = {
         "requests": request_list.SORTS,
         "history": {"time": True},
@@ -57,11 +56,8 @@ class InstanceScreen(DetailScreen):
 
     def __init__(self, instance_id: str, request_id: str = "") -> None:
         """`request_id`: the request whose row was opened, if any."""
-        super().__init__()
-        self.instance_id = instance_id
+        super().__init__(instance_id)
         self.request_id = request_id
-        self._asked_at_s: float | None = None
-        self._impossible = False
         self._no_log = False
         self._lower = "history"
         self._follows = True
@@ -86,16 +82,12 @@ class InstanceScreen(DetailScreen):
         table = self.focused if isinstance(self.focused, TableView) else self.table("requests")
         return Target(self.instance_id, table.target.request_id)
 
-    def marks(self) -> TableView[Any] | None:
-        """Requests can be marked, but nothing is done to what was."""
-        return self.table("requests") if self.focused_table == "requests" else None
-
     def show(self) -> None:
         if not self.is_mounted or not self.size.width:
             return
         app = self.console
         self._place()
-        self._ask()
+        self.ask_requests()
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
         lines = facts(
             app.shown, self.instance_id, self.size.width, app.glyphs, self._request_shown()
@@ -103,7 +95,7 @@ class InstanceScreen(DetailScreen):
         top = self.query_one("#facts", Lines)
         top.styles.height = len(lines)
         top.show(lines)
-        self._fill_requests(app.shown)
+        self.fill_requests(app.shown)
         history = history_rows(app.shown, self.instance_id, app.options.zone)
         newest_first = self.choices["history"].descending
         self.fill("history", history if newest_first else history[::-1], self._tabs("History"))
@@ -168,44 +160,9 @@ class InstanceScreen(DetailScreen):
         table = self.table("requests")
         return (table.cursor_id if table.held else None) or self.request_id
 
-    def on_table_view_opened(self, event: TableView.Opened) -> None:
-        row = next((row for row in event.view.items if row.id == event.item_id), None)
-        if row is not None and row.target.request_id:
-            self.console.open(row.target)
-
-    def _ask(self) -> None:
-        """Asks for the requests as often as statuses come; answers arrive with everything else."""
-        app = self.console
-        now_s = app.source.now_s()
-        due = self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s
-        if due and self.is_current:
-            self._asked_at_s = now_s
-            self._impossible = not app.source.ask_requests(self.instance_id)
-            if self.table("log").display:
-                self._no_log = not app.source.ask_log(self.instance_id)
-
-    def _fill_requests(self, state: DashboardState) -> None:
-        rows, facts = self._requests(state)
-        chosen = self.choices["requests"]
-        rows = request_list.ordered(rows, chosen.sort, descending=chosen.descending)
-        self.fill("requests", rows, "Requests", *facts)
-
-    def _requests(self, state: DashboardState) -> tuple[list[RequestRow], Line]:
-        """In the controller's order; and how many there are, or why there are none."""
-        if self._impossible:
-            return [], (Span("  requests are not recorded", Tone.DIM),)
-        answer = state.requests
-        if answer is None or answer.instance_id != self.instance_id:
-            return [], (Span("  asking ...", Tone.DIM),)
-        if answer.found is None:
-            return [], (Span(f"  {printable(answer.reason)}", Tone.BAD),)
-        rows = request_list.rows(answer.found, names(state, self.console.glyphs.ellipsis))
-        count = f"{len(rows)} of {answer.found.num_matching}"
-        spans = [Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
-        if silent := answer.found.silent_frontends:
-            words = f"  without those of {', '.join(silent)}: no answer"
-            spans.append(Span(printable(words), Tone.WARN))
-        return rows, tuple(spans)
+    def ask_more(self) -> None:
+        if self.table("log").display:
+            self._no_log = not self.console.source.ask_log(self.instance_id)
 
 
 def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -> list[HistoryRow]:

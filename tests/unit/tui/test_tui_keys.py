@@ -573,12 +573,13 @@ async def test_ascii_terminals_have_no_palette(source: FakeSource) -> None:
 
 @presses("help")
 async def test_help(source: FakeSource, key: str) -> None:
-    async with dashboard(source, (100, 60)) as (app, pilot):
+    async with dashboard(source, (100, 90)) as (app, pilot):
         await pilot.press(key)
         assert isinstance(app.screen, HelpScreen)
         text = await drawn(pilot)
         for entry in ACTIONS:
-            if entry.keys and entry.place not in (Place.HELP, Place.DIALOG, Place.CHOICE):
+            here = entry.place in (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE)
+            if entry.keys and here and not entry.replay:
                 assert entry.text in text
         await pilot.press(key)
         assert isinstance(app.screen, HelpScreen)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from controller.api.errors import LlumctlError
 from controller.api.wire.models import (
     Event,
     EventFrame,
@@ -21,7 +20,6 @@ from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
 from tui.drawing.layout import Pane, arrange
 from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
-from tui.input import commands
 from tui.panes import (
     alarm_line,
     event_list,
@@ -688,48 +686,6 @@ def test_layouts_of_the_two_sizes() -> None:
     assert [box.height for box in few.boxes.values()] == [4, 18]
     tiny = arrange(40, 8, num_instances=64, tab=Pane.QUEUE, focused=Pane.QUEUE)
     assert list(tiny.boxes) == [Pane.QUEUE]
-
-
-def parse(typed: str) -> commands.Command:
-    return commands.parse(
-        typed, columns=list(instances.SORTS), themes=["default"], instances=["i-0", "i-1"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("typed", "name", "argument"),
-    [
-        ("sort kv", "sort", "kv"),
-        ("  sort   kv ", "sort", "kv"),
-        ("filter i-1 !stalled", "filter", "i-1 !stalled"),
-        ("filter", "filter", ""),
-        ("q", "quit", ""),
-        ("i i-1", "instance", "i-1"),
-        ("theme default", "theme", "default"),
-        ("help", "help", ""),
-    ],
-)
-def test_commands(typed: str, name: str, argument: str) -> None:
-    assert parse(typed) == commands.Command(name, argument)
-
-
-@pytest.mark.parametrize(
-    ("typed", "code", "words"),
-    [
-        ("sotr kv", 2, "no command 'sotr': did you mean sort?"),
-        ("sort frenness", 2, "did you mean freeness?"),
-        ("sort", 2, "sort what?"),
-        ("xyz", 2, "no command 'xyz': drain, undrain,"),
-        ("theme pink", 2, "no theme 'pink': default"),
-        ("instance i-9", 4, "did you mean i-"),
-        ("quit now", 2, "takes no argument"),
-    ],
-)
-def test_commands_that_are_none_name_the_nearest(typed: str, code: int, words: str) -> None:
-    with pytest.raises(LlumctlError) as caught:
-        parse(typed)
-    assert words in caught.value.message
-    assert caught.value.exit_code == code
 
 
 def test_the_footer_keeps_help_and_quit() -> None:

@@ -19,6 +19,7 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.settings import Setting, SettingList
 from tests.unit.tui import tui_synthetic as synthetic
 
 Report = TypeVar("Report")
@@ -65,6 +66,9 @@ class FakeControl:
     def status(self) -> ClusterStatus:
         found = synthetic.cluster((synthetic.instance("i-90"), synthetic.instance("i-91")))
         return found.model_copy(update={"revision": self.revision, "uptime_s": self.uptime_s})
+
+    def settings(self) -> SettingList:
+        return SettingList(settings=(Setting(key="migration.max_moves", value=4),))
 
     def answer(self, _: type[Any], key: str) -> Any:
         if key not in self.answers:

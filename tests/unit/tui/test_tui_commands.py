@@ -1,0 +1,274 @@
+"""What is typed after `:`: forms, completion, history, and the calls that are made."""
+
+import pytest
+from textual.command import CommandPalette
+from textual.widgets import Input
+
+from controller.api.errors import LlumctlError, NotFoundError, UsageError
+from controller.api.wire.operations import (
+    AbortRequest,
+    DrainRequest,
+    PriorityRequest,
+    RestartRequest,
+)
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_bed import Bed, acting
+from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
+from tui.actions.registry import ACTIONS
+from tui.drawing.layout import Pane
+from tui.input import completion
+from tui.input.commands import Command, Known, parse
+from tui.input.completion import History, Tabbing, complete
+from tui.screens.choose import ChooseScreen
+from tui.screens.dashboard import DashboardScreen
+from tui.screens.help import HelpScreen
+from tui.screens.instance import InstanceScreen
+from tui.screens.request import RequestScreen
+from tui.screens.requests import RequestsScreen
+
+KNOWN = Known(
+    columns=("freeness", "wait"),
+    themes=("default", "light"),
+    instances=("i-1", "i-10", "i-2"),
+    requests=("cmpl-8d36", "chat-77d4"),
+    levels=("high", "normal"),
+    settings=("migration.max_moves", "scheduler.policy"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ("drain i-1", "drain", ("i-1",)),
+        ("drain i-1 i-2 i-1", "drain", ("i-1", "i-2")),
+        ("llumctl  drain   i-1 ", "drain", ("i-1",)),
+        ("migrate r1", "migrate", ("r1",)),
+        ("migrate r1 --to i-2", "migrate", ("r1", "i-2")),
+        ("migrate -- -r1 i-2", "migrate", ("-r1", "i-2")),
+        ("priority r1 high", "priority", ("r1", "high")),
+        ("scale -1", "scale", ("-1",)),
+        ("filter a  b !c", "filter", ("a  b !c",)),
+        ("filter", "filter", ()),
+        ("q", "quit", ()),
+        ("i i-2", "instance", ("i-2",)),
+        ("  sort   wait ", "sort", ("wait",)),
+        ("get scheduler.policy", "get", ("scheduler.policy",)),
+    ],
+)
+def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) -> None:
+    assert parse(text, KNOWN) == Command(name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "kind"),
+    [
+        ("drian i-1", "no command 'drian': did you mean drain?", UsageError),
+        ("zzz", "no command 'zzz': Tab lists them", UsageError),
+        ("drain", "drain what?  drain ID...", UsageError),
+        ("drain i-1 i-9", "no instance 'i-9': did you mean i-2?", NotFoundError),
+        ("priority r1 hihg", "no priority level 'hihg': did you mean high?", UsageError),
+        ("theme", "theme what?  theme THEME (default, light)", UsageError),
+        ("theme blue", "no theme 'blue': default, light", UsageError),
+        ("restart i-1 i-2", "'i-2' is too much:  restart ID", UsageError),
+        ("undo i-1", "undo takes no argument", UsageError),
+        ("scale many", "scale N, +N or -N: 'many' is no number", UsageError),
+        ("get migration.max_move", "did you mean migration.max_moves?", UsageError),
+        ("sort freenes", "no column 'freenes': did you mean freeness?", UsageError),
+    ],
+)
+def test_what_is_not(text: str, words: str, kind: type[LlumctlError]) -> None:
+    """It names the nearest word, and never takes it."""
+    with pytest.raises(kind) as caught:
+        parse(text, KNOWN)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "wanted"),
+    [
+        ("dr", ("drain",), "command"),
+        ("drain ", ("i-1", "i-10", "i-2"), "ID"),
+        ("drain i-1", ("i-1", "i-10"), "ID"),
+        ("drain i-1 ", ("i-10", "i-2"), "ID"),
+        ("llumctl drain i-2", ("i-2",), "ID"),
+        ("abort 77", ("chat-77d4",), "REQUEST"),
+        ("migrate r1 --to i-2", ("i-2",), "ID"),
+        ("priority r1 ", ("high", "normal"), "LEVEL"),
+        ("sort w", ("wait",), "COLUMN"),
+        ("get m", ("migration.max_moves",), "KEY"),
+        ("undo ", (), ""),
+        ("restart i-1 ", (), ""),
+    ],
+)
+def test_what_may_come_next(text: str, words: tuple[str, ...], wanted: str) -> None:
+    found = complete(text, KNOWN)
+    assert (found.words, found.wanted) == (words, wanted)
+
+
+def test_tab_after_tab() -> None:
+    """As far as all agree, then one after the other, and back; the only one at once."""
+    tabbing = Tabbing()
+    text = tabbing.tab("drain ", KNOWN)
+    assert text == "drain i-"
+    seen = []
+    for _ in range(4):
+        text = tabbing.tab(text, KNOWN)
+        seen.append(text)
+    assert seen == ["drain i-1", "drain i-10", "drain i-2", "drain i-1"]
+    assert tabbing.tab(text, KNOWN, -1) == "drain i-2"
+    assert tabbing.tab("dra", KNOWN) == "drain "
+    assert tabbing.tab("restart i-2", KNOWN) == "restart i-2"
+    assert tabbing.tab("abort 77", KNOWN) == "abort chat-77d4 "
+    assert tabbing.tab("drain zzz", KNOWN) == "drain zzz"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("drain ", 40, "ID: i-1 i-10 i-2"),
+        ("drain ", 12, "ID: i-1 +2"),
+        ("drain i-", 3, "ID"),
+        ("explain zz", 40, "REQUEST"),
+        ("undo ", 40, ""),
+    ],
+)
+def test_hints(text: str, width: int, shown: str) -> None:
+    assert completion.hint(complete(text, KNOWN), width).startswith(shown)
+    assert len(completion.hint(complete(text, KNOWN), width)) <= width
+
+
+def test_history() -> None:
+    history = History()
+    for text in ("drain i-1", "", "undo", "drain i-1"):
+        history.keep(text)
+    assert history.go(1, "half ty") == "drain i-1"
+    assert history.go(1, "drain i-1") == "undo"
+    assert history.go(1, "undo") == "undo", "there is nothing older"
+    assert [history.go(-1, "undo"), history.go(-1, "drain i-1")] == ["drain i-1", "half ty"]
+
+
+# On the screen
+
+
+def prompt(bed: Bed) -> Input:
+    return bed.app.screen.query_one(Input)
+
+
+async def test_tab_hints_and_history_in_the_prompt() -> None:
+    async with acting() as bed:
+        await bed.press("colon", *"dra")
+        assert "command: drain" in await bed.bottom()
+        await bed.press("tab", *"i-1")
+        assert "ID: i-1 i-10 i-11" in await bed.bottom()
+        await bed.press("tab", "tab")
+        assert prompt(bed).value == "drain i-10"
+        await bed.press("shift+tab", "enter")
+        assert "Drain i-1?" in await drawn(bed.pilot)
+        await bed.press("y")
+        assert bed.control.calls == [("drain", "i-1", DrainRequest(if_revision=7))]
+        await bed.type("colon", "drian i-2")
+        await bed.press("colon", "up")
+        assert prompt(bed).value == "drian i-2"
+        await bed.press("up")
+        assert prompt(bed).value == "drain i-1"
+        await bed.press("down", "down")
+        assert prompt(bed).value == ""
+        await bed.press("escape", "slash", "tab", "up")
+        assert prompt(bed).value == "", "a filter is no command"
+
+
+async def test_an_error_goes_away_with_the_next_key_and_does_nothing() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "drian i-2")
+        assert "no command 'drian': did you mean drain?" in await bed.bottom()
+        await bed.press("j")
+        assert "drian" not in await bed.bottom()
+        assert isinstance(bed.app.screen, DashboardScreen)
+        assert bed.control.plans == bed.control.calls == []
+
+
+async def test_what_the_command_line_can_do() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "priority 8d36 normal")
+        await bed.type("colon", "migrate 8d36 --to i-2")
+        await bed.type("colon", "abort r5")
+        await bed.press("y")
+        await bed.type("colon", "restart i-3")
+        await bed.press("y")
+        await bed.type("colon", "drain i-4 i-5")
+        assert "Drain 2 instances?" in await drawn(bed.pilot)
+        await bed.press("escape")
+        (priority, migrate, abort, restart) = bed.control.calls
+        assert priority == ("priority", "8d36", PriorityRequest(level="normal"))
+        assert (migrate[:2], migrate[2].to) == (("migrate", "8d36"), "i-2")
+        assert abort == ("abort", "r5", AbortRequest())
+        assert restart == ("restart", "i-3", RestartRequest(if_revision=7))
+        await bed.type("colon", "migrate 8d36")
+        assert isinstance(bed.app.screen, ChooseScreen)
+        await bed.press("escape")
+        await bed.type("colon", "get migration.max_moves")
+        assert "migration.max_moves = 4" in await bed.bottom()
+
+
+@pytest.mark.parametrize("text", ["priority r1 high", "migrate r1 i-2", "abort r1", "restart i-1"])
+async def test_a_locked_screen_refuses_what_is_typed(text: str) -> None:
+    async with acting() as bed:
+        await bed.press("space")
+        await bed.type("colon", text)
+        assert f"no {text.split()[0]} now: the screen is frozen" in await bed.bottom()
+        assert bed.control.plans == bed.control.calls == []
+
+
+async def test_what_the_command_line_can_show() -> None:
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.frames(20))
+        source.answer = synthetic.requests("")
+        await settle(app, pilot)
+        app.run_command("requests")
+        await settle(app, pilot)
+        assert isinstance(app.screen, RequestsScreen)
+        assert "Requests (4)" in await drawn(pilot)
+        app.run_command("requests i-3")
+        await pilot.pause()
+        assert isinstance(app.screen, InstanceScreen)
+        app.run_command("explain 8d36…77d4")
+        await pilot.pause()
+        assert isinstance(app.screen, RequestScreen)
+        assert app.screen.request_id == "8d36…77d4"
+        app.run_command("events evicted")
+        await settle(app, pilot)
+        assert isinstance(app.screen, DashboardScreen)
+        table = app.screen.table(Pane.EVENTS)
+        assert {item.entry.event.kind for item in table.items} == {"evicted"}
+
+
+async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:
+    async with acting() as bed:
+        wanted = bed.cursor
+        await bed.press("ctrl+p")
+        assert isinstance(bed.app.screen, CommandPalette)
+        await bed.tick(**{wanted.replace("-", "_"): {"freeness_steps": 9000.0}})
+        await bed.pilot.press(*f"restart {wanted}")
+        await bed.app.workers.wait_for_complete()
+        await bed.pilot.pause()
+        await bed.press("down", "enter", "y")
+        assert [(name, id_) for name, id_, _ in bed.control.calls] == [("restart", wanted)]
+
+
+async def test_help_lists_what_works_on_the_screen() -> None:
+    async with acting(size=(120, 120)) as bed:
+        await bed.press("question_mark")
+        assert isinstance(bed.app.screen, HelpScreen)
+        text = await drawn(bed.pilot)
+        assert "half the speed" not in text, "this is no replay"
+        assert "empty the instance of this row" in text
+        await bed.press("escape", "enter", "question_mark")
+        text = await drawn(bed.pilot)
+        assert "back to the screen before" in text
+        assert "to the migrations" not in text
+        for each in ACTIONS:
+            assert not each.replay or each.text not in text
+    async with acting(size=(120, 120), readonly=True) as bed:
+        await bed.press("question_mark")
+        assert "empty the instance of this row" not in await drawn(bed.pilot)

@@ -1,0 +1,175 @@
+"""From a typed command to what it does: the very calls that keys make."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from textual.screen import Screen
+
+from controller.api.errors import LlumctlError
+from controller.api.text.quantities import printable, setting_value
+from controller.api.wire.settings import SettingList
+from tui.acting import Acting
+from tui.actions.registry import action_of
+from tui.actions.requests import Migrate, SetPriority
+from tui.actions.target import Kind, Target
+from tui.console import Console
+from tui.drawing.format import Tone
+from tui.drawing.themes import THEMES
+from tui.feed.state import DashboardState
+from tui.input import commands
+from tui.input.commands import Command, Known
+from tui.input.completion import Typing
+from tui.screens.base import PaintedScreen
+
+
+class Commanded(Console, Protocol):
+    """The application, as commands see it."""
+
+    acting: Acting
+
+    @property
+    def screen(self) -> Screen[Any]: ...
+
+    def set_theme(self, name: str) -> None: ...
+    def leave(self) -> None: ...
+    def action_help(self) -> None: ...
+    def action_picture(self) -> None: ...
+    def show_requests(self) -> None: ...
+    def show_events(self, text: str) -> None: ...
+
+
+class Commanding:
+    def __init__(self, app: Commanded) -> None:
+        self._app = app
+        self._settings: tuple[str, ...] = ()
+        self._typing = Typing(self.known)
+        self._does: Mapping[str, Callable[[Command], None]] = {
+            "scale": lambda command: app.scale(command.argument),
+            "priority": self._priority,
+            "migrate": self._migrate,
+            "get": self._get,
+            "undo": lambda _: app.undo(),
+            "log": lambda _: app.show_log(),
+            "read_only": lambda _: app.toggle_read_only(),
+            "freeze": lambda _: app.toggle_freeze(),
+            "requests": self._requests,
+            "explain": lambda command: app.open(Target(request_id=command.argument)),
+            "instance": lambda command: app.open(Target(command.argument)),
+            "events": lambda command: app.show_events(command.argument),
+            "sort": lambda command: self._screen().sort_by(command.argument),
+            "filter": lambda command: self._screen().filter_by(command.argument),
+            "theme": lambda command: app.set_theme(command.argument),
+            "seek": self._seek,
+            "picture": lambda _: app.action_picture(),
+            "help": lambda _: app.action_help(),
+            "quit": lambda _: app.leave(),
+        }
+
+    def begin(self) -> Typing:
+        """The controller is asked which settings there are, once."""
+        if not self._settings:
+            self._app.ask(lambda client: client.settings(), self._know)
+        return self._typing
+
+    def _know(self, found: SettingList | None, _: Exception | None) -> None:
+        self._settings = () if found is None else tuple(each.key for each in found.settings)
+
+    def known(self) -> Known:
+        """What is there to be named now."""
+        app = self._app
+        screen, state = app.screen, app.shown
+        return Known(
+            columns=screen.sorts if isinstance(screen, PaintedScreen) else (),
+            themes=list(THEMES),
+            instances=list(state.histories),
+            requests=requests_in(state),
+            levels=[level.name for level in state.status.levels] if state.status else (),
+            settings=self._settings,
+        )
+
+    def run(self, text: str) -> None:
+        """Does what was typed, or says what is wrong with it."""
+        if not text.strip():
+            return
+        self._typing.history.keep(text)
+        try:
+            command = commands.parse(text, self.known())
+        except LlumctlError as error:
+            self._app.say(printable(error.message), Tone.BAD)
+            return
+        does = self._does.get(command.name)
+        if does is not None:
+            does(command)
+        else:
+            self._act(command)
+
+    def _act(self, command: Command) -> None:
+        change = action_of(command.name).change
+        assert change is not None
+        self._app.act(command.name, *(_target(each, change.target) for each in command.arguments))
+
+    def _screen(self) -> PaintedScreen:
+        screen = self._app.screen
+        assert isinstance(screen, PaintedScreen)
+        return screen
+
+    def _priority(self, command: Command) -> None:
+        request_id, *level = command.arguments
+        if level:
+            self._app.acting.order(SetPriority(request_id, level[0]))
+        else:
+            self._app.act("priority", Target(request_id=request_id))
+
+    def _migrate(self, command: Command) -> None:
+        request_id, *to = command.arguments
+        if to:
+            self._app.acting.order(Migrate(request_id, to[0]))
+        else:
+            self._app.act("migrate", Target(request_id=request_id))
+
+    def _get(self, command: Command) -> None:
+        key = command.argument
+
+        def told(found: SettingList | None, error: Exception | None) -> None:
+            if found is None:
+                words = error.message if isinstance(error, LlumctlError) else repr(error)
+                self._app.say(printable(words), Tone.BAD)
+                return
+            values = {each.key: each.value for each in found.settings}
+            self._app.say(printable(f"{key} = {setting_value(values.get(key))}"), Tone.STRONG)
+
+        if self._app.replay is not None:
+            self._app.say("a recording has no settings")
+        else:
+            self._app.ask(lambda client: client.settings(), told)
+
+    def _requests(self, command: Command) -> None:
+        if command.argument:
+            self._app.open(Target(command.argument))
+        else:
+            self._app.show_requests()
+
+    def _seek(self, command: Command) -> None:
+        if self._app.replay is not None:
+            self._app.replay.seek_to(command.argument)
+        else:
+            self._app.say("only a replay has other moments than now")
+
+
+def requests_in(state: DashboardState) -> list[str]:
+    """The ids of requests that the screens show, the newest events first."""
+    found: dict[str, None] = {}
+    if state.requests is not None and state.requests.found is not None:
+        found.update(dict.fromkeys(item.id for item in state.requests.found.requests))
+    if state.status is not None:
+        heads = [item.queue_head for item in state.status.instances]
+        found.update(dict.fromkeys(head.request_id for head in heads if head is not None))
+        found.update(dict.fromkeys(move.request_id for move in state.status.moves))
+    for entry in reversed(state.entries):
+        if entry.event is not None and entry.event.request_id:
+            found[entry.event.request_id] = None
+    return list(found)
+
+
+def _target(id_: str, kind: Kind) -> Target:
+    return Target(request_id=id_) if kind is Kind.REQUEST else Target(id_)

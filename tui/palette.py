@@ -1,0 +1,77 @@
+"""What the palette lists: the actions of the screen below it, with their keys."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from textual.dom import DOMNode
+
+from tui.actions.registry import Action, Place, of_places
+from tui.actions.target import Target
+from tui.console import Console
+from tui.drawing.themes import THEMES
+from tui.screens.base import PaintedScreen
+
+HIDDEN = ("row_", "palette", "command", "replay_")
+"""Actions, by how their ids begin, that nobody looks for in a list."""
+
+Do = Callable[[str, DOMNode], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The screen from which the palette was opened, with what its keys would have acted on then:
+    rows move while one looks for a word."""
+
+    screen: PaintedScreen
+    targets: Sequence[Target]
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    title: str
+    help: str
+    run: Callable[[], object]
+
+
+def entries(below: Below, console: Console, do: Do) -> Iterator[Entry]:
+    """`do(action, where)` runs a screen's or a table's own action."""
+    for name in THEMES:
+        yield _typed(console, f"theme {name}", "colours")
+    for name in below.screen.sorts:
+        yield _typed(console, f"sort {name}", "order of this table")
+    replays = console.replay is not None
+    found = of_places(
+        below.screen.PLACES,
+        replay=replays,
+        changes=not console.is_read_only,
+        in_browser=console.options.in_browser,
+    )
+    for each in found:
+        if each.keys and not each.action_id.startswith(HIDDEN):
+            yield from _of_action(each, below, console, do)
+
+
+def _of_action(each: Action, below: Below, console: Console, do: Do) -> Iterator[Entry]:
+    help_text = console.key_of(each.action_id)
+    if each.typed:
+        help_text += f"   :{each.typed}"
+    if each.change is None or not each.action.startswith("act("):
+        where: DOMNode = below.screen
+        if each.place is Place.TABLE and below.screen.focused is not None:
+            where = below.screen.focused
+        yield Entry(each.text, help_text, lambda: do(each.action, where))
+        return
+    ids = [found for target in below.targets if (found := target.of(each.change.target))]
+    if ids:
+        title = ids[0] if len(ids) == 1 else f"{len(ids)} marked {each.change.target}s"
+        yield Entry(
+            f"{each.action_id} {title}",
+            help_text,
+            lambda: console.act(each.action_id, *below.targets, marked=below.marked),
+        )
+
+
+def _typed(console: Console, text: str, help_text: str) -> Entry:
+    return Entry(text, help_text, lambda: console.run_command(text))
