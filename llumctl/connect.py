@@ -1,31 +1,85 @@
-"""Finds the controller of a cluster by the cluster's name."""
+"""Finds the controller that a command means: of a local cluster by its name, of a remote one by its
+URL, as a tunnel has it."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from controller.api.errors import NotRunningError
+from controller.api.errors import NotRunningError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
     from controller.api.state.run_state import RunState
 
 DEFAULT_TIMEOUT_S = 5.0
+TOKEN, TOKEN_FILE = "LLUMCTL_TOKEN", "LLUMCTL_TOKEN_FILE"
+TUNNEL_HINT = "ssh -fNL 8700:127.0.0.1:8700 HOST      if the tunnel is down"
+TOKEN_HINT = f"{TOKEN_FILE}=FILE llumctl ... --cluster URL"
+
+
+def attached(flag: str | None) -> str:
+    """The cluster that a command means: `--cluster`, a name or a URL; else what the environment or
+    the config file names; else `default`, or the only one that is there.
+
+    Raises:
+        NotRunningError: there are several, none of them is `default`, and none was named.
+        UsageError: what was given is neither a name nor the URL of a control API.
+    """
+    from controller.api.state import run_state
+    from llumctl.config import config_file
+
+    if flag is not None and is_url(flag):
+        return _checked(flag)
+    if (named := config_file.named_cluster(flag)) is not None:
+        return named
+    there = run_state.clusters()
+    if config_file.UNNAMED in there or not there:
+        return config_file.UNNAMED
+    if len(there) > 1:
+        raise NotRunningError(
+            f"there are several clusters, and none was named: {', '.join(there)}",
+            "      or      ".join(f"llumctl status --cluster {name}" for name in there[:3]),
+        )
+    return there[0]
+
+
+def is_url(cluster: str) -> bool:
+    return "://" in cluster
 
 
 def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":
-    """Reads the run state anew each time: a cluster started again has another token.
+    """`cluster`: as `attached` gives it. Reads the run state, or the file of the token, anew each
+    time: a cluster started again has another token.
 
-    Raises NotRunningError.
+    Raises NotRunningError, UsageError.
     """
+    if is_url(cluster):
+        token = _token()
+        from controller.api.client import ControlClient
+
+        return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
     state = running(cluster)
     from controller.api.client import ControlClient
 
     return ControlClient(state.control_url, state.control_token, timeout_s)
 
 
+def check(cluster: str) -> None:
+    """Raises NotRunningError if the cluster was stopped; of a remote one only a call can tell."""
+    if not is_url(cluster):
+        running(cluster)
+
+
 def running(cluster: str) -> "RunState":
-    """Raises NotRunningError."""
+    """Raises NotRunningError, and RefusedError for a cluster that is known by its URL only."""
     from controller.api.state import run_state
 
+    if is_url(cluster):
+        raise RefusedError(
+            "this needs the cluster's files, and only its URL is known",
+            "ssh HOST llumctl ...      with the cluster's name",
+        )
     state = run_state.load(cluster)
     if state is None:
         from controller.api.state.last_stop import last_stop
@@ -38,3 +92,64 @@ def running(cluster: str) -> "RunState":
             "      or      ".join(["llumctl up", *others[:3]]),
         )
     return state
+
+
+def _checked(url: str) -> str:
+    """The URL, if the token may go there: not in the clear over a network. It is not repeated, as
+    somebody may have written a password into it."""
+    from controller.api.hosts import is_own_host
+
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc:
+        raise UsageError(
+            "--cluster: the URL of a control API looks like http://127.0.0.1:8700",
+            "llumctl status --cluster http://127.0.0.1:8700",
+        )
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise UsageError(
+            f"--cluster: the URL ends with the port: {parts.scheme}://{parts.netloc}",
+            f"llumctl status --cluster {parts.scheme}://{parts.netloc}",
+        )
+    if parts.scheme == "http" and not is_own_host(parts.netloc, ()):
+        raise UsageError(
+            f"--cluster: the token would go to {host} unencrypted",
+            f"ssh -L 8700:127.0.0.1:8700 {host}      and      --cluster http://127.0.0.1:8700",
+        )
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _token() -> str:
+    """From the environment, or the file that it names: a token alone, or a cluster's run.json."""
+    if token := os.environ.get(TOKEN, "").strip():
+        return _plain(token, TOKEN)
+    if not (named := os.environ.get(TOKEN_FILE)):
+        raise UsageError(
+            f"a cluster that is known by its URL needs a token: set {TOKEN_FILE}, or {TOKEN}",
+            TOKEN_HINT,
+        )
+    from llumctl.config import secrets_file
+
+    try:
+        text = secrets_file.read(Path(named), TOKEN_FILE)
+    except UsageError as error:
+        chmod = error.hint if error.hint.startswith("chmod") else TOKEN_HINT
+        raise UsageError(error.message, chmod) from error
+    if not text.startswith("{"):
+        return _plain(text, TOKEN_FILE)
+    from controller.api.state.run_state import RunState
+
+    try:
+        return _plain(RunState.from_json(text).control_token, TOKEN_FILE)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{TOKEN_FILE}: {named} is no run.json: {error}", TOKEN_HINT) from error
+
+
+def _plain(token: str, where: str) -> str:
+    """A token has no blanks and no line ends; anything else is not repeated."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"{where}: this is no token", TOKEN_HINT)
+    return token

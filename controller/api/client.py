@@ -139,9 +139,12 @@ class ControlClient:
         token: str,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
+        unreachable_hint: str = UNREACHABLE_HINT,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        """`unreachable_hint`: what to try where no controller answers."""
         self._url = base_url.rstrip("/")
+        self._unreachable_hint = unreachable_hint
         self._timeout_s = timeout_s
         try:
             self._http = httpx.Client(
@@ -156,7 +159,7 @@ class ControlClient:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UnreachableError(
-                f"{base_url[:100]!r} is no address of a controller: {error}", UNREACHABLE_HINT
+                f"{base_url[:100]!r} is no address of a controller: {error}", unreachable_hint
             ) from error
 
     def __enter__(self) -> Self:
@@ -309,11 +312,13 @@ class ControlClient:
         except httpx.TimeoutException as error:
             raise UnreachableError(
                 f"the controller at {self._url} said nothing for {STREAM_SILENCE_S:g} s",
-                UNREACHABLE_HINT,
+                self._unreachable_hint,
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
-        raise UnreachableError(f"the controller at {self._url} ended the stream", UNREACHABLE_HINT)
+        raise UnreachableError(
+            f"the controller at {self._url} ended the stream", self._unreachable_hint
+        )
 
     def _once(
         self,
@@ -395,11 +400,11 @@ class ControlClient:
         if isinstance(error, httpx.TimeoutException):
             why = f"did not answer within {timeout_s:g} s"
         kind = AnswerLostError if lost else UnreachableError
-        return kind(f"the controller at {self._url} {why}", UNREACHABLE_HINT)
+        return kind(f"the controller at {self._url} {why}", self._unreachable_hint)
 
     def _stranger(self) -> UnreachableError:
         return UnreachableError(
-            f"what answers at {self._url} is not a controller of llumctl", UNREACHABLE_HINT
+            f"what answers at {self._url} is not a controller of llumctl", self._unreachable_hint
         )
 
     def _refusal(self, response: httpx.Response) -> LlumctlError:
@@ -409,7 +414,7 @@ class ControlClient:
         except ValidationError:
             return kind(
                 f"{self._url} answered {response.status_code} {response.reason_phrase}",
-                UNREACHABLE_HINT,
+                self._unreachable_hint,
             )
         return _BY_CODE.get(body.code, kind)(body.message, body.hint)
 

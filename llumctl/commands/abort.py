@@ -7,7 +7,6 @@ import typer
 from controller.api.errors import EXIT_WOULD_CHANGE
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Reference, one_line
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -25,7 +24,7 @@ def abort(
     """End a live request: its client gets one error, its instance the memory. There is no undo."""
     choices.an_id(reference, "REQUEST")
     one_line(reason)
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         from controller.api.wire.operations import AbortRequest
 
         report = client.abort(reference, AbortRequest(reason=reason, dry_run=dry_run))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from controller.api.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError
+from llumctl import connect
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.check import Verify
 from llumctl.commands import bench_options as options
 from llumctl.commands.options import Cluster, TableOrJson, positive
-from llumctl.config import config_file
 from llumctl.text import output
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def bench(
         model=model,
         api_key_file=api_key_file,
         url=url,
-        cluster=None if url is not None else config_file.cluster_name(cluster),
+        cluster=None if url is not None else connect.attached(cluster),
     )
     measured = session.run(wanted)
     _deliver(measured, output_format, json_file, records, plot)

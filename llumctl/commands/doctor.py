@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import EXIT_FAILED
-from llumctl.commands.options import Cluster, Config, TableOrJson, format_option
+from llumctl.commands.options import ClusterName, Config, TableOrJson, format_option
 from llumctl.text import output
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def doctor(
     output_format: Annotated[TableOrJson, format_option] = TableOrJson.TABLE,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
     config: Config = None,
 ) -> None:
     """Check this machine; exit 1 if anything fails."""

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import RefusedError
-from llumctl.commands.options import Cluster, positive
+from llumctl.commands.options import ClusterName, positive
 from llumctl.config import config_file
 from llumctl.text import output
 
 
 def down(
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
     confirm: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Refuse unless this is the name of the cluster."),

@@ -18,7 +18,6 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -70,10 +69,10 @@ def drain(
         raise UsageError("--on-deadline: only with --deadline", "llumctl drain --help")
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     if not (yes or dry_run):
         command = f"llumctl drain {' '.join(wanted_ids)}"
-        connect.running(name)
+        connect.check(name)
         confirm.check_terminal("drain", f"{command} --dry-run      then      {command} -y")
     from controller.api.wire.operations import DrainRequest
 

@@ -11,7 +11,6 @@ import typer
 from controller.api.errors import NotRunningError, UsageError
 from llumctl import choices, connect, durations
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.config import config_file
 from llumctl.following import following
 from llumctl.text import output
 from llumctl.text.output import Format
@@ -105,7 +104,7 @@ def events(
     )
     if follow and limit is None and since is None and after is None:
         limit = FOLLOW_LAST
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     with connect.client(name) as client:
         kept, position = _kept(client, after or "", wanted, limit)
     if output_format in DOCUMENTS:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat, Reference
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -20,7 +19,7 @@ def explain(
 ) -> None:
     """Show which instances were considered for a request, what was chosen, what not, and why."""
     choices.an_id(reference, "REQUEST")
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         found = client.explain(reference)
     output.emit(_text(found, output_format))
 

@@ -45,7 +45,7 @@ def get(
         config_file.find(config)  # what is wrong with it is told without a cluster
         if not toml:
             raise UsageError("--config: only --toml looks at a file", "llumctl get --toml")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     with connect.client(name) as client:
         found = client.settings()
         levels = client.status().levels if toml else ()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from controller.api.errors import UsageError
-from llumctl.commands.options import Cluster
+from llumctl.commands.options import ClusterName
 from llumctl.config import config_file
 from llumctl.text import output
 
@@ -37,7 +37,7 @@ def logs(
     lines: Annotated[
         int, typer.Option("-n", "--lines", metavar="N", help="Begin with the last N lines of each.")
     ] = DEFAULT_LINES,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Show the log of a member; of a cluster that was stopped, too."""
     if lines < 0:

@@ -15,7 +15,6 @@ from controller.api.errors import (
 )
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat, Reason, Reference, one_line, positive
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -55,7 +54,7 @@ def migrate(
     if timeout > MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: must be at most {MAX_TIMEOUT_S:g} s, not {timeout:g}")
     one_line(reason)
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         from controller.api.wire.moves import MigrateRequest
 
         wanted = MigrateRequest(

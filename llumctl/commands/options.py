@@ -15,10 +15,20 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
+        metavar="NAME|URL",
+        help="Which cluster, by its name, or by the URL of its control API; else"
+        " $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default', else the only one.",
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
         metavar="NAME",
         help="Which cluster; else $LLUMCTL_CLUSTER_NAME, else the config file's, else 'default'.",
     ),
 ]
+"""For what needs the cluster's files, and must not find another one than was meant."""
 Config = Annotated[
     Path | None,
     typer.Option(

@@ -7,7 +7,6 @@ import typer
 from controller.api.errors import EXIT_WOULD_CHANGE
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, Reference, one_line
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -31,7 +30,7 @@ def priority(
     choices.an_id(reference, "REQUEST")
     choices.an_id(level[:MAX_LEVEL_CHARS], "LEVEL")
     one_line(reason)
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         from controller.api.wire.operations import PriorityRequest
 
         wanted = PriorityRequest(level=level[:MAX_LEVEL_CHARS], reason=reason, dry_run=dry_run)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import NotRunningError, TimedOutError
-from llumctl import durations
+from llumctl import connect, durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster
-from llumctl.config import config_file
 from llumctl.following import following
 from llumctl.text import output
 
@@ -33,9 +32,8 @@ def record(
     """Record the cluster for `llumctl top --replay FILE`, until Ctrl-C or until it is stopped."""
     duration_s = None if duration is None else durations.seconds(duration, "--duration")
     watching.check_refresh(refresh)
-    name = config_file.cluster_name(cluster)
-    watching.check_reachable(name)
-    with watching.writer(file, name, refresh) as writer:
+    name = connect.attached(cluster)
+    with watching.writer(file, watching.reached(name), refresh) as writer:
         try:
             _follow(name, refresh, writer, duration_s)
         except KeyboardInterrupt:

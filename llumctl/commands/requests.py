@@ -8,7 +8,6 @@ import typer
 from controller.api.errors import UsageError
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, OutputFormat
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -54,7 +53,7 @@ def requests(
     if instance is not None:
         choices.an_id(instance, "--instance")
     states = _states(state)
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         if reference is not None:
             output.emit(_detail(client.request(reference), output_format))
             return

@@ -19,7 +19,6 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -63,10 +62,10 @@ def restart(
         raise UsageError("--now: what happens now has no --deadline", "llumctl restart --help")
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     if not (yes or dry_run):
         command = f"llumctl restart {instance_id}{' --now' if now else ''}"
-        connect.running(name)
+        connect.check(name)
         confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
     from controller.api.wire.operations import RestartRequest
 

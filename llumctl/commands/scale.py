@@ -22,7 +22,6 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -97,8 +96,8 @@ def scale(
         raise UsageError("--timeout: only with --wait", "llumctl scale --help")
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    name = config_file.cluster_name(cluster)
-    connect.running(name)
+    name = connect.attached(cluster)
+    connect.check(name)
     from controller.api.wire.operations import ScaleRequest
 
     is_planned_first = not dry_run and (change is not None or not yes)

@@ -54,7 +54,7 @@ def set_settings(
         config_file.find(config)  # what is wrong with it is told without a cluster
         if not save:
             raise UsageError("--config: only --save writes a file", f"{setting_text.HINT} --save")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     with connect.client(name) as client:
         from controller.api.wire.settings import SettingsPatch
 

@@ -10,7 +10,6 @@ import typer
 from controller.api.errors import EXIT_FAILED, UsageError
 from llumctl import connect
 from llumctl.commands.options import Cluster, OutputFormat, positive
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -43,7 +42,7 @@ def status(
         _refuse_unwatchable(output_format, check=check)
     elif every is not None:
         raise UsageError("--every: only with --watch", "llumctl status --watch --every 5")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     text_of = _texts(output_format)
     found = fetch(name, timeout)
     if watch:

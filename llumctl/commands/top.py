@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.api.errors import RefusedError, UsageError
-from llumctl import connect, durations
+from llumctl import choosing, connect, durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
-from llumctl.config import config_file
 from llumctl.text import output
 
 if TYPE_CHECKING:
-    from controller.api.recording import RecordingWriter
     from controller.api.settings.console import ConsoleTable
     from tui.feed.caller import Caller
     from tui.feed.source import Source
@@ -96,6 +94,7 @@ def top(
     from llumctl.config import settings
     from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
     from tui.feed.caller import LiveCaller
+    from tui.feed.source import LiveSource
 
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
@@ -105,8 +104,8 @@ def top(
         shown = ["--theme", chosen, "--refresh", f"{refresh:g}"]
         shown += ["--ascii"] * ascii_only + ["--readonly"] * (not write)
         if replay is None:
-            name = config_file.cluster_name(cluster)
-            watching.check_reachable(name)
+            name = choosing.attached_or_asked(cluster)
+            watching.reached(name)
             shown += ["--cluster", name]
         else:
             with _recorded(replay, speed or 1.0, at_s, look.limits):
@@ -121,12 +120,16 @@ def top(
             source = stack.enter_context(_recorded(replay, speed or 1.0, at_s, look.limits))
             _run(source, look, recording=False, readonly=True)
             return
-        name = config_file.cluster_name(cluster)
-        watching.check_reachable(name)
+        name = choosing.attached_or_asked(cluster)
+        called = watching.reached(name)
         writer = (
-            None if record is None else stack.enter_context(watching.writer(record, name, refresh))
+            None
+            if record is None
+            else stack.enter_context(watching.writer(record, called, refresh))
         )
-        live = _live(name, refresh, writer)
+        live = LiveSource(
+            called, lambda: connect.client(name), status_every_s=refresh, recorder=writer
+        )
         caller = LiveCaller(lambda: connect.client(name))
         _run(live, look, caller, recording=writer is not None, readonly=readonly)
     if writer is not None:
@@ -142,14 +145,6 @@ def _check_terminal() -> None:
         raise RefusedError(
             "top needs a terminal that can move its cursor, and TERM says it cannot", ELSEWHERE
         )
-
-
-def _live(cluster: str, refresh_s: float, recorder: "RecordingWriter | None") -> "Source":
-    from tui.feed.source import LiveSource
-
-    return LiveSource(
-        cluster, lambda: connect.client(cluster), status_every_s=refresh_s, recorder=recorder
-    )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.text.quantities import moment
 from llumctl import choices, connect
 from llumctl.commands.options import Cluster, DryRun, OutputFormat, Reason, one_line
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -40,7 +39,7 @@ def undo(
         if listing:
             raise UsageError("--list: give either this or an ID", "llumctl undo --list")
     one_line(reason)
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         done = client.operations()
         if listing:
             output.emit(_text(done, done.operations, output_format))

@@ -16,7 +16,6 @@ from llumctl.commands.options import (
     not_negative,
     one_line,
 )
-from llumctl.config import config_file
 from llumctl.text import output
 from llumctl.text.output import Format
 
@@ -40,7 +39,7 @@ def undrain(
     wanted_ids = ids_once(instance_ids)
     one_line(reason)
     not_negative(if_revision, "--if-revision")
-    with connect.client(config_file.cluster_name(cluster)) as client:
+    with connect.client(connect.attached(cluster)) as client:
         from controller.api.wire.operations import UndrainRequest
 
         reports: list[DrainReport] = []

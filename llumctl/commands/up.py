@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llumctl.commands import endpoint_flags
-from llumctl.commands.options import Cluster, Config, positive
+from llumctl.commands.options import ClusterName, Config, positive
 
 if TYPE_CHECKING:
     from llumctl.config.settings import Flags
@@ -27,7 +27,7 @@ def up(
         ),
     ] = None,
     frontends: Annotated[int | None, typer.Option(help="Frontends that serve the API.")] = None,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
     config: Config = None,
     host: Annotated[
         str | None, typer.Option(help="Address of the endpoint; other than loopback needs keys.")

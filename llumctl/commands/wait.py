@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from llumctl import durations
+from llumctl import connect, durations
 from llumctl.commands.options import Cluster
-from llumctl.config import config_file
 from llumctl.text import output
 
 DEFAULT_TIMEOUT = "600"
@@ -30,7 +29,7 @@ def wait(
 ) -> None:
     """Wait for a condition: exit 0 when it holds, 124 when the time is over."""
     timeout_s = durations.seconds(timeout, "--timeout")
-    name = config_file.cluster_name(cluster)
+    name = connect.attached(cluster)
     from llumctl.following import conditions, waiting
 
     wanted = conditions.parse(condition)

@@ -22,10 +22,11 @@ def check_refresh(refresh_s: float) -> None:
         )
 
 
-def check_reachable(cluster: str) -> None:
-    """Raises what `status` would: later on, a controller that goes away is waited for."""
+def reached(cluster: str) -> str:
+    """The cluster's name, as its controller says it. Raises what `status` would: later on, a
+    controller that goes away is waited for."""
     with connect.client(cluster) as client:
-        client.status()
+        return client.status().cluster
 
 
 @contextlib.contextmanager

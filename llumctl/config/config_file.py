@@ -18,6 +18,8 @@ from llumctl.config import toml_lines
 
 MAX_BYTES = 1 << 20
 DEFAULT = "the default one"
+UNNAMED = "default"
+"""The cluster that nobody named."""
 # Python refuses to convert a longer number, and does not say where it met one.
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4300,}")
 _WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -113,8 +115,12 @@ def edit_command(path: Path, line: int) -> str:
 
 
 def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Names the cluster that a command means: `--cluster`, else $LLUMCTL_CLUSTER_NAME, else the
-    config file's `cluster.name`.
+    """Names the cluster that a command means; `default` if nothing does."""
+    return named_cluster(flag, environ) or UNNAMED
+
+
+def named_cluster(flag: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The name by `--cluster`, else $LLUMCTL_CLUSTER_NAME, else the config file's `cluster.name`.
 
     No other setting is looked at, so that `status` and `down` work beside settings that `up`
     would refuse.
@@ -126,7 +132,7 @@ def cluster_name(flag: str | None, environ: Mapping[str, str] = os.environ) -> s
     config = find(None, environ)
     cluster = config.tables.get("cluster") if config else None
     if config is None or not isinstance(cluster, dict) or "name" not in cluster:
-        return "default"
+        return None
     return _checked(cluster["name"], config.where(("cluster", "name")))
 
 

@@ -22,8 +22,9 @@ from llumctl.config import config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
 
 PREFIX = "LLUMCTL_"
-NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE")
-"""Where the file is, and the mark of a cluster's processes, which their children inherit."""
+NO_SETTINGS = ("LLUMCTL_CONFIG", "LLUMCTL_NONCE", "LLUMCTL_TOKEN", "LLUMCTL_TOKEN_FILE")
+"""Where the file is, the mark of a cluster's processes, which their children inherit, and what
+`llumctl.connect` shows to a remote cluster."""
 
 # A pod gets these for each service of its namespace: of one named `llumctl`, or `llumctl-endpoint`,
 # they begin as ours do.

@@ -59,4 +59,4 @@ def follow(
 def _raise_what_lasts(error: LlumctlError, cluster: str, *, patient: bool) -> None:
     if isinstance(error, NotRunningError) or not (patient or isinstance(error, UnreachableError)):
         raise error
-    connect.running(cluster)
+    connect.check(cluster)
