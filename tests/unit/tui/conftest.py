@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from textual import _wait
 
+from tui import app
+
 HERE = Path(__file__).parent
 
 
@@ -21,3 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _quick_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_wait, "SLEEP_GRANULARITY", 0.004)
     monkeypatch.setattr(_wait, "SLEEP_IDLE", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def _messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a message may be over before a test has read it."""
+    monkeypatch.setattr(app, "MESSAGE_S", 3600.0)
