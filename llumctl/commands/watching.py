@@ -23,10 +23,11 @@ def check_refresh(refresh_s: float) -> None:
 
 
 def reached(cluster: str) -> str:
-    """The cluster's name, as its controller says it. Raises what `status` would: later on, a
-    controller that goes away is waited for."""
+    """The cluster's name; of a remote one its controller says it. Raises what `status` would: later
+    on, a controller that goes away is waited for."""
     with connect.client(cluster) as client:
-        return client.status().cluster
+        found = client.status()
+    return found.cluster if connect.is_url(cluster) else cluster
 
 
 @contextlib.contextmanager

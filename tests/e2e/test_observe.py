@@ -24,6 +24,7 @@ from controller.api.token_sequence import start
 from tests.certificates import make
 from tests.e2e.cluster import Cluster, hear_interrupts, marked_processes, wait_for
 from tests.emulated_answers import first_wrong
+from tests.unit.tui.pty_process import terminal
 
 NUM_INSTANCES = 4
 
@@ -154,6 +155,7 @@ def test_a_condition_that_holds_one_that_does_not_and_one_that_comes(emulated: C
 
 
 def test_following_goes_on_over_a_controller_s_death(emulated: Cluster) -> None:
+    """So does the dashboard, by itself."""
     following = subprocess.Popen(
         emulated.command("events", "-f", "-n", "1000", "-o", "jsonl"),
         env=emulated.env,
@@ -171,21 +173,31 @@ def test_following_goes_on_over_a_controller_s_death(emulated: Cluster) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        wait_for(lambda: any(e["kind"] == "controller_started" for e in seen), "its first events")
-        first_epoch = seen[0]["position"].partition("-")[0]
-        (controller,) = [
-            process
-            for process in marked_processes(emulated.nonce)
-            if emulated.control_port in listening_ports(process)
-            and process.pid != emulated.head_pid  # which keeps the port for the next controller
-        ]
-        controller.kill()
-        wait_for(
-            lambda: [e for e in seen if not e["position"].startswith(first_epoch)],
-            "events of the next controller",
-            60,
-        )
-        emulated.wait_state("ready", 60)
+        with terminal("top", "--cluster", emulated.name, env=emulated.env) as screen:
+            screen.until("i-3", "live 0.")
+            wait_for(
+                lambda: any(e["kind"] == "controller_started" for e in seen), "its first events"
+            )
+            first_epoch = seen[0]["position"].partition("-")[0]
+            (controller,) = [
+                process
+                for process in marked_processes(emulated.nonce)
+                if emulated.control_port in listening_ports(process)
+                and process.pid != emulated.head_pid  # which keeps the port for the next controller
+            ]
+            shown = len(screen.text)
+            controller.kill()
+            wait_for(
+                lambda: [e for e in seen if not e["position"].startswith(first_epoch)],
+                "events of the next controller",
+                60,
+            )
+            emulated.wait_state("ready", 60)
+            screen.until("controller", "live 0.", "i-3", after=shown)
+            shown = screen.until("[WRITE]")
+            screen.until("live 0.", after=shown)
+            screen.quit_s()
+            assert screen.process.returncode == 0
     finally:
         following.send_signal(signal.SIGINT)
         reader.join(timeout=10)

@@ -261,7 +261,7 @@ def test_nothing_runs(capsys: Captured) -> None:
 
 def test_nothing_runs_under_that_name(capsys: Captured) -> None:
     remember("http://127.0.0.1:1", name="prod")
-    assert run(["status"]) == 3
+    assert run(["status", "--cluster", "default"]) == 3
     assert "llumctl status --cluster prod" in capsys.readouterr().err
 
 

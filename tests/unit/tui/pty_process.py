@@ -13,7 +13,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 LIMIT_S = 30.0
@@ -24,7 +24,9 @@ class Terminal:
     """A process whose stdin, stdout and stderr are a terminal; `text` is all that it drew, `chunks`
     the same in pieces with when each came (time.perf_counter)."""
 
-    def __init__(self, arguments: tuple[str, ...], size: tuple[int, int]) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], size: tuple[int, int], env: Mapping[str, str]
+    ) -> None:
         self._master, slave = pty.openpty()
         self.resize(*size)
         self.process = subprocess.Popen(
@@ -34,7 +36,7 @@ class Terminal:
             stderr=slave,
             start_new_session=True,
             preexec_fn=_own_terminal,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            env={**env, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
         )
         os.close(slave)
         self._drawn = bytearray()
@@ -98,9 +100,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str, size: tuple[int, int] = (120, 36)) -> Iterator[Terminal]:
-    """Ended with the block if it has not ended by then."""
-    found = Terminal(arguments, size)
+def terminal(
+    *arguments: str, size: tuple[int, int] = (120, 36), env: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
+    """Ended with the block if it has not ended by then. `env` None: this process's."""
+    found = Terminal(arguments, size, os.environ if env is None else env)
     try:
         yield found
     finally:

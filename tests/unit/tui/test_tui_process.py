@@ -1,5 +1,6 @@
 """The real `llumctl top` on a terminal, above all with a controller that hangs."""
 
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,23 @@ def test_it_follows_the_size_of_the_terminal() -> None:
             screen.resize(120, 36)
             screen.until("HEADROOM", after=place)
             assert screen.quit_s() < QUIT_S
+
+
+def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
+    """As when the edge of a window is dragged, with data coming in."""
+    draw = random.Random(12)
+    with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+        remember(fake.url)
+        with terminal("top", "--refresh", "0.1") as screen:
+            screen.until("HEADROOM")
+            for _ in range(300):
+                screen.resize(draw.randint(1, 300), draw.randint(1, 100))
+            screen.resize(80, 24)
+            place = screen.until("[2 Queue heads]", after=len(screen.text))
+            screen.resize(120, 36)
+            screen.until("HEADROOM", "live 0.", after=place)
+            assert screen.quit_s() < QUIT_S
+            assert screen.process.returncode == 0
 
 
 def test_a_hang_up_leaves_nothing_behind() -> None:
