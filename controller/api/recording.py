@@ -17,12 +17,14 @@ from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
 from controller.api.state import plain_file
 from controller.api.version import own_version
-from controller.api.wire.models import SCHEMA_VERSION, Frame, WireModel
+from controller.api.wire.models import Event, EventFrame, Frame, WireModel
 
+RECORDING_VERSION = 2
+"""1: without the instances' requests."""
 MAX_LINE_BYTES = 16 << 20
 """Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
 _BEGINNING = re.compile(
-    rb'\{"type":"(status|event|gap|ping)","time_s":(-?[0-9][0-9.eE+-]*)[,}]'
+    rb'\{"type":"(status|event|gap|ping|requests)","time_s":(-?[0-9][0-9.eE+-]*)[,}]'
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
 """How our own writer begins a frame: enough to place it. Other lines are parsed for that."""
@@ -32,7 +34,7 @@ class RecordingHeader(WireModel):
     """The first line. `time_s`: when the recording began, seconds since the epoch."""
 
     type: Literal["recording"] = "recording"
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = RECORDING_VERSION
     cluster: str
     time_s: float
     status_every_s: float = 1.0
@@ -61,6 +63,8 @@ class RecordingWriter:
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         self.path = path
         self.num_frames = 0
+        self.time_s = header.time_s
+        """That of the last frame."""
         self._lock = threading.Lock()
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -72,9 +76,16 @@ class RecordingWriter:
             raise _cannot(path, "write", error) from error
         self._write(header)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._descriptor < 0
+
     def append(self, frame: Frame) -> None:
+        """May be called on several threads."""
         self._write(frame)
-        self.num_frames += 1
+        with self._lock:
+            self.num_frames += 1
+            self.time_s = max(self.time_s, frame.time_s)
 
     def close(self) -> None:
         """Closes the file, and removes it if it has no frame. May be called again, and on another
@@ -159,6 +170,17 @@ class RecordingReader:
                 kind = frame.event.kind if frame.type == "event" else ""
                 yield Mark(offset, number, frame.time_s, frame.type, kind)
 
+    def events_about(self, request_id: str, begin: int, end: int) -> list[Event]:
+        """Those of the lines from one offset up to another, found without parsing the others."""
+        found, name = [], request_id.encode()
+        self._file.seek(begin)
+        while self._file.tell() < end and (line := self._line()):
+            if name in line and line.startswith(b'{"type":"event"'):
+                frame = self._parsed(0, line)
+                if isinstance(frame, EventFrame) and frame.event.request_id == request_id:
+                    found.append(frame.event)
+        return found
+
     def frame(self, mark: Mark) -> Frame:
         """Raises UsageError if its line is bad."""
         self._file.seek(mark.offset)
@@ -194,10 +216,10 @@ class RecordingReader:
             raise UsageError(
                 f"{self.path}:1: not a recording of llumctl", "llumctl record FILE"
             ) from error
-        if header.schema_version > SCHEMA_VERSION:
+        if header.schema_version > RECORDING_VERSION:
             raise LlumctlError(
                 f"{self.path} was recorded by a newer llumctl (schema {header.schema_version},"
-                f" this one knows {SCHEMA_VERSION})",
+                f" this one knows {RECORDING_VERSION})",
                 "git pull      then      make install",
             )
         return header

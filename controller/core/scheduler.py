@@ -182,7 +182,7 @@ class GlobalScheduler:
         elif self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         elif len(self._held) >= self._config.max_held_reqs:
-            return [self._reject(event, RejectCode.OVERLOADED, now_s)]
+            return [_reject(event, RejectCode.OVERLOADED)]
         else:
             self._held[key] = _Held(event, now_s)
         return []
@@ -218,15 +218,7 @@ class GlobalScheduler:
         expired.sort(key=lambda held: held.order)
         for held in expired:
             del self._held[held.request.frontend_id, held.request.request_id]
-        return [self._reject(held.request, RejectCode.UNAVAILABLE, now_s) for held in expired]
-
-    def _reject(self, request: DispatchRequested, code: RejectCode, now_s: float) -> Reject:
-        """The hint is when a place among the held is free for sure, or an instance may be back."""
-        retry_after_s = self._config.stall_timeout_s
-        if code is RejectCode.OVERLOADED and self._held:
-            longest_held = next(iter(self._held.values()))
-            retry_after_s = longest_held.since_s + self._config.hold_timeout_s - now_s
-        return Reject(request.request_id, request.frontend_id, code, max(1.0, retry_after_s))
+        return [_reject(held.request, RejectCode.UNAVAILABLE) for held in expired]
 
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
@@ -239,3 +231,7 @@ class GlobalScheduler:
             record.check()
             if self._held:
                 assert not record.schedulable(now_s), "held though one may take it"
+
+
+def _reject(request: DispatchRequested, code: RejectCode) -> Reject:
+    return Reject(request.request_id, request.frontend_id, code)

@@ -127,12 +127,11 @@ class RejectCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the request with an error and a hint when to try again."""
+    """Answer the request with an error."""
 
     request_id: str
     frontend_id: str
     code: RejectCode
-    retry_after_s: float
 
 
 Instruction = Dispatch | Reject

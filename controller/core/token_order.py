@@ -62,10 +62,6 @@ class TokenOrder(Generic[T]):
         """The keys of `_held` as a heap: earliest first, at one index the notice first."""
 
     @property
-    def num_held(self) -> int:
-        return len(self._held)
-
-    @property
     def gap(self) -> tuple[int, int] | None:
         """[first, end) of the missing tokens that held items wait for; None if nothing waits."""
         return (self.next_index, self._held_keys[0][0]) if self._held_keys else None

@@ -32,10 +32,15 @@ def reached(cluster: str) -> str:
 
 @contextlib.contextmanager
 def writer(path: Path, cluster: str, refresh_s: float) -> Iterator["RecordingWriter"]:
+    """What comes is for the caller to write; the instances' requests are asked for beside it."""
+    from controller.api.recorded_requests import RequestRecorder
     from controller.api.recording import RecordingWriter, new_header
 
     opened = RecordingWriter(path, new_header(cluster, time.time(), refresh_s))
+    requests = RequestRecorder(lambda: connect.client(cluster), opened)
+    requests.start()
     try:
         yield opened
     finally:
+        requests.stop()
         opened.close()

@@ -10,13 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.api.errors import LlumctlError
+from controller.api.recorded_requests import explained, of_instance
 from controller.api.recording import Mark, RecordingReader
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.events import Weight, weight_of
-from controller.api.wire.models import EventFrame, GapFrame
+from controller.api.wire.models import Event, EventFrame, GapFrame
 from tui.feed.moments import Moments
-from tui.feed.state import Arrived, DashboardState, Heard, Lost, Replayed
+from tui.feed.state import (
+    Arrived,
+    DashboardState,
+    ExplanationArrived,
+    Heard,
+    Lost,
+    Replayed,
+    RequestsArrived,
+)
 
+QUIET = ("ping", "requests")
+"""Frames that change nothing on the main screen; steps leave them out."""
 MIN_SPEED, MAX_SPEED = 1 / 8, 64.0
 
 
@@ -61,6 +72,9 @@ class ReplaySource:
         self._first = DashboardState(limits=limits or ConsoleTable())
         self._moments = Moments(self._first, self._hear, ())
         self._num_shown = 0
+        self._answers: list[Heard] = []
+        self._about: dict[str, tuple[int, list[Event]]] = {}
+        """Events about the request that was asked for last, from the lines up to an offset."""
         self.troubles_s: tuple[float, ...] = ()
         """Where there is trouble."""
 
@@ -105,7 +119,8 @@ class ReplaySource:
             self._num_shown = due
             found.append(Replayed(self._moments.at(due)))
         self._moments.look_ahead()
-        return found
+        answers, self._answers = self._answers, []
+        return found + answers
 
     def now_s(self) -> float:
         return self.origin_s + self.position_s()
@@ -135,7 +150,7 @@ class ReplaySource:
         self.seek(self.position_s())
         self.paused = True
         places = self._beyond(frames)
-        place = next((each for each in places if self._marks[each].type != "ping"), None)
+        place = next((each for each in places if self._marks[each].type not in QUIET), None)
         if place is not None:
             self.seek(self._positions_s[place])
 
@@ -151,11 +166,35 @@ class ReplaySource:
                     return heard.frame
         return None
 
-    def ask_requests(self, instance_id: str) -> bool:  # noqa: ARG002 - not recorded
-        return False
+    def ask_requests(self, instance_id: str) -> bool:
+        known = self._shown().recorded
+        if known is None:
+            return False
+        found = of_instance(known, instance_id)
+        self._answers.append(RequestsArrived(instance_id, found, "", self.now_s()))
+        return True
 
-    def ask_explanation(self, request_id: str) -> bool:  # noqa: ARG002 - not recorded
-        return False
+    def ask_explanation(self, request_id: str) -> bool:
+        """Looks for events about the request in what was shown by now."""
+        known = self._shown().recorded
+        if known is None:
+            return False
+        begin, events = self._about.get(request_id, (0, []))
+        num = min(self._num_shown, len(self._marks))
+        end = self._marks[num - 1].offset + 1 if num else 0
+        if end > begin:
+            first = begin or self._marks[0].offset
+            events = [*events, *self._reader.events_about(request_id, first, end)]
+            self._about = {request_id: (end, events)}
+        now_s = self._shown().time_s
+        due = [event for event in events if event.time_s <= now_s + 1e-3]
+        found = explained(known, request_id, due, now_s)
+        reason = "" if found else "nothing of it is recorded up to here"
+        self._answers.append(ExplanationArrived(request_id, found, reason, self.now_s()))
+        return True
+
+    def _shown(self) -> DashboardState:
+        return self._moments.at(self._num_shown)
 
     def ask_log(self, member_id: str) -> bool:  # noqa: ARG002 - not recorded
         return False

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from controller.api.recorded_requests import Recorded, after
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.events import Weight, weight
@@ -23,6 +24,7 @@ from controller.api.wire.models import (
     MemberLog,
     PingFrame,
     RequestList,
+    RequestsFrame,
     StatusFrame,
 )
 
@@ -200,6 +202,8 @@ class DashboardState:
     requests: RequestsArrived | None = None
     explanation: ExplanationArrived | None = None
     log: LogArrived | None = None
+    recorded: Recorded | None = None
+    """In a replay: the requests that were recorded last, if requests were."""
     recording_failed: str = ""
     recording_ended: bool = False
     limits: ConsoleTable = field(default_factory=ConsoleTable)
@@ -311,13 +315,15 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
             if state.stopped is not None:
                 state = _of_another_cluster(state)
                 unread = _Unread(state.num_entries)
-            if not isinstance(item.frame, StatusFrame):
+            if not isinstance(item.frame, StatusFrame | RequestsFrame):
                 unread.hear(item.frame, item.at_s)
                 continue
         state = unread.into(state)
         unread = _Unread(state.num_entries)
         if isinstance(item, Arrived) and isinstance(item.frame, StatusFrame):
             state = _status(state, item.frame, item.at_s)
+        elif isinstance(item, Arrived) and isinstance(item.frame, RequestsFrame):
+            state = replace(state, recorded=after(state.recorded or {}, item.frame))
         elif isinstance(item, Lost):
             state = replace(state, lost=item.reason or "the stream ended")
         elif isinstance(item, Stopped):
@@ -333,7 +339,8 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
         elif isinstance(item, RecordingFailed):
             state = replace(state, recording_failed=item.reason)
         elif isinstance(item, Replayed):
-            state = item.state
+            # What was asked for meanwhile is asked for again soon; until then it is shown.
+            state = replace(item.state, requests=state.requests, explanation=state.explanation)
             unread = _Unread(state.num_entries)
     return unread.into(state)
 

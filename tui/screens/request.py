@@ -67,11 +67,12 @@ class RequestScreen(DetailScreen):
             self.console.open_instance(row.target.instance_id, self.request_id)
 
     def _ask(self) -> None:
-        """Asks as often as statuses come, until the request has ended."""
+        """Asks as often as statuses come; of a live controller until the request has ended."""
         app = self.console
         now_s = app.source.now_s()
         ended = self._known is not None and self._known.request.state in ENDED_STATES
-        due = self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s
+        ended = ended and app.liveness().replay is None  # there it may be before its end again
+        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= app.source.status_every_s
         if self.is_current and due and not ended:
             self._asked_at_s = now_s
             self._impossible = not app.source.ask_explanation(self.request_id)
@@ -79,7 +80,7 @@ class RequestScreen(DetailScreen):
     def _trouble(self) -> list[Span]:
         """Why there is nothing to show, or nothing new. Takes what has come."""
         if self._impossible:
-            return [Span("  a recording has no requests' details", Tone.DIM)]
+            return [Span("  no requests are recorded up to here", Tone.DIM)]
         answer = self.console.shown.explanation
         if answer is None or answer.request_id != self.request_id:
             return [] if self._known else [Span("  asking ...", Tone.DIM)]

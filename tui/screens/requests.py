@@ -59,7 +59,7 @@ class RequestsScreen(DetailScreen):
         """Asks for the requests as often as statuses come; answers arrive with everything else."""
         app = self.console
         now_s = app.source.now_s()
-        due = self._asked_at_s is None or now_s - self._asked_at_s >= app.source.status_every_s
+        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= app.source.status_every_s
         if due and self.is_current:
             self._asked_at_s = now_s
             self._impossible = not app.source.ask_requests(self.instance_id)
@@ -77,7 +77,7 @@ class RequestsScreen(DetailScreen):
     def _requests(self, state: DashboardState) -> tuple[list[RequestRow], Line]:
         """In the controller's order; and how many there are, or why there are none."""
         if self._impossible:
-            return [], (Span("  requests are not recorded", Tone.DIM),)
+            return [], (Span("  no requests are recorded up to here", Tone.DIM),)
         answer = state.requests
         if answer is None or answer.instance_id != self.instance_id:
             return [], (Span("  asking ...", Tone.DIM),)

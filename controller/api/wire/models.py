@@ -6,7 +6,7 @@ infinity: a draining instance's freeness is null beside its state.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -343,7 +343,45 @@ class PingFrame(WireModel):
     time_s: float
 
 
-Frame = Annotated[StatusFrame | EventFrame | GapFrame | PingFrame, Field(discriminator="type")]
+class RequestBegan(NamedTuple):
+    """What does not change while a request lives."""
+
+    id: str
+    client_id: str
+    parent_id: str | None
+    level: str
+    frontend_id: str
+    arrival_time_s: float
+    num_prompt_tokens: int
+
+
+class RequestStands(NamedTuple):
+    """How a request stands. `number`: its place among all that began in the recording, from 0."""
+
+    number: int
+    state: RequestState
+    instance_id: str | None
+    num_output_tokens: int
+    num_evictions: int
+    num_moves: int
+    ttft_s: float | None
+
+
+class RequestsFrame(WireModel):
+    """The requests of all instances, as far as they are others than in the frame of this type
+    before; in recordings only. `num_before`: how many began before the first of `began`."""
+
+    type: Literal["requests"] = "requests"
+    time_s: float
+    num_before: int
+    began: tuple[RequestBegan, ...] = ()
+    stands: tuple[RequestStands, ...] = ()
+    gone: tuple[int, ...] = ()
+
+
+Frame = Annotated[
+    StatusFrame | EventFrame | GapFrame | PingFrame | RequestsFrame, Field(discriminator="type")
+]
 """One line of the watch stream, and of a recording. `time_s`: when the controller wrote it,
 seconds since the epoch. Readers skip types that they do not know."""
 

@@ -108,7 +108,6 @@ class Journal:
             str(instruction.code),
             frontend_id=instruction.frontend_id,
             request_id=instruction.request_id,
-            numbers={"retry_after_s": round(instruction.retry_after_s, 1)},
         )
 
     def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:

@@ -23,7 +23,6 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
     Instruction,
-    Reject,
     Ticked,
 )
 from tests.unit.core.core_builders import queued, request, running, status
@@ -105,8 +104,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(event, Ticked)
                 assert self.now_s >= since_s + HOLD_S
-            if isinstance(x, Reject):
-                assert x.retry_after_s >= 1
         order = [waiting[x.frontend_id, x.request_id][0] for x in instructions]
         assert order == sorted(
             order, key=lambda r: (-r.rank, r.arrival_time_s, r.request_id, r.frontend_id)

@@ -121,9 +121,8 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
     history = [event.kind.value for event in record.history]
     assert history == ["dispatched", "admitted", "finished"]
     assert record.history[1].cause_id.startswith(f"step-{record.instance_id}-1-")
-    p99_s = cluster.instances[str(record.instance_id)].llumlet.serving.emission._ttft.percentile(
-        0.99, 0.0
-    )
+    serving = cluster.instances[str(record.instance_id)].llumlet.serving
+    p99_s = serving.emission._ttft.percentiles(0.99, 0.0).all_s
     assert p99_s is not None
 
 

@@ -69,7 +69,7 @@ async def test_a_refusal_is_raised(network: FakeNetwork) -> None:
     bed = Bed(network)
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
-    bed.say(Refused(Reject("r", "f-0", RejectCode.OVERLOADED, 3.5)))
+    bed.say(Refused(Reject("r", "f-0", RejectCode.OVERLOADED)))
     with pytest.raises(NotDispatchedError) as caught:
         await submitted
     assert caught.value.code is RejectCode.OVERLOADED

@@ -7,8 +7,9 @@ import pytest
 from rich.cells import cell_len
 
 from controller.api.errors import UsageError
+from controller.api.recorded_requests import RequestNumbers
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import StatusFrame
+from controller.api.wire.models import Event, EventFrame, StatusFrame
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
@@ -20,6 +21,7 @@ from tests.unit.tui.tui_support import (
     settle,
 )
 from tui.actions import moment
+from tui.actions.target import Target
 from tui.app import Dashboard
 from tui.drawing.format import ASCII, UNICODE, Glyphs
 from tui.feed import moments
@@ -79,7 +81,46 @@ async def test_requests_are_not_recorded_and_it_says_so(tmp_path: Path) -> None:
         await settle(app, pilot)
         await pilot.press("enter")
         await settle(app, pilot)
-        assert "requests are not recorded" in await drawn(pilot)
+        assert "no requests are recorded up to here" in await drawn(pilot)
+
+
+async def test_recorded_requests_stand_on_their_screens_at_each_moment(tmp_path: Path) -> None:
+    """The list of an instance, and the life of a request as the recorded events tell it."""
+    numbers, frames = RequestNumbers(), list(synthetic.frames(20))
+    for place, at_s in ((5, 4.5), (12, 11.5)):
+        found = synthetic.requests("i-3", count=place)
+        frame = numbers.frame(found, synthetic.START_S + at_s)
+        assert frame is not None
+        frames.append(frame)
+    admitted = Event(
+        kind="admitted",
+        time_s=synthetic.START_S + 8.0,
+        cause_id="c",
+        request_id="r9000",
+        instance_id="i-3",
+    )
+    frames.append(EventFrame(time_s=admitted.time_s, event=admitted))
+    frames.sort(key=lambda frame: frame.time_s)
+    async with replaying(tmp_path, frames, at_s=9.0) as (app, pilot, _):
+        await settle(app, pilot)
+        await pilot.press("space")
+        app.open(Target("i-3"))
+        await settle(app, pilot)
+        await settle(app, pilot)
+        assert "Requests (5)" in await drawn(pilot)
+        assert app.replay is not None
+        app.replay.seek(10.0)
+        await settle(app, pilot)
+        await settle(app, pilot)
+        assert "Requests (12)" in await drawn(pilot)
+        app.open(Target("i-3", "r9000"))
+        await settle(app, pilot)
+        await settle(app, pilot)
+        assert "admitted" in await drawn(pilot)
+        app.replay.seek(-60.0)
+        await settle(app, pilot)
+        await settle(app, pilot)
+        assert "no requests are recorded up to here" in await drawn(pilot)
 
 
 async def test_silence_in_a_recording_is_stale_again(tmp_path: Path) -> None:

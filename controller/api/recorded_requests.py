@@ -1,0 +1,190 @@
+"""The requests of all instances in a recording: whole when they begin, then as they change.
+
+The watch stream has none, so `record` asks for them now and then. A request is numbered by its
+place among all that began in the file, and told by its number from then on.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from controller.api.errors import LlumctlError
+from controller.api.explain import explain
+from controller.api.following import Connect
+from controller.api.recording import RecordingWriter
+from controller.api.wire.explain import Explanation
+from controller.api.wire.models import (
+    LIVE_STATES,
+    Event,
+    RequestBegan,
+    RequestList,
+    RequestsFrame,
+    RequestStands,
+    RequestState,
+    RequestStatus,
+)
+
+EVERY_S = 5.0
+"""What runs gets tokens all the time, so each request costs some 40 bytes whenever it is told; and
+all frontends are asked."""
+MAX_REQUESTS = 10_000
+
+Recorded = Mapping[int, RequestStatus]
+"""The requests that lived when requests were recorded last, by their numbers."""
+
+
+class RequestNumbers:
+    """The numbers that a recording has given, and how the requests stood when it told them last."""
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        self._known: dict[tuple[str, str], RequestStands] = {}
+        """By id and priority level: a request that gets another level begins anew."""
+
+    def frame(self, found: RequestList, time_s: float) -> RequestsFrame | None:
+        """What is new since the last call; None if nothing is."""
+        began: list[RequestBegan] = []
+        stands: list[RequestStands] = []
+        num_before, known = self._num_begun, self._known
+        self._known = {}
+        for request in found.requests:
+            key = request.id, request.level
+            before = known.pop(key, None)
+            number = self._num_begun if before is None else before.number
+            if before is None:
+                self._num_begun += 1
+                began.append(_began(request))
+            now = _stands(request, number)
+            if now != before:
+                stands.append(now)
+            self._known[key] = now
+        gone = tuple(each.number for each in known.values())
+        if not (stands or gone):
+            return None
+        return RequestsFrame(
+            time_s=time_s,
+            num_before=num_before,
+            began=tuple(began),
+            stands=tuple(stands),
+            gone=gone,
+        )
+
+
+class RequestRecorder:
+    """Asks for the requests and records them, on a daemon thread that nobody waits for."""
+
+    def __init__(self, connect: Connect, writer: RecordingWriter) -> None:
+        self._connect = connect
+        self._writer = writer
+        self._numbers = RequestNumbers()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._record, name="requests", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _record(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            try:
+                with self._connect() as client:
+                    found = client.requests(states=LIVE_STATES, limit=MAX_REQUESTS)
+            except LlumctlError:  # the stream says that the controller is gone
+                continue
+            if self._writer.is_closed:
+                return
+            # The controller's clock, which is the file's: ours may be another machine's.
+            frame = self._numbers.frame(found, self._writer.time_s)
+            try:
+                if frame is not None:
+                    self._writer.append(frame)
+            except LlumctlError:  # the next frame of the stream tells why
+                return
+
+
+def after(known: Recorded, frame: RequestsFrame) -> Recorded:
+    """The requests once this was recorded."""
+    found = dict(known)
+    for number in frame.gone:
+        found.pop(number, None)
+    for number, began in enumerate(frame.began, frame.num_before):
+        found[number] = RequestStatus(
+            **began._asdict(),
+            state=RequestState.WAITING,
+            age_s=max(0.0, frame.time_s - began.arrival_time_s),
+            num_output_tokens=0,
+        )
+    for stands in frame.stands:
+        if (status := found.get(stands.number)) is not None:
+            update = stands._asdict() | {"age_s": max(0.0, frame.time_s - status.arrival_time_s)}
+            del update["number"]
+            found[stands.number] = status.model_copy(update=update)
+    return found
+
+
+def of_instance(known: Recorded, instance_id: str) -> RequestList:
+    """As the controller lists them; of all instances where the id is empty."""
+    found = [each for each in known.values() if instance_id in ("", each.instance_id)]
+    found.sort(key=lambda each: (LIVE_STATES.index(each.state), each.arrival_time_s))
+    return RequestList(requests=tuple(found), num_matching=len(found))
+
+
+def explained(
+    known: Recorded, request_id: str, events: Sequence[Event], now_s: float
+) -> Explanation | None:
+    """A request's life by the recorded events about it; None if nothing is recorded of it."""
+    status = next((each for each in known.values() if each.id == request_id), None)
+    if status is None and not events:
+        return None
+    return Explanation(
+        request=_as_events_say(status, request_id, events, now_s), steps=explain(events)
+    )
+
+
+def _as_events_say(
+    status: RequestStatus | None, request_id: str, events: Sequence[Event], now_s: float
+) -> RequestStatus:
+    """Events are newer than requests that were asked for seconds ago: whether it ended, where it
+    is."""
+    told = RequestStatus(
+        id=request_id,
+        client_id="",
+        state=RequestState.DISPATCHING,
+        level=next((event.level for event in events if event.level), ""),
+        frontend_id=next((event.frontend_id for event in events if event.frontend_id), ""),
+        arrival_time_s=events[0].time_s if events else now_s,
+        age_s=0.0,
+        num_prompt_tokens=0,
+        num_output_tokens=0,
+    )
+    found = (status or told).model_dump()
+    for event in events:
+        if event.kind in _STATES:
+            found["state"] = _STATES[event.kind]
+        if event.kind in ("dispatched", "admitted", "migrated"):
+            found["instance_id"] = event.instance_id
+        if event.kind in _ENDS:
+            figures = ("num_prompt_tokens", "num_output_tokens", "ttft_s", "num_evictions")
+            found |= {name: event.numbers[name] for name in figures if name in event.numbers}
+            found["finish_reason"] = event.reason
+            now_s = event.time_s
+    found["age_s"] = max(0.0, now_s - found["arrival_time_s"])
+    return RequestStatus.model_validate(found)
+
+
+_ENDS = ("finished", "aborted", "failed")
+_STATES = {
+    "dispatched": RequestState.WAITING,
+    "admitted": RequestState.RUNNING,
+    "evicted": RequestState.EVICTED,
+    **{kind: RequestState(kind) for kind in _ENDS},
+}
+
+
+def _began(request: RequestStatus) -> RequestBegan:
+    return RequestBegan(**{name: getattr(request, name) for name in RequestBegan._fields})
+
+
+def _stands(request: RequestStatus, number: int) -> RequestStands:
+    figures = {name: getattr(request, name) for name in RequestStands._fields[1:]}
+    return RequestStands(number, **figures)

@@ -1,0 +1,149 @@
+"""Requests in a recording: numbered once, told as they change, and the same when read back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api.recorded_requests import (
+    RequestNumbers,
+    RequestRecorder,
+    after,
+    explained,
+    of_instance,
+)
+from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
+from controller.api.wire.models import (
+    Event,
+    EventFrame,
+    RequestList,
+    RequestsFrame,
+    RequestState,
+    RequestStatus,
+)
+
+
+def request(id_: str, instance_id: str = "i-0", **fields: Any) -> RequestStatus:
+    known: dict[str, Any] = {
+        "client_id": f"client-{id_}",
+        "state": RequestState.RUNNING,
+        "level": "normal",
+        "frontend_id": "f-0",
+        "arrival_time_s": 100.0,
+        "age_s": 5.0,
+        "ttft_s": 0.4,
+        "num_prompt_tokens": 512,
+        "num_output_tokens": 40,
+    }
+    return RequestStatus(id=id_, instance_id=instance_id, **(known | fields))
+
+
+def listed(*requests: RequestStatus) -> RequestList:
+    return RequestList(requests=requests, num_matching=len(requests))
+
+
+def event(kind: str, time_s: float, **fields: Any) -> Event:
+    return Event(kind=kind, time_s=time_s, cause_id="c", request_id="r1", **fields)
+
+
+def test_what_is_read_back_is_what_was_listed() -> None:
+    first = (request("r1"), request("r2", "i-1", state=RequestState.WAITING, ttft_s=None))
+    grown = request("r1", num_output_tokens=90, num_moves=1, age_s=10.0)
+    higher = request("r2", "i-1", level="high", age_s=10.0)
+    third = request("r3", arrival_time_s=109.0, age_s=1.0)
+    numbers, known = RequestNumbers(), {}
+    frames = []
+    for time_s, found in ((105.0, first), (110.0, (grown, higher, third)), (115.0, ())):
+        frame = numbers.frame(listed(*found), time_s)
+        assert frame is not None
+        frames.append(frame)
+        known = after(known, RequestsFrame.model_validate_json(frame.model_dump_json()))
+        assert sorted(known.values(), key=lambda each: each.id) == list(found)
+    assert [len(frame.began) for frame in frames] == [2, 2, 0]
+    assert frames[1].num_before == 2
+    assert frames[1].gone == (1,), "r2 began anew with its level"
+
+
+def test_what_did_not_change_is_not_told_again() -> None:
+    numbers = RequestNumbers()
+    assert numbers.frame(listed(request("r1"), request("r2")), 105.0) is not None
+    assert numbers.frame(listed(request("r1"), request("r2", age_s=9.0)), 110.0) is None
+    frame = numbers.frame(listed(request("r1"), request("r2", num_output_tokens=41)), 115.0)
+    assert frame is not None
+    assert (frame.began, [each.number for each in frame.stands], frame.gone) == ((), [1], ())
+    row = '[1,"running","i-0",41,0,0,0.4]'
+    assert f'"stands":[{row}]' in frame.model_dump_json(), "what changes is told in few characters"
+
+
+def test_requests_of_an_instance_are_in_the_controllers_order() -> None:
+    waiting = request("r1", state=RequestState.WAITING)
+    later, other = request("r2", arrival_time_s=101.0), request("r4", "i-1")
+    known = dict(enumerate((waiting, later, request("r3"), other)))
+    assert [each.id for each in of_instance(known, "i-0").requests] == ["r3", "r2", "r1"]
+
+
+def test_a_life_is_explained_by_the_recorded_events() -> None:
+    events = [
+        event("dispatched", 101.0, instance_id="i-0", frontend_id="f-1", level="high"),
+        event("admitted", 102.0, instance_id="i-0"),
+        event("evicted", 103.0, instance_id="i-0"),
+        event("migrated", 104.0, instance_id="i-2", labels={"from": "i-0", "to": "i-2"}),
+    ]
+    known = {0: request("r1")}
+    found = explained(known, "r1", events, 110.0)
+    assert found is not None
+    assert (found.request.state, found.request.instance_id) == (RequestState.EVICTED, "i-2")
+    assert (found.request.client_id, found.request.age_s) == ("client-r1", 10.0)
+    assert [step.kind for step in found.steps] == ["dispatched", "other", "other", "migrated"]
+    events.append(event("finished", 106.0, reason="stop", numbers={"num_output_tokens": 70}))
+    over = explained({}, "r1", events, 110.0)
+    assert over is not None
+    assert (over.request.state, over.request.finish_reason) == (RequestState.FINISHED, "stop")
+    assert (over.request.level, over.request.frontend_id) == ("high", "f-1")
+    assert (over.request.num_output_tokens, over.request.age_s) == (70, 5.0)
+    assert explained({}, "r1", [], 110.0) is None
+
+
+def test_events_about_a_request_are_found_in_the_file(tmp_path: Path) -> None:
+    writer = RecordingWriter(tmp_path / "r", RecordingHeader(cluster="c", time_s=1.0))
+    for number in range(20):
+        about = Event(kind="admitted", time_s=number, cause_id="r1", request_id=f"r{number}")
+        writer.append(EventFrame(time_s=number, event=about))
+    writer.close()
+    with RecordingReader(tmp_path / "r") as reader:
+        marks = list(reader.marks())
+        end = marks[-1].offset + 1
+        assert [each.time_s for each in reader.events_about("r1", marks[0].offset, end)] == [1.0]
+        assert reader.events_about("r19", marks[0].offset, marks[-1].offset) == []
+        assert [each.time_s for each in reader.events_about("r19", marks[5].offset, end)] == [19.0]
+
+
+def test_requests_are_recorded_by_the_files_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.api.recorded_requests.EVERY_S", 0.0)
+    writer = RecordingWriter(tmp_path / "r", RecordingHeader(cluster="c", time_s=1.0))
+    writer.append(EventFrame(time_s=77.0, event=event("admitted", 76.0)))
+
+    class Client:
+        num_asked = 0
+
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def requests(self, **_: object) -> RequestList:
+            self.num_asked += 1
+            if self.num_asked == 3:
+                writer.close()
+            return listed(request("r1"))
+
+    client: Any = Client()
+    RequestRecorder(lambda: client, writer)._record()
+    with RecordingReader(tmp_path / "r") as reader:
+        _, told = reader
+    assert isinstance(told, RequestsFrame)
+    assert (told.time_s, [each.id for each in told.began]) == (77.0, ["r1"])
+    assert client.num_asked == 3, "it ends with the recording"
