@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,10 @@ from tui.feed.caller import Caller, Work
 from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import DashboardState, reduce
+from tui.input import own_commands
 from tui.input.completion import Typing
 from tui.options import Options
+from tui.owning import Owning
 from tui.panes.header import Liveness
 from tui.screens.base import PaintedScreen
 from tui.screens.choose import ChooseScreen
@@ -116,6 +118,11 @@ class Dashboard(App[None]):
         self.acting = Acting(self, caller, self.push_screen)
         source.wake = self._wake
         self.commanding = Commanding(self)
+        self.owning = Owning(self, self.push_screen, self._wake)
+        self._own = own_commands.actions(options.own)
+        for each in self._own:
+            if each.keys:
+                self.bind(",".join(each.keys), each.action, show=False)
         if caller is not None:
             caller.wake = self._wake
 
@@ -129,10 +136,12 @@ class Dashboard(App[None]):
 
     def on_unmount(self) -> None:
         self.source.stop()
+        self.owning.stop()
 
     def _tick(self) -> None:
         """Without news only the ages are drawn: all else would look the same."""
         if terminal_is_gone():
+            self.owning.stop()
             end_with_the_terminal()
         before = self.state
         self._take()
@@ -359,13 +368,22 @@ class Dashboard(App[None]):
             places = screen.PLACES if isinstance(screen, PaintedScreen) else ()
             self.push_screen(HelpScreen(self._actions(places)))
 
-    def _actions(self, places: Iterable[Place]) -> list[Action]:
-        return registry.of_places(
+    def _actions(self, places: Collection[Place]) -> list[Action]:
+        may_run = self.replay is None and not (self.options.readonly or self.options.in_browser)
+        found = registry.of_places(
             places,
             replay=self.replay is not None,
             changes=not self.options.readonly,
             in_browser=self.options.in_browser,
         )
+        return [*found, *(self._own if may_run and Place.ROWS in places else ())]
+
+    @property
+    def own_names(self) -> Sequence[str]:
+        return self.owning.names
+
+    def action_own(self, name: str) -> None:
+        self.owning.begin(name)
 
     async def action_quit(self) -> None:
         self.exit()
@@ -380,7 +398,8 @@ class Dashboard(App[None]):
     def get_system_commands(self, _: Screen[object]) -> Iterable[SystemCommand]:
         """The palette's entries; it asks for them with each letter."""
         if self._below is not None:
-            for each in palette.entries(self._below, self, self.run_action):
+            actions = self._actions(self._below.screen.PLACES)
+            for each in palette.entries(self._below, self, actions, self.run_action):
                 yield SystemCommand(each.title, each.help, each.run)
 
     async def on_event(self, event: Event) -> None:

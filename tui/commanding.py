@@ -1,6 +1,6 @@
 """From a typed command to what it does: the very calls that keys make."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from textual.screen import Screen
@@ -30,6 +30,10 @@ class Commanded(Console, Protocol):
     @property
     def screen(self) -> Screen[Any]: ...
 
+    @property
+    def own_names(self) -> Sequence[str]: ...
+
+    def action_own(self, name: str) -> None: ...
     def set_theme(self, name: str) -> None: ...
     def leave(self) -> None: ...
     def action_help(self) -> None: ...
@@ -85,6 +89,7 @@ class Commanding:
             requests=requests_in(state),
             levels=[level.name for level in state.status.levels] if state.status else (),
             settings=self._settings,
+            own=app.own_names,
         )
 
     def run(self, text: str) -> None:
@@ -98,7 +103,9 @@ class Commanding:
             self._app.say(printable(error.message), Tone.BAD)
             return
         does = self._does.get(command.name)
-        if does is not None:
+        if command.name in self._app.own_names:
+            self._app.action_own(command.name)
+        elif does is not None:
             does(command)
         else:
             self._act(command)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 
 from controller.api.settings.console import ConsoleTable
+from tui.actions.own import OwnCommand
 from tui.drawing.format import UNICODE, Glyphs
 from tui.drawing.themes import DEFAULT
 
@@ -24,6 +25,8 @@ class Options:
     in_browser: bool = False
     """Whoever sits there has no shell on this machine and gets none: nothing here runs a command,
     writes a file or suspends."""
+    own: tuple[OwnCommand, ...] = ()
+    """Commands of the operator's own, as `tui.input.own_commands.checked` gives them."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

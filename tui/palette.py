@@ -6,7 +6,9 @@ from typing import Any
 
 from textual.dom import DOMNode
 
-from tui.actions.registry import Action, Place, of_places
+from tui.actions.key_names import shown
+from tui.actions.own import OWN
+from tui.actions.registry import Action, Place, keys_of
 from tui.actions.target import Target
 from tui.console import Console
 from tui.drawing.themes import THEMES
@@ -35,28 +37,21 @@ class Entry:
     run: Callable[[], object]
 
 
-def entries(below: Below, console: Console, do: Do) -> Iterator[Entry]:
-    """`do(action, where)` runs a screen's or a table's own action."""
+def entries(below: Below, console: Console, actions: Sequence[Action], do: Do) -> Iterator[Entry]:
+    """`actions`: those of the screen. `do(action, where)` runs a screen's or a table's own."""
     for name in THEMES:
         yield _typed(console, f"theme {name}", "colours")
     for name in below.screen.sorts:
         yield _typed(console, f"sort {name}", "order of this table")
-    replays = console.replay is not None
-    found = of_places(
-        below.screen.PLACES,
-        replay=replays,
-        changes=not console.is_read_only,
-        in_browser=console.options.in_browser,
-    )
-    for each in found:
-        if each.keys and not each.action_id.startswith(HIDDEN):
+    for each in actions:
+        is_own = each.action_id.startswith(OWN)
+        if (each.keys or is_own) and not each.action_id.startswith(HIDDEN):
             yield from _of_action(each, below, console, do)
 
 
 def _of_action(each: Action, below: Below, console: Console, do: Do) -> Iterator[Entry]:
-    help_text = console.key_of(each.action_id)
-    if each.typed:
-        help_text += f"   :{each.typed}"
+    words = [shown(key) for key in keys_of(each, console.options.keymap)[:1]]
+    help_text = "   ".join([*words, *([f":{each.typed}"] if each.typed else [])])
     if each.change is None or not each.action.startswith("act("):
         where: DOMNode = below.screen
         if each.place is Place.TABLE and below.screen.focused is not None:

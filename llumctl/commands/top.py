@@ -18,6 +18,8 @@ from llumctl.text import output
 
 if TYPE_CHECKING:
     from controller.api.settings.console import ConsoleTable
+    from llumctl.config.settings_origin import Origins
+    from tui.actions.own import OwnCommand
     from tui.feed.caller import Caller
     from tui.feed.source import Source
 
@@ -35,6 +37,7 @@ class Look:
     theme: str
     ascii_only: bool
     keymap: Mapping[str, str]
+    own: "tuple[OwnCommand, ...]"
     limits: "ConsoleTable"
     in_browser: bool
 
@@ -99,7 +102,7 @@ def top(
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
-    look = Look(chosen, ascii_only, _keymap(), settings.load_console(), in_browser)
+    look = Look(chosen, ascii_only, *_keys_and_commands(), settings.load_console(), in_browser)
     if web:
         shown = ["--theme", chosen, "--refresh", f"{refresh:g}"]
         shown += ["--ascii"] * ascii_only + ["--readonly"] * (not write)
@@ -156,17 +159,30 @@ def _recorded(path: Path, speed: float, at_s: float, limits: "ConsoleTable") -> 
         yield ReplaySource(reader, speed=speed, at_s=at_s, limits=limits)
 
 
-def _keymap() -> dict[str, str]:
-    """The table `[keys]`. Raises UsageError that tells where a wrong key stands."""
+def _keys_and_commands() -> "tuple[dict[str, str], tuple[OwnCommand, ...]]":
+    """The tables `[keys]` and `[commands]`. Raises UsageError that tells where something wrong
+    stands."""
     from llumctl.config import settings
-    from tui.input import keymap
+    from tui.actions.own import OWN
+    from tui.input import keymap, own_commands
 
     wanted, origins = settings.load_keys()
+    tables, own_origins = settings.load_commands()
     try:
-        return keymap.checked(wanted)
+        own = own_commands.checked(tables)
+        return keymap.checked(wanted, own_commands.actions(own)), own
+    except own_commands.OwnCommandError as error:
+        path: tuple[str, ...] = ("commands", error.name, *filter(None, (error.field,)))
+        raise _placed(own_origins, path, error) from error
     except keymap.KeymapError as error:
-        path = ("keys", error.action_id)
-        raise UsageError(f"{origins.of(path)}: {error}", origins.cure(path)) from error
+        if error.action_id.startswith(OWN):
+            path = ("commands", error.action_id.removeprefix(OWN), "key")
+            raise _placed(own_origins, path, error) from error
+        raise _placed(origins, ("keys", error.action_id), error) from error
+
+
+def _placed(origins: "Origins", path: "tuple[str, ...]", error: Exception) -> UsageError:
+    return UsageError(f"{origins.of(path)}: {error}", origins.cure(path))
 
 
 def _run(
@@ -186,6 +202,7 @@ def _run(
         glyphs=UNICODE if not look.ascii_only and (look.in_browser or _has_glyphs()) else ASCII,
         theme=look.theme,
         keymap=look.keymap,
+        own=look.own,
         limits=look.limits,
         recording=recording,
         readonly=readonly,

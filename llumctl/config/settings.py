@@ -3,7 +3,8 @@
 Variables are `LLUMCTL_<TABLE>_<KEY>`, as in `LLUMCTL_ENDPOINT_PORT=9000`; an empty one
 counts as unset, and one that names no setting is refused like an unknown key of the file, unless
 Kubernetes made it.
-`[engine]` and `[keys]` take any key: vLLM's own parser and the dashboard check those later.
+`[engine]`, `[keys]` and `[commands]` take any key: vLLM's own parser and the dashboard check those
+later.
 """
 
 import json
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from controller.api.errors import UsageError
 from controller.api.settings.console import ConsoleTable
+from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.settings import Settings
 from llumctl.config import config_file, settings_checks, settings_errors
 from llumctl.config.settings_origin import Origins
@@ -86,6 +88,14 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str],
     `up` would refuse. Raises UsageError."""
     settings, origins = _load_table("keys", environ)
     return settings.keys, origins
+
+
+def load_commands(
+    environ: Mapping[str, str] | None = None,
+) -> tuple[dict[str, OwnCommandTable], Origins]:
+    """`[commands]` alone, as for `[keys]`. Raises UsageError."""
+    settings, origins = _load_table("commands", environ)
+    return settings.commands, origins
 
 
 def load_console(environ: Mapping[str, str] | None = None) -> ConsoleTable:
@@ -204,6 +214,11 @@ def _converted(variable: str, table: str, key: str, raw: str) -> Any:
         raise UsageError(
             f"{variable}: priority levels can only be set in the config file",
             f"write [[priority]] into it and unset {variable}",
+        )
+    if table == "commands":
+        raise UsageError(
+            f"{variable}: commands of your own can only be set in the config file",
+            f"write [commands.NAME] into it and unset {variable}",
         )
     model = settings_errors.table_model(table)
     if key not in model.model_fields:

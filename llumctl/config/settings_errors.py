@@ -16,7 +16,7 @@ from llumctl.config.settings_origin import Origins
 from llumctl.config.toml_lines import Path
 
 MAX_SHOWN = 10
-OPEN_TABLES = ("engine", "keys")
+OPEN_TABLES = ("commands", "engine", "keys")
 """These tables take any key."""
 
 

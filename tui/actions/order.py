@@ -1,9 +1,12 @@
 """What an operator tells the cluster to do: an order, its plan, and what came of it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from controller.api.client import ControlClient
+
+if TYPE_CHECKING:
+    from tui.actions.own import Run
 
 
 class Order(Protocol):
@@ -68,7 +71,7 @@ class Plan:
     `order`: the one to give, at the revision of the plan; None if there is nothing to do."""
 
     lines: tuple[str, ...]
-    order: Order | Together | None
+    order: "Order | Together | Run | None"
     name_to_type: str = ""
     """What an operator must type to have it; empty: `y` is enough."""
 

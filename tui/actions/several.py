@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError
 from tui.actions.order import Plan, Planned, Together
+from tui.actions.own import Run
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -44,6 +45,6 @@ class Several:
             details.update(dict.fromkeys(found.lines[1:]))
             plans.append(found)
         given = [found.order for found in plans if found.order is not None]
-        orders = tuple(order for order in given if not isinstance(order, Together))
+        orders = tuple(order for order in given if not isinstance(order, Together | Run))
         names = [found.name_to_type for found in plans if found.name_to_type]
         return Plan((*summaries, *details), Together(orders) if orders else None, *names[:1])

@@ -1,7 +1,7 @@
 """Other keys than the usual ones: `action id -> keys`, checked before anything is drawn."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from textual.keys import KEY_ALIASES, Keys
 
@@ -33,10 +33,11 @@ class KeymapError(ValueError):
         self.action_id = action_id
 
 
-def checked(wanted: Mapping[str, str]) -> dict[str, str]:
+def checked(wanted: Mapping[str, str], own: Sequence[Action] = ()) -> dict[str, str]:
     """The keymap that Textual takes, FIXED among the keys that leave.
 
     `wanted`: action ids, each with keys between commas, by Textual's names or as characters.
+    `own`: entries of the operator's own commands, whose keys are checked beside the others.
 
     Raises:
         KeymapError: no such action, no such key, a key that is FIXED, or one that would mean two
@@ -50,8 +51,10 @@ def checked(wanted: Mapping[str, str]) -> dict[str, str]:
             meant = f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(known)}"
             raise KeymapError(action_id, f"no key does {action_id[:40]!r}{meant}")
         keymap[action_id] = ",".join(_keys(action_id, text))
+    for each in own:
+        _keys(each.action_id, ",".join(each.keys) or "x")
     for active in TOGETHER:
-        _check_clashes([each for each in ACTIONS if each.place in active], keymap)
+        _check_clashes([each for each in (*ACTIONS, *own) if each.place in active], keymap)
     return keymap
 
 

@@ -11,6 +11,7 @@ from textual.widgets import Button, Input
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
 from tui.actions.order import Asked, Order, Plan, Together
+from tui.actions.own import Run
 from tui.actions.registry import Place, bindings
 from tui.console import Console, console_of
 from tui.drawing.format import ASCII, Line, Span, Tone
@@ -21,7 +22,7 @@ FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
 
 
-class ConfirmScreen(ModalScreen[Order | Together | None]):
+class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
     """Ends with the order to give, which carries the plan's revision, or with None.
 
     The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it

@@ -100,7 +100,7 @@ def _is_live(key: str) -> bool:
 
 def _not_live(key: str, settings: Settings) -> SettingError:
     table = key.partition(".")[0]
-    if table in ("console", "keys"):
+    if table in ("commands", "console", "keys"):
         return SettingError(
             f"{key[:60]} is no setting of a cluster: top and status read it from the config file",
             "llumctl config path",

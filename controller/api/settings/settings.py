@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from controller.api.settings.bounds import MAX_INSTANCES
 from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
+from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.table import Port, Seconds, Table
 
 ClusterName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$")]
@@ -176,6 +177,8 @@ class Settings(Table):
     keys: dict[str, str] = Field(default_factory=dict)
     """Keys of the dashboard: action id -> a key, or several between commas. Only `llumctl top`
     reads them."""
+    commands: dict[str, OwnCommandTable] = Field(default_factory=dict)
+    """Commands of your own in the dashboard, by their names. Only `llumctl top` reads them."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,0 +1,286 @@
+"""Commands of the operator's own: hostile ids, bad configuration, where they are off, their end."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.app import SuspendNotSupported
+
+from controller.api.errors import UsageError
+from controller.api.settings.own_commands import OwnCommandTable
+from llumctl.commands import top
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_bed import acting
+from tests.unit.tui.tui_support import drawn, replaying, settle
+from tui.actions.own import FIELDS, OwnCommand, filled, values
+from tui.actions.target import Kind, Target
+from tui.app import Dashboard
+from tui.feed.program import Program
+from tui.input import own_commands
+from tui.input.own_commands import OwnCommandError
+from tui.screens.confirm import ConfirmScreen
+from tui.screens.output import OutputScreen
+from tui.widgets.table_view import TableView
+
+ECHO = shutil.which("echo") or "echo"
+SHELL = shutil.which("sh") or "sh"
+HOSTILE = ["; reboot", "$(reboot)", "`id`", "a b", "'\"", "{id}", "*", "~", "|x", "\n", "é\x1b[2J"]
+
+
+def of_request(*run: str, **more: Any) -> OwnCommand:
+    return OwnCommand("mine", run, Kind.REQUEST, **more)
+
+
+@pytest.mark.parametrize("id_", HOSTILE)
+def test_an_id_is_one_argument_whatever_it_says(id_: str) -> None:
+    command = of_request("p", "{id}", "--request={id}", "{instance}", "{ not a field }", "-v={id}")
+    run = filled(command, {"id": id_, "instance": "i-1"})
+    wanted = ("p", id_, f"--request={id_}", "i-1", "{ not a field }", f"-v={id_}")
+    assert run.arguments == wanted
+    assert run.environment == {"ROW_ID": id_, "ROW_INSTANCE": "i-1"}
+
+
+@pytest.mark.parametrize(
+    ("run", "id_", "words"),
+    [
+        (("p", "{id}"), "-rf", 'begins with a dash and would be read as an option: put "--"'),
+        (("p", "{id}", "--"), "--help", "begins with a dash"),
+        (("p", "--", "{id}"), "-rf", ""),
+        (("p", "--id={id}"), "-rf", ""),
+        (("p", "{id}"), "a\0b", "contains a NUL"),
+        (("p", "--id={id}"), "\0", "contains a NUL"),
+        (("p",), "a\0b", "contains a NUL"),
+        (("p", "{id}"), "\ud800", "is no text"),
+        (("p", "{instance}"), "r1", "this row has no instance"),
+    ],
+)
+def test_what_no_program_is_given(run: tuple[str, ...], id_: str, words: str) -> None:
+    if not words:
+        assert filled(of_request(*run), {"id": id_}).arguments[-1].endswith(id_)
+        return
+    with pytest.raises(UsageError) as caught:
+        filled(of_request(*run), {"id": id_})
+    assert words in caught.value.message
+
+
+def test_the_values_of_rows() -> None:
+    status = synthetic.cluster((synthetic.instance("i-1"),))
+    found = values(Kind.INSTANCE, Target("i-1", "r1"), status)
+    assert (found["id"], found["state"], found["cluster"]) == ("i-1", "active", status.cluster)
+    assert set(found) <= set(FIELDS[Kind.INSTANCE])
+    found = values(Kind.REQUEST, Target("i-1", "r1"), status)
+    assert found == {"id": "r1", "instance": "i-1", "cluster": status.cluster}
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "field", "words"),
+    [
+        ("Mine", ["p"], "", "'Mine' is no name"),
+        ("a'b", ["p"], "", "is no name"),
+        ("drain", ["p"], "", "drain is a command already"),
+        ("q", ["p"], "", "q is a command already"),
+        ("mine", ["{id}"], "run", "the program must be named"),
+        ("mine", ["/bin/{id}"], "run", "the program must be named"),
+        ("mine", [""], "run", "the program must be named"),
+        ("mine", ["sh", "-c", "echo {id}"], "run", "where a shell could read it"),
+        ("mine", ["p", "x{id}"], "run", "use the variable ROW_ID"),
+        ("mine", ["p", "{level}"], "run", "{level} is no value of a row about a request"),
+        ("mine", ["p", "{pid}"], "run", "no value of a row about a request: {id}, {instance}"),
+        ("mine", ["p", "a\0"], "run", "contains a NUL"),
+    ],
+)
+def test_bad_commands(name: str, run: list[str], field: str, words: str) -> None:
+    with pytest.raises(OwnCommandError) as caught:
+        own_commands.checked({name: OwnCommandTable(run=run, at="request")})
+    assert (caught.value.name, caught.value.field) == (name, field)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run = ['p']\nkey = 'd'", "c.toml:3: d is the key of drain"),
+        ("run = ['p']\nkey = 'oo'", "c.toml:3: 'oo' is no key"),
+        ("run = ['sh', '-c', 'x {id}']", "c.toml:2: {id} stands inside an argument"),
+        ("run = []", "c.toml:2: commands.mine.run"),
+        ("run = 'p {id}'", "c.toml:2: commands.mine.run"),
+        ("rn = ['p']", "c.toml:2: unknown key commands.mine.rn"),
+        ("run = ['p']\nat = 'cluster'", "c.toml:3: commands.mine.at"),
+        ("key = 'f5'", "commands.mine needs the key run"),
+    ],
+)
+def test_bad_configuration_is_told_with_its_line(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text(f"[commands.mine]\n{text}\n")
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.delenv("LLUMCTL_KEYS", raising=False)
+    with pytest.raises(UsageError) as caught:
+        top._keys_and_commands()
+    assert words in caught.value.message
+
+
+def test_a_command_can_take_a_key_that_was_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[keys]\npicture = 'f9'\n[commands.mine]\nrun = ['p', '{id}']\nkey = 'P'\n"
+    (tmp_path / "c.toml").write_text(text)
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
+    keymap, own = top._keys_and_commands()
+    assert keymap == {"picture": "f9"}
+    assert [(each.name, each.key, each.run) for each in own] == [("mine", "P", ("p", "{id}"))]
+
+
+# On the screen
+
+MINE = OwnCommand("mine", (ECHO, "to", "{id}"), key="f5", text="says the id")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.process
+async def test_it_runs_for_the_row_after_its_arguments_were_shown() -> None:
+    async with acting(own=(MINE,)) as bed:
+        await bed.press("j")
+        wanted = bed.cursor
+        await bed.press("f5")
+        text = await drawn(bed.pilot)
+        assert "Run mine?" in text
+        for line in (f"0  {ECHO}", "1  to", f"2  {wanted}"):
+            assert line in text
+        await bed.press("enter")
+        assert not isinstance(bed.app.screen, OutputScreen), "the cursor is on Cancel"
+        await bed.press("f5", "y")
+        screen = bed.app.screen
+        assert isinstance(screen, OutputScreen)
+        await until(lambda: bool(screen.program.outcome) and screen.program.num_lines == 1)
+        await settle(bed.app, bed.pilot)
+        text = await drawn(bed.pilot)
+        assert "mine  exit status 0" in text
+        assert f" to {wanted}" in text
+        await bed.press("escape")
+        await bed.type("colon", "mine")
+        assert f"2  {wanted}" in await drawn(bed.pilot)
+        await bed.press("escape", "x", "j", "x", "f5")
+        assert "mine is run for one row at a time" in await bed.bottom()
+        await bed.press("question_mark")
+        assert "says the id" in "".join(
+            row.text for row in bed.app.screen.query_one(TableView).items
+        )
+
+
+async def test_where_it_is_off(tmp_path: Path) -> None:
+    off: list[tuple[str, dict[str, Any], str]] = [
+        ("read-only: R allows", {}, "R"),
+        ("the screen is frozen", {}, "space"),
+    ]
+    off.append(("a browser runs no commands", {"in_browser": True}, ""))
+    off.append(("started with --readonly", {"readonly": True}, ""))
+    for words, options, key in off:
+        async with acting(own=(MINE,), **options) as bed:
+            await bed.press(*filter(None, (key,)), "f5")
+            assert "no mine now: " in await bed.bottom()
+            assert words in await bed.bottom()
+            assert not isinstance(bed.app.screen, ConfirmScreen)
+    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
+        app.owning._commands = {"mine": MINE}
+        app.action_own("mine")
+        assert "this is a replay" in await drawn(pilot)
+
+
+async def test_a_row_without_a_request() -> None:
+    async with acting(own=(of_request("p", "{id}", key="f5"),)) as bed:
+        await bed.press("f5")
+        assert "this row is about no request" in await bed.bottom()
+        await bed.press("2", "f5")
+        assert "Run mine?" in await drawn(bed.pilot)
+
+
+async def test_a_terminal_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+
+    @contextlib.contextmanager
+    def suspend(_: Dashboard) -> Iterator[None]:
+        ran.append("suspended")
+        yield
+        ran.append("back")
+
+    def run(arguments: Any, environment: Any) -> str:
+        ran.append((tuple(arguments), environment["ROW_ID"]))
+        return ""
+
+    monkeypatch.setattr("tui.owning.in_terminal", run)
+    async with acting(own=(OwnCommand("mine", ("p", "{id}"), terminal=True),)) as bed:
+        wanted = bed.cursor
+        with pytest.raises(SuspendNotSupported), bed.app.suspend():
+            pass
+        bed.app.action_own("mine")
+        await settle(bed.app, bed.pilot)
+        await bed.press("y")
+        assert "this terminal cannot be handed over" in await bed.bottom()
+        monkeypatch.setattr(Dashboard, "suspend", suspend)
+        bed.app.action_own("mine")
+        await settle(bed.app, bed.pilot)
+        await bed.press("y")
+        assert ran == ["suspended", (("p", wanted), wanted), "back"]
+        assert "mine: done" in await bed.bottom()
+
+
+# The program
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("how", "outcome"), [("time-out", "ended after 0.3 s"), ("stop", "ended by signal 9")]
+)
+def test_all_that_it_started_ends_with_it(how: str, outcome: str) -> None:
+    program = Program([SHELL, "-c", "sleep 600 & echo $!; wait"], {}, 0.3 if how != "stop" else 60)
+    program.start()
+    wait(lambda: program.num_lines == 1)
+    if how == "stop":
+        program.stop()
+    wait(lambda: bool(program.outcome))
+    assert program.outcome.startswith(outcome)
+    wait(lambda: gone(int(program.lines[0])))
+
+
+@pytest.mark.process
+def test_what_it_writes_is_kept_to_the_last_lines_and_stdin_is_empty() -> None:
+    text = f"cat; seq 1 {6000}; echo x$ROW_ID >&2; kill -TERM $$"
+    program = Program([SHELL, "-c", text], {"ROW_ID": "$(id)"}, 60)
+    program.start()
+    wait(lambda: bool(program.outcome) and program.num_lines == 6001)
+    assert program.outcome == "ended by signal 15"
+    assert (len(program.lines), program.lines[-1]) == (5000, "x$(id)")
+
+
+@pytest.mark.process
+def test_a_program_that_is_not_there() -> None:
+    program = Program(["/no/such/program"], {}, 1)
+    program.start()
+    assert program.outcome.startswith("could not be started: ")
+    program.stop()
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -1,0 +1,110 @@
+"""From the key of a command of the operator's own to its output."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from textual.app import SuspendNotSupported
+from textual.screen import Screen
+
+from controller.api.errors import LlumctlError
+from controller.api.text.quantities import printable
+from tui.actions.own import OwnCommand, Run, filled, values
+from tui.actions.target import Target
+from tui.console import Console
+from tui.drawing.format import Tone
+from tui.feed.program import Program, in_terminal
+from tui.screens.base import PaintedScreen
+from tui.screens.confirm import ConfirmScreen
+from tui.screens.output import OutputScreen
+
+Push = Callable[[Screen[Any], Callable[[Any], None]], object]
+
+
+class Owner(Console, Protocol):
+    """The application, as own commands see it."""
+
+    @property
+    def screen(self) -> Screen[Any]: ...
+
+    def suspend(self) -> AbstractContextManager[None]:
+        """While it is entered, the terminal is the program's."""
+
+
+class Owning:
+    """Locked as orders are: the row's values must be those of now."""
+
+    def __init__(self, app: Owner, push: Push, wake: Callable[[], None]) -> None:
+        """`push` shows a screen and calls back with what it ends with; any thread calls `wake` when
+        there is more to draw."""
+        self._app = app
+        self._push = push
+        self._wake = wake
+        self._program: Program | None = None
+        self._commands = {each.name: each for each in app.options.own}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._commands)
+
+    def begin(self, name: str) -> None:
+        """For the row under the cursor; the operator sees what is executed, and agrees."""
+        app, command, screen = self._app, self._commands[name], self._app.screen
+        status = app.present.status
+        if locked := self._locked():
+            app.say(f"no {name} now: {locked}", Tone.BAD)
+        elif not isinstance(screen, PaintedScreen) or status is None:
+            app.say("this screen has no rows to run it for", Tone.BAD)
+        elif (target := self._target(screen, command)) is not None:
+            try:
+                run = filled(command, values(command.at, target, status))
+            except LlumctlError as error:
+                app.say(printable(error.message), Tone.BAD)
+            else:
+                self._push(ConfirmScreen(run), self._agreed)
+
+    def _locked(self) -> str:
+        if self._app.options.in_browser:
+            return "a browser runs no commands here"
+        return self._app.locked()
+
+    def _target(self, screen: PaintedScreen, command: OwnCommand) -> Target | None:
+        targets, _ = screen.targets()
+        found = {each.of(command.at): each for each in targets if each.of(command.at)}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if found:
+            self._app.say(f"{command.name} is run for one row at a time", Tone.BAD)
+        else:
+            self._app.say(f"this row is about no {command.at}", Tone.BAD)
+        return None
+
+    def _agreed(self, run: Run | None) -> None:
+        if run is None:
+            return
+        if run.command.terminal:
+            self._hand_over(run)
+        else:
+            timeout_s = run.command.timeout_s
+            self._program = Program(run.arguments, run.environment, timeout_s, self._wake)
+            self._push(OutputScreen(run, self._program), lambda _: None)
+
+    def stop(self) -> None:
+        """No program outlives the dashboard."""
+        if self._program is not None:
+            self._program.stop()
+
+    def _hand_over(self, run: Run) -> None:
+        try:
+            with self._app.suspend():
+                failed = in_terminal(run.arguments, run.environment)
+                if failed:
+                    sys.stderr.write(f"\n{run.command.name}: {failed}. Enter returns. ")
+                    sys.stderr.flush()
+                    sys.stdin.readline()
+        except SuspendNotSupported:
+            self._app.say("this terminal cannot be handed over", Tone.BAD)
+        else:
+            tone = Tone.BAD if failed else Tone.GOOD
+            self._app.say(f"{run.command.name}: {failed or 'done'}", tone)
