@@ -61,8 +61,11 @@ def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient
         return ControlClient(cluster, token, timeout_s, unreachable_hint=TUNNEL_HINT)
     state = running(cluster)
     from controller.api.client import ControlClient
+    from llumctl.config.config_file import UNNAMED
 
-    return ControlClient(state.control_url, state.control_token, timeout_s)
+    of = "" if cluster == UNNAMED else f" --cluster {cluster}"
+    hint = f"llumctl down{of}      then      llumctl up{of}"
+    return ControlClient(state.control_url, state.control_token, timeout_s, unreachable_hint=hint)
 
 
 def check(cluster: str) -> None:
@@ -148,8 +151,8 @@ def _token() -> str:
         raise UsageError(f"{TOKEN_FILE}: {named} is no run.json: {error}", TOKEN_HINT) from error
 
 
-def _plain(token: str, where: str) -> str:
-    """A token has no blanks and no line ends; anything else is not repeated."""
-    if not token.isascii() or not token.isprintable() or " " in token:
+def _plain(text: str, where: str) -> str:
+    """The text, if it can be a token: no blanks, no line ends. Anything else is not repeated."""
+    if not text.isascii() or not text.isprintable() or " " in text:
         raise UsageError(f"{where}: this is no token", TOKEN_HINT)
-    return token
+    return text
