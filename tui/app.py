@@ -161,6 +161,8 @@ class Dashboard(App[None]):
         self.acting.pump()
 
     def redraw(self, *, only_age: bool = False) -> None:
+        if not self.is_running:  # a status woke it while its screens were taken down
+            return
         for screen in self.screen_stack:
             if isinstance(screen, PaintedScreen) and only_age:
                 screen.show_age()

@@ -37,17 +37,18 @@ class RequestNumbers:
 
     def __init__(self) -> None:
         self._num_begun = 0
-        self._known: dict[tuple[str, str], RequestStands] = {}
-        """By id and priority level: a request that gets another level begins anew."""
+        self._known: dict[tuple[str, str, str], RequestStands] = {}
+        """By frontend, id and priority level: a request that gets another level begins anew."""
 
     def frame(self, found: RequestList, time_s: float) -> RequestsFrame | None:
-        """What is new since the last call; None if nothing is."""
+        """What is new since the last call; None if nothing is. Requests of a frontend that did not
+        answer stand as they did: under load that happens, and none of them has ended by it."""
         began: list[RequestBegan] = []
         stands: list[RequestStands] = []
         num_before, known = self._num_begun, self._known
         self._known = {}
         for request in found.requests:
-            key = request.id, request.level
+            key = request.frontend_id, request.id, request.level
             before = known.pop(key, None)
             number = self._num_begun if before is None else before.number
             if before is None:
@@ -57,7 +58,9 @@ class RequestNumbers:
             if now != before:
                 stands.append(now)
             self._known[key] = now
-        gone = tuple(each.number for each in known.values())
+        silent = {key: each for key, each in known.items() if key[0] in found.silent_frontends}
+        self._known |= silent
+        gone = tuple(each.number for key, each in known.items() if key not in silent)
         if not (stands or gone):
             return None
         return RequestsFrame(

@@ -75,6 +75,17 @@ def test_what_did_not_change_is_not_told_again() -> None:
     assert f'"stands":[{row}]' in frame.model_dump_json(), "what changes is told in few characters"
 
 
+def test_requests_of_a_frontend_that_does_not_answer_are_not_gone() -> None:
+    numbers = RequestNumbers()
+    other = request("r2", frontend_id="f-1")
+    assert numbers.frame(listed(request("r1"), other), 105.0) is not None
+    silent = listed(other).model_copy(update={"silent_frontends": ("f-0",)})
+    assert numbers.frame(silent, 110.0) is None
+    frame = numbers.frame(listed(request("r1")), 115.0)
+    assert frame is not None
+    assert (frame.began, frame.stands, frame.gone) == ((), (), (1,))
+
+
 def test_requests_of_an_instance_are_in_the_controllers_order() -> None:
     waiting = request("r1", state=RequestState.WAITING)
     later, other = request("r2", arrival_time_s=101.0), request("r4", "i-1")

@@ -46,13 +46,13 @@ def _cell(item: InstanceStatus, name: str, width: int) -> Line:
 
 
 def level_of_instance(item: InstanceStatus, name: str) -> str:
-    """`6+2 waiting, 1.9s, 743 kept`."""
-    words = [f"{run_and_wait(item, name)} waiting"]
+    """`6+2 wait 1.9s kept 743`."""
+    words = [f"{run_and_wait(item, name)} wait"]
     if (ttft_s := item.ttft_p99_by_level_s.get(name)) is not None:
         words.append(latency(ttft_s))
     if (kept := _kept(item, name)) != "-":
-        words.append(f"{kept} kept")
-    return ", ".join(words)
+        words.append(f"kept {kept}")
+    return " ".join(words)
 
 
 def levels_of_cluster(status: ClusterStatus) -> list[tuple[str, str]]:

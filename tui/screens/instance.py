@@ -69,7 +69,7 @@ class InstanceScreen(RequestsScreen):
         yield Lines(id="facts")
         yield TableView[RequestRow](request_list.COLUMNS, glyphs, id="requests", empty="none")
         yield TableView[HistoryRow](HISTORY_COLUMNS, glyphs, id="history", empty="none")
-        yield TableView[LogRow](log_lines.COLUMNS, glyphs, id="log", empty="none")
+        yield TableView[LogRow](log_lines.COLUMNS, glyphs, id="log", empty="nothing yet")
         yield Bottom()
 
     def on_mount(self) -> None:
@@ -108,6 +108,7 @@ class InstanceScreen(RequestsScreen):
         if name == "log":
             self._asked_at_s = None
         super().go_to(name)
+        self.focused_table = name  # a second Tab may come before the focus is told
         self.show()
 
     def on_table_view_moved(self, event: TableView.Moved) -> None:
