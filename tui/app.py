@@ -49,7 +49,7 @@ from tui.screens.log import LogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.widgets import tones
-from tui.widgets.bottom import key_line
+from tui.widgets.bottom import Bottom, key_line
 from tui.widgets.table_view import TableView
 
 if TYPE_CHECKING:
@@ -409,6 +409,14 @@ class Dashboard(App[None]):
         if self._message_goes and isinstance(event, Key) and not event.is_forwarded:
             self._unsay()
         await super().on_event(event)
+
+    def on_key(self, event: Key) -> None:
+        """Keys come in one piece where they are pasted, sent by tmux, or typed while the machine is
+        busy. Those behind a `:` are its text, and not keys of the table, which had the focus."""
+        if event.is_printable and event.character and isinstance(self.screen, PaintedScreen):
+            bottom = next(iter(self.screen.query(Bottom)), None)
+            if bottom is not None and bottom.take(event.character):
+                event.prevent_default()
 
 
 def terminal_is_gone() -> bool:

@@ -29,6 +29,7 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
     without.
     """
 
+    AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(Place.DIALOG),
         Binding("ctrl+c,ctrl+q", "app.quit", show=False),
@@ -131,7 +132,8 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if self.found is not None and event.value.strip() == self.found.name_to_type:
+        name = self.found.name_to_type if self.found is not None else ""
+        if name and event.value.strip() == name:
             self._give()
 
     def _give(self) -> None:

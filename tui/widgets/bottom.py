@@ -93,8 +93,15 @@ class Bottom(Horizontal):
         prompt.display = True
         self.query_one("#hints").display = typing is not None
         self._hint(text)
-        prompt.focus()
+        self.screen.set_focus(prompt, scroll_visible=False)
         self.say(())
+
+    def take(self, character: str) -> bool:
+        """Types what was typed so fast that it went to the table before this line was open;
+        False: none is."""
+        if self.purpose:
+            self.query_one(Prompt).insert_text_at_cursor(character)
+        return bool(self.purpose)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()

@@ -2,6 +2,7 @@
 
 import pytest
 from textual.command import CommandPalette
+from textual.events import Key
 from textual.widgets import Input
 
 from controller.api.errors import LlumctlError, NotFoundError, UsageError
@@ -175,6 +176,26 @@ async def test_tab_hints_and_history_in_the_prompt() -> None:
         assert prompt(bed).value == ""
         await bed.press("escape", "slash", "tab", "up")
         assert prompt(bed).value == "", "a filter is no command"
+
+
+async def test_what_is_typed_in_one_piece_is_typed_behind_the_colon() -> None:
+    """tmux and a busy machine send all keys at once: `r` once asked to restart an instance, and
+    Enter did it."""
+    async with acting() as bed:
+        for name in ("colon", *"requests", "enter"):
+            bed.app.post_message(Key(name, {"colon": ":", "enter": "\r"}.get(name, name)))
+        await settle(bed.app, bed.pilot)
+        await settle(bed.app, bed.pilot)
+        assert isinstance(bed.app.screen, RequestsScreen)
+        assert bed.control.plans == bed.control.calls == []
+
+
+async def test_enter_in_a_dialogs_hidden_line_gives_no_order() -> None:
+    async with acting() as bed:
+        await bed.press("r")
+        bed.app.screen.set_focus(bed.app.screen.query_one(Input))
+        await bed.press("enter")
+        assert bed.control.calls == []
 
 
 async def test_an_error_goes_away_with_the_next_key_and_does_nothing() -> None:
