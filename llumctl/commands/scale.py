@@ -26,6 +26,7 @@ from llumctl.text import output
 from llumctl.text.output import Format
 
 if TYPE_CHECKING:
+    from controller.api.client import ControlClient
     from controller.api.wire.operations import ScaleReport, ScaleRequest
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -114,7 +115,10 @@ def scale(
         order = _planned(name, target, order, yes=yes)
     with connect.client(name) as client:
         report = client.scale(order)
-    changed = bool(report.added or report.undrained or report.draining)
+        changed = _changes(report)
+        if wait and not dry_run and not changed:
+            report = _begun_before(client, report)
+            changed = _changes(report)
     if not wait or dry_run or not changed:
         output.emit(_text(report, output_format))
         if not changed:
@@ -126,6 +130,23 @@ def scale(
         until_s = None if deadline_s is None or not report.draining else deadline_s
         timeout_s = DEFAULT_TIMEOUT_S if until_s is None else until_s + DEADLINE_MARGIN_S
     _wait(name, report, timeout_s, deadline_s, output_format)
+
+
+def _changes(report: "ScaleReport") -> bool:
+    return bool(report.added or report.undrained or report.draining)
+
+
+def _begun_before(client: "ControlClient", report: "ScaleReport") -> "ScaleReport":
+    """What an order before this one began, as one whose answer was lost and that was sent again:
+    who waits means that, too."""
+    status, drains = client.status(), client.drains().drains
+    going = {item.id for item in status.instances if item.drain and item.drain.removes}
+    starting = [item.id for item in status.instances if item.state == "starting"]
+    found = {
+        "added": tuple(id_ for id_ in starting if id_ not in going),
+        "draining": tuple(drain for drain in drains if drain.instance_id in going),
+    }
+    return report.model_copy(update=found)
 
 
 def _wanted(text: str) -> tuple[int | None, int | None]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+STOPPING = "the cluster is being stopped"
+
 _GLYPHS = {
     InstanceState.STARTING: "+",
     InstanceState.ACTIVE: "*",
@@ -77,6 +79,12 @@ class Progress:
             self._live.console.print(text, markup=False, highlight=False)
 
     def _say_changes(self, status: ClusterStatus) -> None:
+        if status.state is ClusterState.STOPPING:
+            # Its members go one after the other, which is no news and no restart.
+            if self._seen.get(STOPPING) is None:
+                self._seen[STOPPING] = "told"
+                output.say(STOPPING)
+            return
         for item in _members(status):
             now = _state(item)
             if self._seen.get(item.id) != now:

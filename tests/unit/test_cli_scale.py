@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.api.wire.models import ErrorBody, InstanceState
+from controller.api.wire.models import DrainStatus, ErrorBody, InstanceState
 from controller.api.wire.operations import DrainList, DrainReport, PriorityReport, ScaleReport
 from llumctl.app import run
 from tests.unit.cli_process import interrupted, llumctl
@@ -220,6 +220,27 @@ def test_waiting_until_one_is_gone(bed: Bed, capsys: Captured) -> None:
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "i-1: removed"
     assert captured.out.split("\n\n")[1].splitlines()[1].split()[:2] == ["i-1", "removed"]
+
+
+def test_waiting_for_what_an_order_before_began(bed: Bed, capsys: Captured) -> None:
+    """Its answer was lost, and it was sent again: nothing is left to change, but to wait for."""
+    removed = DrainStatus(drain_id="d", num_requests_left=2, num_moved=0, removes=True)
+    going = instance("i-1", InstanceState.DRAINING, drain=removed)
+    bed.fake.status = cluster(instance("i-0"), going, instance("i-2", InstanceState.STARTING))
+    bed.drains = (leaving(),)
+
+    def happen() -> None:
+        bed.fake.until_asked("/v1/status", times=3)
+        bed.fake.status = cluster(instance("i-0"), instance("i-2"))
+        bed.drains = ()
+
+    with meanwhile(happen):
+        assert run(["scale", "2", "-y", "--wait"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "i-1: removed"
+    assert facts(captured.out.split("\n\n")[0])["added"] == "i-2"
+    assert run(["scale", "2", "-y", "--wait"]) == 0
+    assert "nothing to change" in capsys.readouterr().err
 
 
 def test_a_scale_in_that_takes_too_long(bed: Bed, capsys: Captured) -> None:

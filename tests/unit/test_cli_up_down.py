@@ -88,7 +88,10 @@ def test_up_tells_each_change_once_then_the_endpoint(
     calls: dict[str, Any], capsys: Captured
 ) -> None:
     failed = cluster(instance("i-0", InstanceState.STALLED))
+    leaving = instance("i-0", InstanceState.RESTARTING, detail="its process is gone")
+    stopped = cluster(leaving, state=ClusterState.STOPPING)
     calls["script"] = ["starting Ray", STARTING, STARTING, cluster(), cluster(), failed]
+    calls["script"] += [cluster(state=ClusterState.STOPPING), stopped]
     assert run(["up"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
@@ -97,6 +100,7 @@ def test_up_tells_each_change_once_then_the_endpoint(
         "f-0: active",
         "i-0: active",
         "i-0: stalled",
+        "the cluster is being stopped",
     ]
     url, curl = captured.out.splitlines()
     assert url == "http://127.0.0.1:8000/v1"
