@@ -18,9 +18,10 @@ from textual.events import Event, Key
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
+from controller.api.wire.settings import Setting
 from tui import palette
 from tui.acting import Acting
-from tui.actions import registry
+from tui.actions import log, registry
 from tui.actions.outbox import Call, Phase
 from tui.actions.registry import Action, Place
 from tui.actions.replaying import Replaying
@@ -43,11 +44,13 @@ from tui.screens.base import PaintedScreen
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
+from tui.screens.edit import EditScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
+from tui.screens.tuning import TuningScreen
 from tui.widgets import tones
 from tui.widgets.bottom import Bottom, key_line
 from tui.widgets.table_view import TableView
@@ -79,13 +82,13 @@ class Dashboard(App[None]):
     #history, #timeline, #log { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt, #hints { width: 1fr; } #prompt { background: $background; }
-    ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
+    ConfirmScreen, ChooseScreen, EditScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
     ChooseScreen #words { height: 2; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
-    #name { background: $background; margin: 0 0 1 0; }
+    #name, #value { background: $background; margin: 0 0 1 0; }
     .-stale TableView, .-stale #facts { text-opacity: 60%; }
     """
     )
@@ -166,7 +169,7 @@ class Dashboard(App[None]):
         for screen in self.screen_stack:
             if isinstance(screen, PaintedScreen) and only_age:
                 screen.show_age()
-            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen):
+            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen | EditScreen):
                 screen.show()
 
     # What the screens ask
@@ -244,7 +247,8 @@ class Dashboard(App[None]):
             changes=not self.acting.is_read_only,
         )
         if not trouble:
-            return key_line(pairs, self.size.width)
+            going = log.under_way(self.calls, self.size.width, self.glyphs)
+            return (*going, *key_line(pairs, self.size.width - width_of(going)))
         leave = key_line(pairs[-2:], 0)
         room = max(1, self.size.width - width_of(leave) - 5)
         words = fitted(printable(trouble), min(room, cell_len(printable(trouble))), self.glyphs)
@@ -280,11 +284,17 @@ class Dashboard(App[None]):
     def undo(self) -> None:
         self.acting.undo()
 
+    def edit_setting(self, setting: Setting) -> None:
+        self.acting.edit_setting(setting)
+
     def toggle_read_only(self) -> None:
         self.acting.toggle_read_only()
 
     def show_log(self) -> None:
         self.push_screen(LogScreen())
+
+    def show_tuning(self) -> None:
+        self.push_screen(TuningScreen())
 
     def toggle_freeze(self) -> None:
         """Freezes or unfreezes the screen. In a replay, time itself stands still."""
