@@ -4,9 +4,6 @@ Nothing here waits for the controller: `Source.take` hands over what has come, a
 threads are daemons, so that leaving does not wait for them either.
 """
 
-import select
-import signal
-import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -14,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from textual.app import App, SystemCommand
-from textual.events import Event, Key
+from textual.events import Event, Key, Resize
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
 from controller.api.wire.settings import Setting
-from tui import palette
+from tui import palette, terminal
 from tui.acting import Acting
 from tui.actions import log, registry
 from tui.actions.outbox import Call, Phase
@@ -143,12 +140,23 @@ class Dashboard(App[None]):
 
     def _tick(self) -> None:
         """Without news only the ages are drawn: all else would look the same."""
-        if terminal_is_gone():
+        if terminal.is_gone():
             self.owning.stop()
-            end_with_the_terminal()
+            terminal.end_with_it()
+        self._follow_size()
         before = self.state
         self._take()
         self.redraw(only_age=self.state is before)
+
+    def _follow_size(self) -> None:
+        """Textual hears of a change by a signal, whose handler the next one can interrupt between
+        asking for the size and telling it: then the older size is told last."""
+        screens = self.screen_stack
+        if self.is_web or self.is_headless or not screens:
+            return
+        size = terminal.size()
+        if size != screens[-1].size:
+            self.post_message(Resize(size, size))
 
     def _wake(self) -> None:
         """Any thread may call this: a status or a reply is shown at once."""
@@ -427,19 +435,3 @@ class Dashboard(App[None]):
             bottom = next(iter(self.screen.query(Bottom)), None)
             if bottom is not None and bottom.take(event.character):
                 event.prevent_default()
-
-
-def terminal_is_gone() -> bool:
-    """Whether the terminal hung up without ending this process, as a lost session's can."""
-    stdin = sys.__stdin__
-    if stdin is None:
-        return False
-    poll = select.poll()
-    poll.register(stdin.fileno(), 0)
-    return any(event & select.POLLHUP for _, event in poll.poll(0))
-
-
-def end_with_the_terminal() -> None:
-    """Ends the process as an unignored hang-up does: an exit would wait for its drawing."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGHUP)
