@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-tui bench-against bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-tui pictures bench-against bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-tui       the dashboard on a terminal: CPU, update to paint, start, memory (5 minutes)"
+	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
 	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
@@ -109,6 +110,11 @@ bench-scheduler: $(STAMP)
 
 bench-tui: $(STAMP)
 	$(BIN)/python -m benchmarks.tui $(ARGS)
+
+# What differs afterwards is for `git diff` to show, and for somebody to look at.
+pictures: $(STAMP)
+	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest tests/unit/tui/test_tui_snapshots.py $(ARGS)
+	$(BIN)/python -m benchmarks.pictures
 
 bench-against: $(STAMP)
 	$(BIN)/python -m benchmarks.against --old $(OLD) $(ARGS)

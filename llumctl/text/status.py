@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from controller.api.settings.console import ConsoleTable
-from controller.api.text.alarms import Alarm, alarms, free_blocks, head_wait_s
+from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import ClusterStatus, FrontendStatus, InstanceState, InstanceStatus
 from llumctl.text import output, status_details
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from controller.api.text.alarms import free_blocks, head_wait_s
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency
+from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import ClusterStatus, MoveStatus
 from llumctl.text import output
 

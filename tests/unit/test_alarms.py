@@ -13,6 +13,8 @@ from controller.api.wire.models import (
     FrontendStatus,
     InstanceState,
     InstanceStatus,
+    LevelStatus,
+    MoveStatus,
     QueueHeadStatus,
 )
 from tests.unit.cli_support import cluster
@@ -47,8 +49,8 @@ def test_the_worst_is_named_with_its_cause() -> None:
     )
     slow = synthetic.instance("i-2", ttft_p99_s=11.0)
     assert texts(synthetic.instance("i-0"), slow, starved) == [
-        "i-6: 61 wait, head for 3m00s needs 280 of 186 blocks; P99 TTFT 2m46s;"
-        " memory is fragmented",
+        "i-6: 61 wait, head for 3m00s needs 280 of 186 blocks, 28% of an instance;"
+        " P99 TTFT 2m46s; i-2 has room for it (440 blocks)",
         "i-2: P99 TTFT 11s",
     ]
 
@@ -85,7 +87,7 @@ def test_members_that_do_not_serve_come_first_and_in_words() -> None:
     busy = member("i-4", InstanceState.ACTIVE, "computes without a request")
     assert texts(busy, slow, restarting, stalled, failed) == [
         "i-3: failed (CUDA out of memory)",
-        "i-2: stalled, last heard of 12s ago",
+        "i-2: stalled, last heard of 12s ago; 12 requests stand still there",
         "i-1: restarting, last heard of 12s ago",
         "i-0: P99 TTFT 1m39s",
         "i-4: computes without a request",
@@ -192,3 +194,79 @@ def test_kept_free_is_not_in_need() -> None:
 def test_foreign_text_cannot_drive_the_terminal() -> None:
     failed = synthetic.instance("i-3", InstanceState.FAILED, detail="\x1b[2J")
     assert texts(failed) == ["i-3: failed (\\x1b[2J)"]
+
+
+def moved(outcome: str, why: str = "", to: str = "i-1") -> EndedMoveStatus:
+    return EndedMoveStatus(
+        migration_id=f"m-{outcome}",
+        request_id="r",
+        from_instance_id="i-0",
+        to_instance_id=to,
+        outcome=outcome,
+        why=why,
+        ended_s=1.0,
+        num_blocks=1,
+        num_bytes=1,
+    )
+
+
+def test_why_a_drain_is_stuck() -> None:
+    drain = DrainStatus(drain_id="d", num_requests_left=2, num_moved=1, deadline_s=100.0)
+    item = synthetic.instance("i-0", InstanceState.DRAINING, drain=drain)
+    late = "i-0: drain 1m00s over its deadline, 2 requests left"
+    refused = moved("kept", "no room")
+    assert texts(item, time_s=160.0, ended_moves=(refused, moved("migrated"))) == [
+        f"{late}; its moves fail: no room"
+    ]
+    mostly_fine = (refused, moved("migrated"), moved("migrated"))
+    assert texts(item, time_s=160.0, ended_moves=mostly_fine) == [late]
+
+
+def test_why_a_queue_waits() -> None:
+    def starved(**fields: Any) -> InstanceStatus:
+        known = {"num_waiting_reqs": 2, "queue_head": head(demand_blocks=500)}
+        return synthetic.instance("i-0", **(known | fields))
+
+    waiting = "i-0: 2 wait, head for 3m00s needs 500 of 440 blocks, 50% of an instance"
+    assert texts(starved(), synthetic.instance("i-1", num_free_blocks=300)) == [
+        f"{waiting}; memory is fragmented, i-1 has most: 290"
+    ]
+    full = starved(queue_head=head(demand_blocks=500, why="memory"))
+    assert texts(full) == [f"{waiting}; memory is full everywhere"]
+    giants = starved(num_running_reqs=3, kv_cache_usage=0.8)
+    assert texts(giants) == [f"{waiting}; memory is fragmented; 3 requests hold 80% of it"]
+
+
+def test_requests_of_a_high_priority_are_named_where_most_are() -> None:
+    levels = (LevelStatus(name="high", rank=1, target_load_tokens=1600),)
+
+    def slow(high: int) -> list[str]:
+        running = {"num_running_reqs": 30, "num_running_by_level": {"high": high}}
+        return texts(synthetic.instance("i-0", ttft_p99_s=20.0, **running), levels=levels)
+
+    assert slow(26) == ["i-0: P99 TTFT 20s; 26 of 30 running are high"]
+    assert slow(15) == ["i-0: P99 TTFT 20s"]
+
+
+def test_a_slow_link_is_told_by_the_moves_over_it() -> None:
+    def move(to: str, age_s: float) -> MoveStatus:
+        return MoveStatus(
+            migration_id=f"m-{to}-{age_s}",
+            request_id="r",
+            from_instance_id="i-0",
+            to_instance_id=to,
+            state="copying",
+            stage=0,
+            num_blocks_copied=9,
+            num_blocks=80,
+            age_s=age_s,
+        )
+
+    found = texts(synthetic.instance(), moves=(move("i-4", 40.0), move("i-4", 20.0)))
+    assert found == ["i-4: 2 slow moves to it: 9 of 80 blocks in 40s"]
+    apart = (move("i-4", 40.0), move("i-5", 50.0), move("i-6", 3.0))
+    assert texts(synthetic.instance(), moves=apart) == [
+        "i-0: 2 slow moves from it: 9 of 80 blocks in 50s"
+    ]
+    never = ConsoleTable(alarm_move_s=0)
+    assert not texts(synthetic.instance(), moves=apart, limits=never)

@@ -89,7 +89,10 @@ def test_alarms_have_limits_in_the_config_file(
     monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
     config.write_text("[console]\nalarm_head_waited_s = 3\n")
     code, out, _ = shown(cluster(instance()), capsys)
-    assert "! i-0: 1 wait, head for 3.2s needs 118 of 50 blocks" in out.splitlines()
+    assert (
+        "! i-0: 1 wait, head for 3.2s needs 118 of 50 blocks, 116% of an instance"
+        in out.splitlines()
+    )
     config.write_text("[console]\nalarm_head_waited_s = -1\n")
     code, out, err = shown(cluster(instance()), capsys)
     assert (code, out) == (2, "")

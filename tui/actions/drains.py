@@ -15,7 +15,6 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from tui.actions.order import Outcome, Plan
-from tui.actions.progress import awaited
 
 SPEC = "spec"
 """The lane of orders that change the cluster's spec: each carries the revision that it changes."""
@@ -71,8 +70,8 @@ class Drain:
         return client.answer(DrainReport, key)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        text = words.progress(report).removeprefix(f"{self.instance_id}: ")
-        return Outcome(text, can_undo=report.changes, awaits=awaited(report))
+        back = Undrain(self.instance_id) if report.changes else None
+        return Outcome(words.progress(report).removeprefix(f"{self.instance_id}: "), back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Undrain:
         return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
-        """Needed for several at once, and for what takes a drain back by the audit log."""
+        """Needed for several at once only: one is taken back without a question."""
         report = client.undrain(self.instance_id, UndrainRequest(dry_run=True))
         order = Undrain(self.instance_id, UndrainRequest(if_revision=report.revision))
         return Plan((f"{self.instance_id} would get requests again",), order)
@@ -116,7 +115,7 @@ class Undrain:
         return client.answer(DrainReport, key)
 
     def outcome(self, _: DrainReport) -> Outcome:
-        return Outcome("it gets requests again", can_undo=True)
+        return Outcome("it gets requests again", Drain(self.instance_id))
 
 
 def drains(instance_ids: Sequence[str]) -> list[Drain]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from controller.api.client import ControlClient
-from tui.actions.progress import Awaited
 
 if TYPE_CHECKING:
     from tui.actions.own import Run
@@ -51,14 +50,12 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a report says. `can_undo`: `U` takes it back, unless somebody changes it first."""
+    """What a report says. `undo`: the order that takes it back."""
 
     text: str
-    can_undo: bool = False
+    undo: Order | None = None
     failed: bool = False
     """The controller answered, and what was wanted did not happen."""
-    awaits: tuple[Awaited, ...] = ()
-    """What is not over yet, and is followed in the statuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,7 @@ class EventRow:
         event = self.entry.event
         if event is None:
             return NOTHING
-        operation_id = event.cause_id if event.kind == "operator" else ""
-        return Target(
-            event.instance_id or "",
-            event.request_id or "",
-            event_words.member(event),
-            operation_id,
-        )
+        return Target(event.instance_id or "", event.request_id or "", event_words.member(event))
 
     @property
     def text(self) -> str:

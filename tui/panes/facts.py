@@ -1,7 +1,7 @@
 """An instance's status in words and figures."""
 
-from controller.api.text.alarms import free_blocks, head_wait_s
 from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.api.text.alarms import free_blocks, head_wait_s
 from controller.api.text.quantities import duration, printable
+from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import InstanceStatus, QueueHeadStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt

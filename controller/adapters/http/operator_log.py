@@ -95,8 +95,7 @@ class OperatorLog:
         """Does not raise: the operation has happened, and its caller gets the answer, also if the
         disk is full."""
         try:
-            failed = operation.outcome.startswith(("failed", "unknown"))
-            undo = None if failed else operation.undo
+            undo = operation.undo if operation.outcome == "done" else None
             await self._write(operation, deeds, operation.outcome, reason, undo)
         except ApiError as error:
             log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)

@@ -24,3 +24,5 @@ class ConsoleTable(Table):
     """A time to first token, 99th percentile of the last minute, that is this high is an alarm."""
     alarm_failed_moves: Count = 30
     """So many moves that came to nothing in the last minute are an alarm if fewer succeeded."""
+    alarm_move_s: Limit = 15.0
+    """A move that has been under way for so long is an alarm; nearly all take under a second."""

@@ -1,15 +1,17 @@
 """Trouble that an operator must see, each with its cause in a line:
-`i-6: 61 wait, head for 3m02s needs 280 of 186 blocks; P99 TTFT 2m46s; memory is fragmented`.
+`i-6: 61 wait, head for 3m02s needs 180 of 86 blocks; P99 TTFT 2m46s; memory is full everywhere`.
 
 The dashboard's alarm line and `llumctl status` say the same. `[console]` has the limits.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from controller.api.text import alarm_causes
 from controller.api.text.quantities import duration, latency, printable
+from controller.api.text.queue_heads import free_blocks, head_wait_s
 
 if TYPE_CHECKING:
     from controller.api.settings.console import ConsoleTable
@@ -27,11 +29,6 @@ wavers about the limit would come and go with every status."""
 _STATES = ("failed", "stalled", "restarting")
 """States of a member that are trouble by themselves, the worst first."""
 _LOAD, _MOVES, _BUSY = len(_STATES), len(_STATES) + 1, len(_STATES) + 2
-_WHYS: Mapping[str, str] = {
-    "fragmented": "memory is fragmented",
-    "memory": "memory is full everywhere",
-    "batch-full": "its batch is full",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +67,16 @@ def alarms(
     if status.state == "stopping":
         return []
     bounds = _Limits(limits, {(alarm.subject, name) for alarm in before for name in alarm.passed})
-    of_instances = [_of_instance(item, status.time_s, bounds) for item in status.instances]
+    of_instances = [_of_instance(item, status, bounds) for item in status.instances]
     is_known = any("alarm_ttft_p99_s" in alarm.passed for alarm in of_instances)
     found = [
         *of_instances,
         *(_of_frontend(item, bounds, slow=not is_known) for item in status.frontends),
         _of_held(status, bounds),
+        _of_slow_moves(status, limits.alarm_move_s),
         _of_moves(status, bounds),
     ]
     return sorted((alarm for alarm in found if alarm.causes), key=lambda alarm: alarm.gravity)
-
-
-def head_wait_s(head: "QueueHeadStatus") -> float | None:
-    """How long a queue head has waited: since it arrived or, if it has run before, since it was
-    evicted; None in a recording of an older version, which does not tell the latter."""
-    return head.evicted_for_s if head.evicted else head.waited_s
 
 
 def in_need(item: "InstanceStatus") -> bool:
@@ -105,9 +97,11 @@ def _is_negative(item: "InstanceStatus") -> bool:
     return item.freeness_steps is not None and item.freeness_steps < 0
 
 
-def _of_instance(item: "InstanceStatus", now_s: float, limits: _Limits) -> Alarm:
+def _of_instance(item: "InstanceStatus", status: "ClusterStatus", limits: _Limits) -> Alarm:
     causes = list(_of_state(item))
     rank = _STATES.index(item.state) if causes else _LOAD
+    if item.state == "stalled":
+        causes += alarm_causes.of_silence(item)
     head, waiting = item.queue_head, item.num_waiting_reqs or 0
     waited_s = (head_wait_s(head) or 0.0) if head is not None else 0.0
     overs = {
@@ -124,15 +118,18 @@ def _of_instance(item: "InstanceStatus", now_s: float, limits: _Limits) -> Alarm
         causes.append(f"{waiting} wait{_of_head(item, head, waited_s)}")
     if slow:
         causes.append(f"P99 TTFT {latency(item.ttft_p99_s)}")
-    if queued and head is not None and head.why in _WHYS:
-        causes.append(_WHYS[head.why])
+    if queued:
+        causes += alarm_causes.of_queue(item, status)
+    if queued or slow:
+        causes += alarm_causes.of_levels(item, status)
     drain = item.drain
     overdue_s = 0.0
     if drain is not None and drain.deadline_s is not None and not drain.safe_to_delete:
-        overdue_s = max(0.0, now_s - drain.deadline_s)
+        overdue_s = max(0.0, status.time_s - drain.deadline_s)
         if overdue_s:
             left = drain.num_requests_left
             causes.append(f"drain {duration(overdue_s)} over its deadline, {left} requests left")
+            causes += alarm_causes.of_drain(item, status)
     if not causes and item.state == "active" and item.detail:
         return Alarm(item.id, (item.detail,), (_BUSY, 0.0))
     gravity = (rank, -max(late, crowded, slow, overdue_s / 60))
@@ -146,14 +143,8 @@ def _of_head(item: "InstanceStatus", head: "QueueHeadStatus | None", waited_s: f
     free = free_blocks(item)
     if free is not None and head.demand_blocks > free:
         words += f"{' ' if words else ', head '}needs {head.demand_blocks} of {free} blocks"
+        words += alarm_causes.share(head.demand_blocks, item.num_total_blocks)
     return words
-
-
-def free_blocks(item: "InstanceStatus") -> int | None:
-    """Blocks that a queued request may take: free ones above the watermark."""
-    if item.num_free_blocks is None:
-        return None
-    return max(0, item.num_free_blocks - (item.watermark_blocks or 0))
 
 
 def _of_frontend(item: "FrontendStatus", limits: _Limits, *, slow: bool) -> Alarm:
@@ -180,6 +171,14 @@ def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
         return Alarm(CLUSTER, (), (_LOAD, 0.0))
     words = f"{status.num_held_reqs} requests are held, as no instance takes any"
     return Alarm(CLUSTER, (words,), (_LOAD, -over), (name,))
+
+
+def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm:
+    found = alarm_causes.slow_moves(status, limit_s)
+    if found is None:
+        return Alarm(CLUSTER, (), (_MOVES, 0.0))
+    who, words, age_s = found
+    return Alarm(who, (words,), (_MOVES, -age_s / limit_s))
 
 
 def _of_moves(status: "ClusterStatus", limits: _Limits) -> Alarm:

@@ -495,7 +495,7 @@ def test_the_alarm_line_names_the_worst_and_counts_the_others(width: int) -> Non
     assert len(alarm_line.line(found[:1], width, UNICODE)[0].text) <= width
     if width < 76:
         assert shown.endswith("+4")
-    if width > 110:
+    if width > 132:
         assert shown.endswith("  also i-9, i-8, i-7, i-5")
 
 
