@@ -256,10 +256,10 @@ class Dashboard(App[None]):
         self._message_goes = tone is Tone.BAD and not stays
         if self._message_timer is not None:
             self._message_timer.stop()
-        self._message_timer = self.set_timer(MESSAGE_S, self._unsay)
+        self._message_timer = self.set_timer(MESSAGE_S, self.unsay)
         self.redraw()
 
-    def _unsay(self) -> None:
+    def unsay(self) -> None:
         self._message, self._message_goes = (), False
         self.redraw()
 
@@ -407,7 +407,7 @@ class Dashboard(App[None]):
     async def on_event(self, event: Event) -> None:
         """What answered the last key goes away with the next."""
         if self._message_goes and isinstance(event, Key) and not event.is_forwarded:
-            self._unsay()
+            self.unsay()
         await super().on_event(event)
 
     def on_key(self, event: Key) -> None:

@@ -1,8 +1,9 @@
-"""Pictures of the screens at both sizes."""
+"""Pictures of the screens: of each state of the main one at three sizes."""
 
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
@@ -18,6 +19,7 @@ from tests.unit.tui.tui_support import (
     settle,
 )
 from tui.actions.target import Target
+from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.themes import MONOCHROME
 
@@ -29,59 +31,58 @@ def named(what: str, size: tuple[int, int]) -> str:
     return f"{what}-{size[0]}x{size[1]}"
 
 
-@both_sizes
-async def test_live(size: tuple[int, int]) -> None:
+async def checked(app: Dashboard, pilot: Pilot[None], what: str) -> None:
+    """At each size, in one run of the application: starting one costs as much as ten pictures."""
+    for size in (NARROW, WIDE, WALL):
+        await pilot.resize_terminal(*size)
+        await settle(app, pilot)
+        svg_snapshots.check(app, named(what, size))
+
+
+async def test_live_then_read_only_then_frozen_then_stale() -> None:
     source = FakeSource()
-    async with dashboard(source, size) as (app, pilot):
+    async with dashboard(source, caller=FakeCaller(FakeControl())) as (app, pilot):
         source.feed(synthetic.frames(70))
         source.clock_s += 0.4
         await settle(app, pilot)
-        svg_snapshots.check(app, named("live", size))
-
-
-async def test_wall() -> None:
-    """It has a column per level, the last hour, and who moves where."""
-    source = FakeSource()
-    async with dashboard(source, WALL) as (app, pilot):
-        source.feed(synthetic.overloaded(70))
-        source.clock_s += 0.4
-        await settle(app, pilot)
-        svg_snapshots.check(app, named("wall", WALL))
-
-
-@both_sizes
-async def test_overloaded(size: tuple[int, int]) -> None:
-    source = FakeSource()
-    async with dashboard(source, size) as (app, pilot):
-        source.feed(synthetic.overloaded(70))
-        source.clock_s += 0.4
-        await settle(app, pilot)
-        svg_snapshots.check(app, named("overloaded", size))
-
-
-@both_sizes
-async def test_stale(size: tuple[int, int]) -> None:
-    source = FakeSource()
-    async with dashboard(source, size) as (app, pilot):
-        source.feed(synthetic.frames(70))
-        source.clock_s += 12
+        await checked(app, pilot, "live")
+        app.toggle_read_only()
+        app.unsay()
+        await checked(app, pilot, "readonly")
+        app.toggle_read_only()
+        app.unsay()
+        app.toggle_freeze()
+        source.clock_s += 2
+        await checked(app, pilot, "frozen")
+        app.toggle_freeze()
+        app.unsay()
+        source.clock_s += 10
         source.lose(REASON)
+        await checked(app, pilot, "stale")
+
+
+async def test_overloaded() -> None:
+    """On a wall there is a column per level, the last hour, and who moves where."""
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.overloaded(70))
+        source.clock_s += 0.4
         await settle(app, pilot)
-        svg_snapshots.check(app, named("stale", size))
+        await checked(app, pilot, "overloaded")
 
 
-@both_sizes
-async def test_replay(tmp_path: Path, size: tuple[int, int]) -> None:
-    async with replaying(tmp_path, synthetic.frames(90), size, at_s=42.5) as (app, pilot, _):
+async def test_replay(tmp_path: Path) -> None:
+    async with replaying(tmp_path, synthetic.frames(90), at_s=42.5) as (app, pilot, _):
         await pilot.press("space")
-        await settle(app, pilot)
-        svg_snapshots.check(app, named("replay", size))
+        await checked(app, pilot, "replay")
 
 
-@both_sizes
-async def test_empty(size: tuple[int, int]) -> None:
-    async with dashboard(FakeSource(), size) as (app, _):
-        svg_snapshots.check(app, named("empty", size))
+async def test_empty_then_an_error() -> None:
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        await checked(app, pilot, "empty")
+        source.lose("the controller at http://10.0.0.5:8700 refused the token")
+        await checked(app, pilot, "error")
 
 
 @both_sizes
@@ -127,14 +128,12 @@ async def test_a_picture_that_differs_is_shown_and_kept_for_review(
         svg_snapshots.check(app, "x")
 
 
-@both_sizes
-@pytest.mark.parametrize("key", ["d", "m"], ids=["confirm", "choose"])
-async def test_dialogs(size: tuple[int, int], key: str) -> None:
+@pytest.mark.parametrize(("key", "what"), [("d", "confirm"), ("m", "choose")])
+async def test_dialogs(key: str, what: str) -> None:
     source, control = FakeSource(), FakeControl(departures=20)
-    async with dashboard(source, size, caller=FakeCaller(control)) as (app, pilot):
+    async with dashboard(source, caller=FakeCaller(control)) as (app, pilot):
         source.feed(synthetic.frames(70))
         await settle(app, pilot)
         await pilot.press("2", key)
         await settle(app, pilot)
-        what = {"d": "confirm", "m": "choose"}[key]
-        svg_snapshots.check(app, named(what, size))
+        await checked(app, pilot, what)
