@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import tzinfo
+from textwrap import wrap
 
 from controller.api.text.quantities import printable, time_of_day
 from tui.actions.outbox import Call, Phase
 from tui.actions.target import Target
-from tui.drawing.format import Span, Tone
+from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
 
 TONES = {
@@ -42,8 +43,20 @@ def rows(calls: Iterable[Call], zone: tzinfo | None) -> list[LogRow]:
 
 
 def told(call: Call) -> str:
-    """One line for the bottom of the screen."""
-    return printable(f"{call.order.title}: {call.text or call.phase}")
+    """One line for the bottom of the screen; a request's id is long, and is there once."""
+    text = call.text.replace(f"request {call.order.lane} ", "it ")
+    return printable(f"{call.order.title}: {text or call.phase}")
+
+
+def whole(call: Call, width: int) -> list[Line]:
+    """All that there is to read of an order, in as many lines as that takes."""
+    outcome = f"{call.order.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
+    texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.order.command, Tone.DIM))
+    return [
+        (Span(f" {line}", tone),)
+        for text, tone in texts
+        for line in wrap(printable(text), max(1, width - 2))
+    ]
 
 
 def _time(row: LogRow, _: int) -> Span:

@@ -1,4 +1,5 @@
-"""The session's log, as a screen: it does not vanish as messages do."""
+"""The session's log, as a screen: it does not vanish as messages do, and the row under the cursor
+stands whole below."""
 
 from textual.app import ComposeResult
 from textual.events import Resize
@@ -43,4 +44,11 @@ class LogScreen(PaintedScreen):
         found = log.rows(self.console.calls, self.console.options.zone)
         hint = f"  {self.console.key_of('copy_id')} copies the command"
         title = (Span(f"Done here ({len(found)})", Tone.STRONG), Span(hint, Tone.DIM))
-        self.query_one("#log", TableView).show(found, title)
+        table = self.query_one("#log", TableView)
+        shown = table.cursor_id if table.held else None
+        row = next((each for each in found if shown in (None, each.id)), None)
+        caption = log.whole(row.call, self.size.width) if row else ()
+        table.show(found, title, caption=caption)
+
+    def on_table_view_moved(self, _: TableView.Moved) -> None:
+        self.show()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import Button
 
-from controller.api.errors import AnswerLostError, ConflictError, RefusedError
+from controller.api.errors import AnswerLostError, ConflictError, NotFoundError, RefusedError
 from controller.api.settings.console import ConsoleTable
 from controller.api.wire.operations import (
     DrainRequest,
@@ -318,6 +318,10 @@ async def test_priority(key: str) -> None:
         assert f"priority {bed.request} high: high, was normal" in await bed.bottom()
         await bed.press("U")
         assert bed.control.calls[-1][2] == PriorityRequest(level="normal")
+        over = NotFoundError(f"request {bed.request} has finished")
+        bed.control.failing = {"priority": over}
+        await bed.press(key, "enter")
+        assert f"priority {bed.request} high: it has finished" in await bed.bottom()
 
 
 async def test_the_request_is_that_under_the_cursor_when_the_key_was_pressed() -> None:
@@ -445,8 +449,10 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         lines = (await drawn(bed.pilot)).splitlines()
         (drained,) = [line for line in lines if f"drain {wanted} " in line and "done" in line]
         assert f"llumctl drain {wanted}" in drained
-        (failed,) = [line for line in lines if "failed" in line]
+        (failed, whole) = [line for line in lines if "failed" in line]
         assert "it is not being drained" in failed
+        assert whole.strip() == f"undrain {wanted}: failed, it is not being drained"
+        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain {wanted}"
         await bed.press("y")
         assert bed.app.clipboard == f"llumctl undrain {wanted}"
         await bed.press("escape")
