@@ -6,13 +6,14 @@ from typing import Any, cast
 from textual.screen import Screen
 
 from controller.api.wire.models import ClusterStatus
+from controller.api.wire.settings import Setting
 from tui.actions import log
 from tui.actions.aborts import Abort
 from tui.actions.choice import Choices
 from tui.actions.drains import Undrain, drains
 from tui.actions.lock import why_locked
 from tui.actions.order import Order, Planned, Together
-from tui.actions.outbox import Phase
+from tui.actions.outbox import Call, Phase
 from tui.actions.registry import Danger, action_of
 from tui.actions.requests import destinations, levels
 from tui.actions.restarts import Restart
@@ -20,11 +21,13 @@ from tui.actions.scaling import Scale
 from tui.actions.session_orders import SessionOrders
 from tui.actions.several import Several
 from tui.actions.target import Target
+from tui.actions.undoing import TakeBack
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.feed.caller import Caller
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
+from tui.screens.edit import EditScreen
 
 Make = Callable[[Sequence[Target], ClusterStatus], Sequence[Order] | Choices]
 
@@ -53,10 +56,13 @@ class Acting:
 
     def pump(self) -> None:
         """Hears what came, sends what is due, and says what became of it."""
-        for call in self.orders.pump(self._console.source.now_s(), self.locked()):
-            back = f"  ({self._key('undo')} takes it back)" if call.undo is not None else ""
+        status = self._console.present.status
+        for call in self.orders.pump(self._console.source.now_s(), self.locked(), status):
+            if self._is_told_by_another(call):
+                continue
+            back = f"  ({self._key('undo')} takes it back)" if call.can_undo else ""
             tone = log.TONES.get(call.phase, Tone.PLAIN)
-            self._console.say(f"{log.told(call)}{back * (not call.undoes)}", tone, stays=True)
+            self._console.say(f"{log.told(call)}{back}", tone, stays=True)
 
     def locked(self) -> str:
         console = self._console
@@ -78,6 +84,8 @@ class Acting:
         found = {each.of(change.target): each for each in targets if each.of(change.target)}
         if locked := self.locked():
             self._console.say(f"no {action_id} now: {locked}", Tone.BAD)
+        elif action_id == "undrain" and len(targets) == 1 and targets[0].operation_id:
+            self.undo(targets[0].operation_id)
         elif not found:
             rows = "the marked rows are" if marked else "this row is"
             self._console.say(f"{rows} about no {change.target}")
@@ -109,17 +117,19 @@ class Acting:
         except ValueError:
             self._console.say(f"scale N, +N or -N: {number[:20]!r} is no number", Tone.BAD)
 
-    def undo(self) -> None:
-        """Takes back the last thing that was done here."""
-        last = self.orders.outbox.last_undoable()
+    def edit_setting(self, setting: Setting) -> None:
+        if locked := self.locked():
+            self._console.say(f"no set now: {locked}", Tone.BAD)
+        else:
+            self._push(EditScreen(setting), self._begin_if)
+
+    def undo(self, operation_id: str = "") -> None:
+        """Takes back an operation of the audit log: that one, or the last of anybody's."""
         if locked := self.locked():
             self._console.say(f"no undo now: {locked}", Tone.BAD)
-        elif last is None:
-            self._console.say("nothing was done here that could be taken back")
-        elif last.undo is None:
-            self._console.say(f"{last.order.title} cannot be taken back")
         else:
-            self._begin(last.undo, undoes=last.call_id)
+            asked = TakeBack(operation_id, self._console.options.zone)
+            self._push(ConfirmScreen(asked), self._give)
 
     def toggle_read_only(self) -> None:
         if self._console.options.readonly:
@@ -137,26 +147,39 @@ class Acting:
             if call.phase in (Phase.SENT, Phase.UNKNOWN)
         ]
 
-    def _begin(self, order: Order | Choices, undoes: int = 0) -> None:
+    def _is_told_by_another(self, call: Call) -> bool:
+        """What ended a drain of this session is an undrain of this session, which says so."""
+        drained = {each.instance_id for each in call.awaits}
+        return call.phase is Phase.FAILED and any(
+            isinstance(other.order, Undrain)
+            and other.order.instance_id in drained
+            and other.call_id > call.call_id
+            for other in self.orders.outbox
+        )
+
+    def _begin_if(self, order: Order | None) -> None:
+        if order is not None:
+            self._begin(order)
+
+    def _begin(self, order: Order | Choices) -> None:
         if isinstance(order, Choices):
-            self._push(ChooseScreen(order), lambda chosen: self._give(chosen, undoes))
+            self._push(ChooseScreen(order), self._give)
             return
         change = action_of(order.action_id).change
         status = self._console.present.status
         assert change is not None
         if change.danger is Danger.CONFIRM:
-            screen = ConfirmScreen(cast(Planned, order))
-            self._push(screen, lambda agreed: self._give(agreed, undoes))
+            self._push(ConfirmScreen(cast(Planned, order)), self._give)
         elif status is not None:
-            self._give(order.at(status.revision), undoes)
+            self._give(order.at(status.revision))
 
-    def _give(self, agreed: Order | Together | None, undoes: int = 0) -> None:
+    def _give(self, agreed: Order | Together | None) -> None:
         if agreed is None:
             return
         now_s = self._console.source.now_s()
         time_s = self._console.present.controller_time_s(now_s) or 0.0
         for order in agreed.orders if isinstance(agreed, Together) else (agreed,):
-            self.orders.order(order, now_s, time_s, undoes)
+            self.orders.order(order, now_s, time_s)
         self.pump()
 
     def _read_only(self) -> str:

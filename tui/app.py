@@ -4,9 +4,6 @@ Nothing here waits for the controller: `Source.take` hands over what has come, a
 threads are daemons, so that leaving does not wait for them either.
 """
 
-import select
-import signal
-import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -14,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from textual.app import App, SystemCommand
-from textual.events import Event, Key
+from textual.events import Event, Key, Resize
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
-from tui import palette
+from controller.api.wire.settings import Setting
+from tui import palette, terminal
 from tui.acting import Acting
-from tui.actions import registry
+from tui.actions import log, registry
 from tui.actions.outbox import Call, Phase
 from tui.actions.registry import Action, Place
 from tui.actions.replaying import Replaying
@@ -43,11 +41,13 @@ from tui.screens.base import PaintedScreen
 from tui.screens.choose import ChooseScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
+from tui.screens.edit import EditScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
+from tui.screens.tuning import TuningScreen
 from tui.widgets import tones
 from tui.widgets.bottom import Bottom, key_line
 from tui.widgets.table_view import TableView
@@ -79,13 +79,13 @@ class Dashboard(App[None]):
     #history, #timeline, #log { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt, #hints { width: 1fr; } #prompt { background: $background; }
-    ConfirmScreen, ChooseScreen { align: center middle; background: transparent; }
+    ConfirmScreen, ChooseScreen, EditScreen { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
     ChooseScreen #words { height: 2; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
-    #name { background: $background; margin: 0 0 1 0; }
+    #name, #value { background: $background; margin: 0 0 1 0; }
     .-stale TableView, .-stale #facts { text-opacity: 60%; }
     """
     )
@@ -140,12 +140,23 @@ class Dashboard(App[None]):
 
     def _tick(self) -> None:
         """Without news only the ages are drawn: all else would look the same."""
-        if terminal_is_gone():
+        if terminal.is_gone():
             self.owning.stop()
-            end_with_the_terminal()
+            terminal.end_with_it()
+        self._follow_size()
         before = self.state
         self._take()
         self.redraw(only_age=self.state is before)
+
+    def _follow_size(self) -> None:
+        """Textual hears of a change by a signal, whose handler the next one can interrupt between
+        asking for the size and telling it: then the older size is told last."""
+        screens = self.screen_stack
+        if self.is_web or self.is_headless or not screens:
+            return
+        size = terminal.size()
+        if size != screens[-1].size:
+            self.post_message(Resize(size, size))
 
     def _wake(self) -> None:
         """Any thread may call this: a status or a reply is shown at once."""
@@ -166,7 +177,7 @@ class Dashboard(App[None]):
         for screen in self.screen_stack:
             if isinstance(screen, PaintedScreen) and only_age:
                 screen.show_age()
-            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen):
+            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen | EditScreen):
                 screen.show()
 
     # What the screens ask
@@ -244,7 +255,8 @@ class Dashboard(App[None]):
             changes=not self.acting.is_read_only,
         )
         if not trouble:
-            return key_line(pairs, self.size.width)
+            going = log.under_way(self.calls, self.size.width, self.glyphs)
+            return (*going, *key_line(pairs, self.size.width - width_of(going)))
         leave = key_line(pairs[-2:], 0)
         room = max(1, self.size.width - width_of(leave) - 5)
         words = fitted(printable(trouble), min(room, cell_len(printable(trouble))), self.glyphs)
@@ -280,11 +292,17 @@ class Dashboard(App[None]):
     def undo(self) -> None:
         self.acting.undo()
 
+    def edit_setting(self, setting: Setting) -> None:
+        self.acting.edit_setting(setting)
+
     def toggle_read_only(self) -> None:
         self.acting.toggle_read_only()
 
     def show_log(self) -> None:
         self.push_screen(LogScreen())
+
+    def show_tuning(self) -> None:
+        self.push_screen(TuningScreen())
 
     def toggle_freeze(self) -> None:
         """Freezes or unfreezes the screen. In a replay, time itself stands still."""
@@ -417,19 +435,3 @@ class Dashboard(App[None]):
             bottom = next(iter(self.screen.query(Bottom)), None)
             if bottom is not None and bottom.take(event.character):
                 event.prevent_default()
-
-
-def terminal_is_gone() -> bool:
-    """Whether the terminal hung up without ending this process, as a lost session's can."""
-    stdin = sys.__stdin__
-    if stdin is None:
-        return False
-    poll = select.poll()
-    poll.register(stdin.fileno(), 0)
-    return any(event & select.POLLHUP for _, event in poll.poll(0))
-
-
-def end_with_the_terminal() -> None:
-    """Ends the process as an unignored hang-up does: an exit would wait for its drawing."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGHUP)

@@ -12,6 +12,7 @@ from tui.acting import Acting
 from tui.actions.registry import action_of
 from tui.actions.requests import Migrate, SetPriority
 from tui.actions.target import Kind, Target
+from tui.actions.tuning import SetSettings
 from tui.console import Console
 from tui.drawing.format import Tone
 from tui.drawing.themes import THEMES
@@ -52,6 +53,8 @@ class Commanding:
             "priority": self._priority,
             "migrate": self._migrate,
             "get": self._get,
+            "set": lambda command: app.acting.order(SetSettings.to(command.arguments)),
+            "tune": lambda _: app.show_tuning(),
             "undo": lambda _: app.undo(),
             "log": lambda _: app.show_log(),
             "read_only": lambda _: app.toggle_read_only(),

@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 
 from textual.screen import Screen
 
+from controller.api.wire.settings import Setting
 from tui.actions.outbox import Call
 from tui.actions.registry import Place
 from tui.actions.replaying import Replaying
@@ -69,12 +70,17 @@ class Console(Protocol):
 
     def scale(self, number: str) -> None: ...
     def undo(self) -> None: ...
+
+    def edit_setting(self, setting: Setting) -> None:
+        """Asks for another value, or says why none can be set."""
+
     def toggle_read_only(self) -> None: ...
 
     def ask(self, question: Work, then: Then) -> None:
         """Asks the controller; `then` gets the answer or the error on the screen's own thread."""
 
     def show_log(self) -> None: ...
+    def show_tuning(self) -> None: ...
     def toggle_freeze(self) -> None: ...
     def run_command(self, text: str) -> None: ...
 

@@ -5,6 +5,7 @@ from controller.api.errors import RefusedError
 from controller.api.text.quantities import setting_value
 from controller.api.text.settings import assignments
 from controller.api.wire.audit import OperationEntry, OperationList, Undo
+from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     DrainRequest,
     PriorityRequest,
@@ -14,6 +15,8 @@ from controller.api.wire.operations import (
 from controller.api.wire.settings import SettingsPatch
 
 LIST = "llumctl undo --list"
+MAX_LISTED = 200
+"""Operations among which one is looked for by its id."""
 
 
 def chosen(done: OperationList, entry_id: str = "") -> OperationEntry:
@@ -36,16 +39,23 @@ def words(undo: Undo) -> str:
     """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
     if undo.kind in ("undrain", "drain"):
         return f"{undo.kind} {undo.target}"
+    if undo.kind == "migrate":
+        return f"migrate {undo.target} --to {undo.previous['instance']}"
     if undo.kind == "set":
         return f"set {assignments(undo.previous.items())}"
     values = " ".join(setting_value(value) for value in undo.previous.values())
     return " ".join(filter(None, (undo.kind, undo.target, values)))
 
 
+def reason_of(entry: OperationEntry) -> str:
+    """The reason of an order that takes the operation back."""
+    return f"undo of {entry.id}"
+
+
 def take_back(client: ControlClient, entry: OperationEntry, revision: int, reason: str) -> None:
     """Sends the order, which is refused if the cluster's spec has another revision by now: what was
     found to be undoable is undone, or nothing. Raises LlumctlError."""
-    undo, reason = entry.undo, reason or f"undo of {entry.id}"
+    undo, reason = entry.undo, reason or reason_of(entry)
     assert undo is not None
     match undo.kind:
         case "undrain":
@@ -58,6 +68,9 @@ def take_back(client: ControlClient, entry: OperationEntry, revision: int, reaso
         case "priority":
             level = str(undo.previous["level"])
             client.set_priority(undo.target, PriorityRequest(level=level, reason=reason))
+        case "migrate":
+            to = str(undo.previous["instance"])
+            client.migrate(undo.target, MigrateRequest(to=to, reason=reason))
         case "set":
             patch = SettingsPatch(changes=undo.previous, reason=reason, if_revision=revision)
             client.change_settings(patch)

@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -334,6 +335,43 @@ def test_scaling_and_draining_under_load(cluster: Cluster, client: ControlClient
     assert story.events("failed") == []
     kinds = {event.instance_id: event.kind for event in story.events("drain_started", "drained")}
     assert kinds[busy] == "drained"
+
+
+def test_what_is_tuned_is_tried_kept_and_taken_back(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    """By the commands, on the file that the cluster was started with: no other line of it changes,
+    and what is not kept there is what `get --toml` prints."""
+    key, none = "migration.not_back_s", client.drains().drains
+    low, high = "migration.source_below_steps=100000", "migration.destination_above_steps=200000"
+    (busy,) = answers(cluster, 1, 64, 300)
+    tried = json_of(cluster, "set", low, high, "--dry-run", code=10)
+    roles = {role["instance_id"]: role for role in tried["roles"]}
+    assert set(roles) == set(ids_of(client))
+    where = str(busy.status(client).instance_id)
+    assert roles[where]["then"] == "source", "it has a request, which must leave"
+    assert {role["now"] for role in roles.values()} == {"destination"}
+    assert {role["then"] for name, role in roles.items() if name != where} == {"neither"}
+
+    saved = done(cluster, "set", f"{key}=3", "--save")
+    path = Path(saved.stderr.partition("saved in ")[2].splitlines()[0].rstrip(":"))
+    kept = path.read_text()
+    assert kept.startswith(CONFIG.rstrip("\n"))
+    assert tomllib.loads(kept)["migration"] == {"not_back_s": 3}
+    assert done(cluster, "get", "--toml").stdout == ""
+    done(cluster, "set", f"{key}=4")
+    assert tomllib.loads(done(cluster, "get", "--toml").stdout) == {"migration": {"not_back_s": 4}}
+
+    assert f"set {key}=3" in done(cluster, "undo").stdout
+    assert json_of(cluster, "get", key)["settings"][0]["value"] == 3.0
+    assert f"set {key}=4" in done(cluster, "undo").stdout, "the second takes the first one back"
+    assert path.read_text() == kept, "an undo is about the running cluster"
+    done(cluster, "drain", where, "-y", "--detach")
+    assert f"undrain {where}" in done(cluster, "undo", "--dry-run", code=10).stdout
+    done(cluster, "undo")
+    assert client.drains().drains == none
+    check([busy])
+    path.write_text(CONFIG)
 
 
 # -- examples -----------------------------------------------------------------------------

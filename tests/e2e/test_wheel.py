@@ -27,6 +27,7 @@ def test_wheel_holds_the_three_packages_only(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"controller", "llumctl", "tui"}
     assert "controller/adapters/embedded_model/words.txt" in names
+    assert "llumctl/web/page.html" in names
 
 
 @pytest.fixture(scope="module")

@@ -312,6 +312,8 @@ async def test_who_asked_is_recorded_and_a_dry_run_is_not(bed: Bed) -> None:
     assert entry["action"] == end["action"] == f"migrate r-1 to i-1 ({migration_id})"
     assert (entry["target"], entry["outcome"], entry["reason"]) == ("r-1", "begun", "make room")
     assert (end["cause_id"], end["outcome"]) == (entry["cause_id"], "migrated")
+    back = {"previous": {"instance": "i-0"}, "made": {"instance": "i-1"}}
+    assert end["undo"] == {"kind": "migrate", "target": "r-1", **back}
     answer = await bed.client.get("/v1/events", headers=AUTHORIZED)
     events = EventPage.model_validate_json(answer.content).events
     by_hand, migrated, over = events[-3:]

@@ -151,6 +151,10 @@ async def test_why_each_cannot_be_undone(bed: Bed) -> None:
     await bed.posts("requests/r-1/priority", level="high")
     bed.book.ended("r-1", RequestState.FINISHED, "stop")
     assert await bed.why_not() == "request r-1 has ended"
+    await bed.posts("instances/i-2/restart")
+    assert await bed.why_not() == ""
+    await bed.posts("instances/i-2/undrain")
+    assert (await bed.done())[1].why_not == "i-2 is not being drained by it any more"
     await bed.posts("instances/i-0/restart", now=True)
     assert await bed.why_not() == "it cannot be undone"
 

@@ -102,18 +102,24 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"migration.max_moves": -1}, "migration.max_moves: Input should be greater than"),
-        ({"migration.max_moves": 2.5}, "migration.max_moves: Input should be a valid integer"),
-        ({"migration.max_moves": True}, "migration.max_moves: Input should be a valid integer"),
-        ({"migration.max_moves": None}, "migration.max_moves: Input should be a valid integer"),
-        ({"migration.enabled": 1}, "migration.enabled: Input should be a valid boolean"),
-        ({"migration.victim": "any"}, "migration.victim: Input should be 'llumnix', 'LCR'"),
-        ({"migration.source_below_steps": float("nan")}, "source_below_steps: Input should be a f"),
+        ({"migration.max_moves": -1}, "migration.max_moves must be at least 0, not -1"),
+        ({"migration.max_moves": 2.5}, "migration.max_moves must be an integer, not"),
+        ({"migration.max_moves": True}, "migration.max_moves must be an integer, not"),
+        ({"migration.max_moves": None}, "migration.max_moves must be an integer, not"),
+        ({"migration.enabled": 1}, "migration.enabled must be true or false, not 1"),
+        ({"migration.victim": "any"}, "migration.victim must be 'llumnix', 'LCR'"),
+        (
+            {"migration.source_below_steps": float("nan")},
+            "source_below_steps must be a finite",
+        ),
         (
             {"migration.source_below_steps": 60},
             "migration: source_below_steps (60) must not exceed destination_above_steps (48)",
         ),
-        ({"priority.high.target_load_tokens": -1}, "priority.high.target_load_tokens: Input shou"),
+        (
+            {"priority.high.target_load_tokens": -1},
+            "high.target_load_tokens must be at least 0",
+        ),
         ({"priority.low.target_load_tokens": 1}, "there is no setting 'priority.low.target_load"),
         ({"migration.max_move": 1}, "did you mean migration.max_moves?"),
         ({"": 1}, "there is no setting ''"),

@@ -259,11 +259,19 @@ async def test_why_a_session_cannot_begin_is_told_in_it(
 
 
 @pytest.mark.usefixtures("controller")
-async def test_with_write_it_may_act_and_ends_with_the_server() -> None:
+async def test_with_write_it_may_act_but_runs_nothing_and_ends_with_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = folder / "own.toml"
+    config.write_text('[commands.touch]\nkey = "f9"\nrun = ["touch", "made"]\n')
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
     with served("--write") as server:
         page, cookie = server.enter()
         async with connected(server, page, cookie) as found:
-            await found.until_drawn("[WRITE]")
+            await found.until_drawn("[WRITE]", "i-0")
+            await found.press("\x1b[20~")  # F9
+            await found.until_drawn("no touch now: a browser runs no commands here")
+            assert not (folder / "made").exists()
             (child,) = server.children
             server.screen.press("\x03")
             await found.until_closed()

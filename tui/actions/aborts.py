@@ -43,11 +43,11 @@ class Abort:
         if report.level:
             facts.append(f"priority {report.level}")
         lines = [f"{report.request_id}: {', '.join(facts)}"]
+        lines.append("Its client gets an error. There is no undo.")
         if report.client_id and report.client_id != report.request_id:
             lines.append(f"  {report.request_id} is the client's {report.client_id}")
         others = [each for each in report.request_ids if each != report.request_id]
         lines += [f"  {each} ends with it" for each in others]
-        lines.append("Its client gets an error. There is no undo.")
         return Plan(tuple(lines), Abort(report.request_id))
 
     def post(self, client: ControlClient, key: str) -> AbortReport:

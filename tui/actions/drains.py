@@ -15,6 +15,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from tui.actions.order import Outcome, Plan
+from tui.actions.progress import awaited
 
 SPEC = "spec"
 """The lane of orders that change the cluster's spec: each carries the revision that it changes."""
@@ -70,8 +71,8 @@ class Drain:
         return client.answer(DrainReport, key)
 
     def outcome(self, report: DrainReport) -> Outcome:
-        back = Undrain(self.instance_id) if report.changes else None
-        return Outcome(words.progress(report).removeprefix(f"{self.instance_id}: "), back)
+        text = words.progress(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes, awaits=awaited(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Undrain:
         return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
-        """Needed for several at once only: one is taken back without a question."""
+        """Needed for several at once, and for what takes a drain back by the audit log."""
         report = client.undrain(self.instance_id, UndrainRequest(dry_run=True))
         order = Undrain(self.instance_id, UndrainRequest(if_revision=report.revision))
         return Plan((f"{self.instance_id} would get requests again",), order)
@@ -115,7 +116,7 @@ class Undrain:
         return client.answer(DrainReport, key)
 
     def outcome(self, _: DrainReport) -> Outcome:
-        return Outcome("it gets requests again", Drain(self.instance_id))
+        return Outcome("it gets requests again", can_undo=True)
 
 
 def drains(instance_ids: Sequence[str]) -> list[Drain]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from textwrap import wrap
 
+from rich.cells import cell_len
+
 from controller.api.text.quantities import printable, time_of_day
 from tui.actions.outbox import Call, Phase
 from tui.actions.target import Target
-from tui.drawing.format import Line, Span, Tone
+from tui.drawing.format import Glyphs, Line, Span, Tone, fitted
 from tui.drawing.table import Column
 
 TONES = {
@@ -57,6 +59,16 @@ def whole(call: Call, width: int) -> list[Line]:
         for text, tone in texts
         for line in wrap(printable(text), max(1, width - 2))
     ]
+
+
+def under_way(calls: Iterable[Call], width: int, glyphs: Glyphs) -> Line:
+    """The last order that goes on, for the bottom line; in half its width at most."""
+    found = [call for call in calls if call.phase is Phase.UNDER_WAY]
+    if not found:
+        return ()
+    more = f" (+{len(found) - 1})" if len(found) > 1 else ""
+    words = f"> {told(found[-1])}{more}"
+    return (Span(f" {fitted(words, min(cell_len(words), width // 2), glyphs)} ", Tone.WARN),)
 
 
 def _time(row: LogRow, _: int) -> Span:

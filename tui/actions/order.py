@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from controller.api.client import ControlClient
+from tui.actions.progress import Awaited
 
 if TYPE_CHECKING:
     from tui.actions.own import Run
@@ -50,12 +51,14 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a report says. `undo`: the order that takes it back."""
+    """What a report says. `can_undo`: `U` takes it back, unless somebody changes it first."""
 
     text: str
-    undo: Order | None = None
+    can_undo: bool = False
     failed: bool = False
     """The controller answered, and what was wanted did not happen."""
+    awaits: tuple[Awaited, ...] = ()
+    """What is not over yet, and is followed in the statuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from controller.api.errors import (
     UnderWayError,
     UnreachableError,
 )
+from controller.api.text.quantities import duration
+from controller.api.wire.models import ClusterStatus
 from tui.actions.order import Order
+from tui.actions.progress import Awaited, End, progress
 
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 1.0
@@ -30,13 +33,15 @@ NETWORK_S = 15.0
 class Phase(StrEnum):
     QUEUED = "queued"
     SENT = "sent"
+    UNDER_WAY = "under way"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
 
-OVER = (Phase.DONE, Phase.FAILED, Phase.CANCELLED)
+OVER = (Phase.UNDER_WAY, Phase.DONE, Phase.FAILED, Phase.CANCELLED)
+"""Nothing is sent or asked any more; what is under way goes on without this dashboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,13 @@ class Call:
     phase: Phase = Phase.QUEUED
     text: str = ""
     """The outcome in words."""
-    undo: Order | None = None
+    can_undo: bool = False
+    awaits: tuple[Awaited, ...] = ()
+    since_revision: int = 0
+    """The cluster's revision that the call made."""
     sent_at_s: float = 0.0
     ask_at_s: float | None = None
     """When the controller is asked next; None while it is being asked, or if it cannot tell."""
-    undoes: int = 0
-    """The call that this one takes back."""
     num_missing: int = 0
     """How often the controller said that it had no such call."""
 
@@ -90,22 +96,10 @@ class Outbox:
     def __getitem__(self, call_id: int) -> Call:
         return self._calls[call_id]
 
-    def put(
-        self, order: Order, key: str, now_s: float, time_s: float = 0.0, undoes: int = 0
-    ) -> Call:
-        call = Call(len(self._calls) + 1, order, key, now_s, time_s, undoes=undoes)
+    def put(self, order: Order, key: str, now_s: float, time_s: float = 0.0) -> Call:
+        call = Call(len(self._calls) + 1, order, key, now_s, time_s)
         self._calls[call.call_id] = call
         return call
-
-    def last_undoable(self) -> Call | None:
-        """The last call that was carried out, took nothing back, and was not taken back."""
-        taken_back = {
-            call.undoes for call in self if call.phase not in (Phase.FAILED, Phase.CANCELLED)
-        }
-        for call in reversed(self._calls.values()):
-            if call.phase is Phase.DONE and not call.undoes and call.call_id not in taken_back:
-                return call
-        return None
 
     def due(self, now_s: float, locked: str) -> list[Call]:
         """The calls that must be sent now; cancels those that may not be sent any more. `locked`:
@@ -153,8 +147,28 @@ class Outbox:
             self._own[call.order.revision] = revision
         phase = Phase.FAILED if outcome.failed else Phase.DONE
         self._calls[call_id] = replace(
-            call, phase=phase, text=outcome.text, undo=outcome.undo, ask_at_s=None
+            call,
+            phase=Phase.UNDER_WAY if outcome.awaits else phase,
+            text=outcome.text,
+            can_undo=outcome.can_undo,
+            awaits=outcome.awaits,
+            since_revision=revision or 0,
+            ask_at_s=None,
         )
+
+    def hear_status(self, status: ClusterStatus) -> None:
+        """How far the calls are that go on. A status from before a call's answer tells nothing."""
+        for call in [each for each in self if each.phase is Phase.UNDER_WAY]:
+            if status.revision < call.since_revision:
+                continue
+            found = progress(call.awaits, status)
+            text, phase = found.text, call.phase
+            if found.is_over:
+                text = f"{text} after {duration(max(0.0, status.time_s - call.time_s))}"
+                phase = Phase.FAILED if found.failed else Phase.DONE
+            ends = {each.end for each in call.awaits} if found.is_over else set()
+            can_undo = call.can_undo and not found.failed and End.RESTARTED not in ends
+            self._calls[call.call_id] = replace(call, text=text, phase=phase, can_undo=can_undo)
 
     def hear_error(self, call_id: int, error: Exception, now_s: float, *, asked: bool) -> None:
         """A refusal or a failure of the call or, with `asked`, of a question about it."""

@@ -23,6 +23,8 @@ class Place(StrEnum):
     DETAIL = "detail"
     DIALOG = "dialog"
     CHOICE = "choice"
+    """Something is chosen or typed that an order is to say."""
+    TUNING = "tuning"
     HELP = "help"
     ANYWHERE = "anywhere"
 
@@ -106,7 +108,7 @@ ACTIONS: tuple[Action, ...] = (
         "undrain",
         ("u",),
         "act('undrain')",
-        "take its drain back",
+        "take its drain back, or an operator's event",
         Place.ROWS,
         "undrain",
         "undrain ID...",
@@ -160,7 +162,42 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS),
     Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS),
-    Action("undo", ("U",), "undo", "take back what was done last here", Place.ROWS, typed="undo"),
+    Action(
+        "tune",
+        ("t",),
+        "tune",
+        "the settings of the running cluster",
+        Place.ROWS,
+        "tune",
+        "tune",
+    ),
+    Action(
+        "setting_edit",
+        ("e",),
+        "edit",
+        "change the setting of this row",
+        Place.TUNING,
+        "edit",
+        change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
+    ),
+    Action(
+        "set",
+        (),
+        "",
+        "change a setting",
+        Place.ROWS,
+        typed="set KEY=VALUE...",
+        change=Change(Kind.CLUSTER, "llumctl set KEY=VALUE", Danger.CONFIRM),
+    ),
+    Action(
+        "undo",
+        ("U",),
+        "undo",
+        "take back what was done last, by anybody",
+        Place.ROWS,
+        typed="undo",
+        change=Change(Kind.CLUSTER, "llumctl undo", Danger.CONFIRM),
+    ),
     Action("log", ("L",), "log", "what was done here, and its outcome", Place.ROWS, typed="log"),
     Action(
         "read_only",

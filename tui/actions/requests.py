@@ -12,7 +12,7 @@ from controller.api.wire.models import ClusterStatus, InstanceState
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from controller.api.wire.operations import PriorityReport, PriorityRequest
 from tui.actions.choice import Choice, Choices, Estimate
-from tui.actions.order import Outcome, Together
+from tui.actions.order import Outcome, Plan, Together
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 
@@ -26,6 +26,7 @@ MOVE_TAKES_S = 60.0
 class SetPriority:
     request_id: str
     level: str
+    reason: str = ""
     action_id: ClassVar[str] = "priority"
     takes_s: ClassVar[float] = 0.0
     revision: ClassVar[None] = None
@@ -45,8 +46,15 @@ class SetPriority:
     def at(self, _: int) -> "SetPriority":
         return self
 
+    def plan(self, client: ControlClient) -> Plan:
+        """Needed for what takes a change back: else the level is chosen and set at once."""
+        wanted = PriorityRequest(level=self.level, dry_run=True)
+        report = client.set_priority(self.request_id, wanted)
+        return Plan((f"{self.request_id}: {report.previous} -> {report.level}",), self)
+
     def post(self, client: ControlClient, key: str) -> PriorityReport:
-        return client.set_priority(self.request_id, PriorityRequest(level=self.level), key=key)
+        wanted = PriorityRequest(level=self.level, reason=self.reason)
+        return client.set_priority(self.request_id, wanted, key=key)
 
     def told(self, client: ControlClient, key: str) -> PriorityReport:
         return client.answer(PriorityReport, key)
@@ -54,14 +62,14 @@ class SetPriority:
     def outcome(self, report: PriorityReport) -> Outcome:
         if report.previous == report.level:
             return Outcome(f"it had {report.level} already")
-        back = SetPriority(self.request_id, report.previous)
-        return Outcome(f"{report.level}, was {report.previous}", back)
+        return Outcome(f"{report.level}, was {report.previous}", can_undo=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
     request_id: str
     to: str
+    reason: str = ""
     action_id: ClassVar[str] = "migrate"
     takes_s: ClassVar[float] = MOVE_TAKES_S
     revision: ClassVar[None] = None
@@ -81,6 +89,10 @@ class Migrate:
     def at(self, _: int) -> "Migrate":
         return self
 
+    def plan(self, client: ControlClient) -> Plan:
+        found = self.estimate(client)
+        return Plan((found.text,), self if found.possible else None)
+
     def estimate(self, client: ControlClient) -> Estimate:
         report = client.migrate(self.request_id, MigrateRequest(to=self.to, dry_run=True))
         if report.plan is None or report.outcome != "would_move":
@@ -95,7 +107,7 @@ class Migrate:
         return Estimate(", ".join([*facts, *([report.note] if report.note else [])]))
 
     def post(self, client: ControlClient, key: str) -> MigrationReport:
-        wanted = MigrateRequest(to=self.to, timeout_s=MOVE_TAKES_S)
+        wanted = MigrateRequest(to=self.to, reason=self.reason, timeout_s=MOVE_TAKES_S)
         return client.migrate(self.request_id, wanted, key=key)
 
     def told(self, client: ControlClient, key: str) -> MigrationReport:
@@ -106,7 +118,7 @@ class Migrate:
             why = ": ".join(words for words in (report.why, report.note) if words)
             return Outcome(f"{report.outcome.replace('_', ' ')}: {why}".rstrip(": "), failed=True)
         text = f"migrated, {report.num_blocks} blocks, downtime {latency(report.downtime_s)}"
-        return Outcome(text, Migrate(self.request_id, report.from_instance_id))
+        return Outcome(text, can_undo=True)
 
 
 def levels(targets: Sequence[Target], status: ClusterStatus) -> Choices:

@@ -7,8 +7,9 @@ from controller.api.client import ControlClient
 from controller.api.errors import LastInstanceError
 from controller.api.text import drains as words
 from controller.api.wire.operations import DrainReport, RestartRequest
-from tui.actions.drains import SPEC, Undrain, emptying
+from tui.actions.drains import SPEC, emptying
 from tui.actions.order import Outcome, Plan
+from tui.actions.progress import awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +63,5 @@ class Restart:
 
     def outcome(self, report: DrainReport) -> Outcome:
         """It is taken back as a drain is, until the process has ended."""
-        back = Undrain(self.instance_id) if report.changes else None
-        return Outcome(words.progress(report).removeprefix(f"{self.instance_id}: "), back)
+        text = words.progress(report).removeprefix(f"{self.instance_id}: ")
+        return Outcome(text, can_undo=report.changes, awaits=awaited(report))

@@ -9,6 +9,7 @@ from controller.api.text import drains as words
 from controller.api.wire.operations import ScaleReport, ScaleRequest
 from tui.actions.drains import SPEC, departure
 from tui.actions.order import Outcome, Plan
+from tui.actions.progress import awaited_of_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +83,4 @@ class Scale:
         facts += [f"{each} stays" for each in report.undrained]
         facts += [f"{each.instance_id} goes" for each in report.draining]
         changed = report.added or report.undrained or report.draining
-        back = Scale(ScaleRequest(target=report.previous)) if changed else None
-        return Outcome(", ".join(facts), back)
+        return Outcome(", ".join(facts), can_undo=bool(changed), awaits=awaited_of_scale(report))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from controller.api.errors import NoSuchCallError
+from controller.api.wire.models import ClusterStatus
 from tui.actions.order import Order
 from tui.actions.outbox import Call, Missing, Outbox
 from tui.feed.caller import Caller, Reply, Work
@@ -34,16 +35,19 @@ class SessionOrders:
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _About | Then] = {}
 
-    def order(self, order: Order, now_s: float, time_s: float, undoes: int = 0) -> Call:
-        return self.outbox.put(order, secrets.token_hex(8), now_s, time_s, undoes)
+    def order(self, order: Order, now_s: float, time_s: float) -> Call:
+        return self.outbox.put(order, secrets.token_hex(8), now_s, time_s)
 
     def ask(self, question: Work, then: Then) -> None:
         """Calls `then` with the answer or the error, in a later `pump`."""
         self._call(question, then)
 
-    def pump(self, now_s: float, locked: str) -> list[Call]:
-        """Hears what came, sends what is due, and returns the calls whose phase has changed."""
+    def pump(self, now_s: float, locked: str, status: ClusterStatus | None) -> list[Call]:
+        """Hears what came, sends what is due, and returns the calls whose phase has changed.
+        `status`: the last one of the cluster."""
         before = {call.call_id: call.phase for call in self.outbox}
+        if status is not None:
+            self.outbox.hear_status(status)
         self._hear(now_s)
         for call in self.outbox.due(now_s, locked):
             self._call(_posted(call), _About(call.call_id, asked=False))

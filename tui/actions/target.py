@@ -13,11 +13,13 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a row is about. `instance_id` of a request's row: where the request is. `other`: what it
-    names instead and nothing is done to, such as a frontend."""
+    names instead and nothing is done to, such as a frontend. `operation_id`: of an event that tells
+    what an operator did."""
 
     instance_id: str = ""
     request_id: str = ""
     other: str = ""
+    operation_id: str = ""
 
     @property
     def subject(self) -> str:

@@ -14,6 +14,7 @@ FIXED = ("ctrl+c", "ctrl+q")
 TOGETHER = (
     (Place.MAIN, Place.ROWS, Place.TABLE, Place.ANYWHERE),
     (Place.DETAIL, Place.ROWS, Place.TABLE, Place.ANYWHERE),
+    (Place.TUNING, Place.DETAIL, Place.ROWS, Place.TABLE, Place.ANYWHERE),
     (Place.HELP, Place.TABLE, Place.ANYWHERE),
     (Place.DIALOG,),
     (Place.CHOICE, Place.TABLE),

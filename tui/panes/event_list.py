@@ -42,7 +42,13 @@ class EventRow:
         event = self.entry.event
         if event is None:
             return NOTHING
-        return Target(event.instance_id or "", event.request_id or "", event_words.member(event))
+        operation_id = event.cause_id if event.kind == "operator" else ""
+        return Target(
+            event.instance_id or "",
+            event.request_id or "",
+            event_words.member(event),
+            operation_id,
+        )
 
     @property
     def text(self) -> str:

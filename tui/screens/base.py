@@ -67,6 +67,9 @@ class PaintedScreen(Screen[None]):
     def action_undo(self) -> None:
         self.console.undo()
 
+    def action_tune(self) -> None:
+        self.console.show_tuning()
+
     def action_read_only(self) -> None:
         self.console.toggle_read_only()
 

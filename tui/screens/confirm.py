@@ -1,5 +1,6 @@
 """Asks before an order is given, and shows its plan."""
 
+import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -20,6 +21,7 @@ from tui.widgets.lines import Lines
 MAX_WIDTH = 100
 FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
+FRAME_WIDTH = 4
 
 
 class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
@@ -86,19 +88,19 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
         if not self.is_mounted or not self.size.width:
             return
         width = min(MAX_WIDTH, self.size.width - 2)
-        lines = self._lines(max(1, self.size.height - FRAME_LINES))
+        lines = self._lines(max(1, self.size.height - FRAME_LINES), width - FRAME_WIDTH)
         words = self.query_one("#words", Lines)
         words.styles.height = len(lines)
         self.query_one("#dialog").styles.width = width
         words.show(lines)
 
-    def _lines(self, room: int) -> list[Line]:
+    def _lines(self, room: int, width: int) -> list[Line]:
         found: list[Line] = [(Span(self.wanted.question, Tone.STRONG),), ()]
         if self._error:
             return [*found, (Span(self._error, Tone.BAD),), ()]
         if self.found is None:
             return [*found, (Span("asking what it would do ...", Tone.DIM),), ()]
-        plan = [(Span(printable(line)),) for line in self.found.lines]
+        plan = [(Span(line),) for text in self.found.lines for line in _wrapped(text, width)]
         last: list[Line] = [()]
         if self.found.name_to_type:
             words = f"Nothing else would serve. Type {self.found.name_to_type} and Enter to go on:"
@@ -142,3 +144,14 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
             self.dismiss(self.found.order)
         else:
             self.show()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """What does not fit in one line goes on in the next, further to the right."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        printable(text.lstrip()),
+        max(20, width),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+    )

@@ -258,6 +258,13 @@ class ControlServer:
         ) as operation:
             report = await migration.run()
             operation.outcome = f"{report.outcome}: {report.why}" if report.why else report.outcome
+            if report.outcome == "migrated":
+                operation.undo = Undo(
+                    kind="migrate",
+                    target=report.request_id,
+                    previous={"instance": report.from_instance_id},
+                    made={"instance": report.to_instance_id},
+                )
         return json_answer(report)
 
     async def _priority(self, request: Request) -> Response:

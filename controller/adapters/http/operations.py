@@ -129,6 +129,8 @@ class SteerApi:
             self._check_restart(instance_id, wanted)  # again: writing the audit log took time
             order = _order(instance_id, drain, operation)
             order = replace(order, restarts=nonce, at_once=wanted.now)
+            if not wanted.now and instance_id not in self._controller.keeper.spec.drains:
+                operation.undo = Undo(kind="undrain", target=instance_id, previous={}, made={})
             self._controller.drains.begin([order])
             return self._controller.keeper.spec.revision
 

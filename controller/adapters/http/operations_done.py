@@ -86,19 +86,22 @@ async def _why_not(entry: OperationEntry, controller: Controller, settings: Live
             planned = controller.scaling.num_planned
             same = planned == undo.made["instances"]
             return "" if same else f"{planned} instances are planned by now"
-        case "priority":
-            return await _why_not_priority(controller, undo)
+        case "priority" | "migrate":
+            return await _why_not_request(controller, undo)
         case "set":
             return _why_not_set(settings, undo)
 
 
-async def _why_not_priority(controller: Controller, undo: Undo) -> str:
+async def _why_not_request(controller: Controller, undo: Undo) -> str:
     try:
         record = await find_record(controller, undo.target)
     except ApiError:
         return f"request {undo.target} is not known any more"
     if record.state in ENDED:
         return f"request {undo.target} has ended"
+    if undo.kind == "migrate":
+        same = record.instance_id == undo.made["instance"]
+        return "" if same else f"it is on {record.instance_id or 'no instance'} by now"
     same = record.level == undo.made["level"]
     return "" if same else f"its priority is {record.level} by now"
 

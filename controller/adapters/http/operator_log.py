@@ -95,7 +95,8 @@ class OperatorLog:
         """Does not raise: the operation has happened, and its caller gets the answer, also if the
         disk is full."""
         try:
-            undo = operation.undo if operation.outcome == "done" else None
+            failed = operation.outcome.startswith(("failed", "unknown"))
+            undo = None if failed else operation.undo
             await self._write(operation, deeds, operation.outcome, reason, undo)
         except ApiError as error:
             log.error("%s: how it ended is not in the audit log: %s", operation.cause_id, error)

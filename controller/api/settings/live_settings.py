@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pydantic import ValidationError
 
 from controller.api.settings.allowed import allowed
+from controller.api.settings.complaints import shown, wanted
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.settings.table import Table
 from controller.api.wire.settings import SettingValue
@@ -116,8 +117,11 @@ def _not_live(key: str, settings: Settings) -> SettingError:
 
 
 def _first_line(error: ValidationError, settings: Settings) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     place = list(first["loc"])
     if place[0] == "priority" and len(place) > 1 and isinstance(place[1], int):
         place[1] = settings.priority[place[1]].name
-    return f"{'.'.join(str(part) for part in place)}: {first['msg'].removeprefix('Value error, ')}"
+    name = ".".join(str(part) for part in place)
+    if must := wanted(first):
+        return f"{name} must be {must}, not {shown(first['input'])}"
+    return f"{name}: {first['msg'].removeprefix('Value error, ')}"

@@ -10,11 +10,12 @@ class Undo(WireModel):
     """The order that takes an operation back, and the state that the operation made: if there is
     another by now, somebody else changed it since."""
 
-    kind: Literal["undrain", "drain", "scale", "priority", "set"]
+    kind: Literal["undrain", "drain", "scale", "priority", "migrate", "set"]
     target: str = ""
     """An instance, or a request."""
     previous: dict[str, SettingValue]
-    """Values that come back, by key: those of settings, else of `instances` or `level`."""
+    """Values that come back, by key: those of settings, else of `instances`, `level` or
+    `instance`."""
     made: dict[str, SettingValue]
 
 

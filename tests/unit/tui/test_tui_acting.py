@@ -164,7 +164,7 @@ async def test_the_revision_that_has_moved_on_is_a_conflict_that_is_said() -> No
         wanted = bed.cursor
         await bed.press("d", "y")
         assert f"drain {wanted}: the cluster was changed meanwhile" in await bed.bottom()
-        assert bed.app.acting.orders.outbox.last_undoable() is None
+        assert "takes it back" not in await bed.bottom()
 
 
 async def test_two_orders_of_ones_own_are_no_conflict() -> None:
@@ -274,30 +274,6 @@ async def test_read_only_by_the_configuration_file_until_the_key_allows_changes(
         assert len(bed.control.calls) == 1
 
 
-@presses("undo")
-async def test_undo(key: str) -> None:
-    async with acting() as bed:
-        await bed.press(key)
-        assert "nothing was done here that could be taken back" in await bed.bottom()
-        first = bed.cursor
-        await bed.press("d", "y", "j")
-        second = bed.cursor
-        await bed.press("u", key)
-        assert f"Drain {second}?" in await drawn(bed.pilot), "undrain is taken back by a drain"
-        await bed.press("escape")
-        await bed.type("colon", "undo")
-        await bed.press("y")
-        await bed.press(key)
-        assert [(name, id_) for name, id_, _ in bed.control.calls] == [
-            ("drain", first),
-            ("undrain", second),
-            ("drain", second),
-            ("undrain", first),
-        ]
-        await bed.press(key)
-        assert "nothing was done here" in await bed.bottom()
-
-
 @presses("priority")
 async def test_priority(key: str) -> None:
     """Of the request under the cursor, by the whole id; chosen, and then sent at once."""
@@ -316,8 +292,6 @@ async def test_priority(key: str) -> None:
             ("priority", bed.request, PriorityRequest(level="high")),
         ]
         assert f"priority {bed.request} high: high, was normal" in await bed.bottom()
-        await bed.press("U")
-        assert bed.control.calls[-1][2] == PriorityRequest(level="normal")
         over = NotFoundError(f"request {bed.request} has finished")
         bed.control.failing = {"priority": over}
         await bed.press(key, "enter")
@@ -407,8 +381,6 @@ async def test_one_more(key: str) -> None:
         await bed.press("y")
         order = ScaleRequest(target=13, draining=(), if_revision=7)
         assert bed.control.calls == [("scale", "", order)]
-        await bed.press("U")
-        assert "Scale to 12?" in await drawn(bed.pilot)
 
 
 @presses("scale_in")

@@ -198,6 +198,15 @@ async def test_enter_in_a_dialogs_hidden_line_gives_no_order() -> None:
         assert bed.control.calls == []
 
 
+async def test_ctrl_c_copies_what_is_selected_before_it_leaves() -> None:
+    async with acting() as bed:
+        await bed.press("colon", *"undo", "shift+home", "ctrl+c")
+        assert bed.app.clipboard == "undo"
+        assert not bed.app._exit
+        await bed.press("end", "ctrl+c")
+        assert bed.app._exit
+
+
 async def test_an_error_goes_away_with_the_next_key_and_does_nothing() -> None:
     async with acting() as bed:
         await bed.type("colon", "drian i-2")

@@ -37,7 +37,7 @@ async def test_abort(key: str) -> None:
         assert bed.control.calls == [("abort", wanted, AbortRequest())]
         assert f"abort {wanted}: aborted after 40 tokens, and 1 more" in await bed.bottom()
         await bed.press("U")
-        assert f"abort {wanted} cannot be taken back" in await bed.bottom()
+        assert f"(abort {wanted}) cannot be undone" in await drawn(bed.pilot)
 
 
 async def test_a_request_that_ended_meanwhile_is_said_and_not_aborted() -> None:
@@ -65,7 +65,7 @@ async def test_restart(key: str) -> None:
         assert bed.control.calls == [], "the cursor is on Cancel"
         await bed.press(key, "y")
         assert bed.control.calls == [("restart", wanted, RestartRequest(if_revision=7))]
-        await bed.press("U")
+        await bed.press("U", "y")
         assert bed.control.calls[1][:2] == ("undrain", wanted)
 
 

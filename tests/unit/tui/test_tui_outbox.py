@@ -43,7 +43,7 @@ class Nudge:
         return replace(self, revision=revision)
 
     def outcome(self, _: Any) -> Outcome:
-        return Outcome("nudged", undo=Nudge())
+        return Outcome("nudged", can_undo=True)
 
 
 def sent(outbox: Outbox, order: Nudge | None = None, now_s: float = 0.0) -> Call:
@@ -67,7 +67,7 @@ def test_an_order_is_sent_once_and_done() -> None:
     call = sent(outbox)
     assert outbox.due(0.1, "") == []
     outbox.hear_report(call.call_id, Report(8))
-    assert (outbox[1].phase, outbox[1].text, outbox[1].undo) == (Phase.DONE, "nudged", Nudge())
+    assert (outbox[1].phase, outbox[1].text, outbox[1].can_undo) == (Phase.DONE, "nudged", True)
     outbox.hear_error(call.call_id, LOST, 9.0, asked=False)
     assert outbox[1].phase is Phase.DONE
 
@@ -187,24 +187,6 @@ def test_a_controller_that_started_again_knows_by_the_revision_only(
     outbox.hear_missing(1, Missing(2.0, revision), 6.0)
     assert outbox[1].phase is phase
     assert outbox.to_ask(99.0) == [], "it would say the same again"
-
-
-def test_what_was_taken_back_is_not_taken_back_again() -> None:
-    outbox = Outbox()
-    for key in "ab":
-        outbox.hear_report(sent(outbox, Nudge(lane=key)).call_id, Report())
-    last = outbox.last_undoable()
-    assert last is not None
-    assert last.call_id == 2
-    back = outbox.put(Nudge(lane="c"), "c", 0.0, undoes=2)
-    before = outbox.last_undoable()
-    assert before is not None
-    assert before.call_id == 1, "the other one is on its way back"
-    outbox.due(0.0, "")
-    outbox.hear_error(back.call_id, RefusedError("no"), 1.0, asked=False)
-    again = outbox.last_undoable()
-    assert again is not None
-    assert again.call_id == 2
 
 
 @dataclass

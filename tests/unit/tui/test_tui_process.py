@@ -105,6 +105,21 @@ def test_it_follows_the_size_of_the_terminal() -> None:
             assert screen.quit_s() < QUIT_S
 
 
+def test_a_size_that_no_signal_told_is_followed() -> None:
+    """In a storm of them an older size may be told last."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    try:
+        with FakeController(status=synthetic.cluster((synthetic.instance("i-0"),))) as fake:
+            remember(fake.url)
+            with terminal("top", "--refresh", "0.2") as screen:
+                place = screen.until("HEADROOM")
+                screen.resize(80, 24)
+                screen.until("[2 Queue heads]", after=place)
+                assert screen.quit_s() < QUIT_S
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_a_storm_of_sizes_ends_in_the_last_one() -> None:
     """As when the edge of a window is dragged, with data coming in."""
     draw = random.Random(12)

@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from controller.api.errors import LastInstanceError, NoSuchCallError, RefusedError
+from controller.api.errors import (
+    LastInstanceError,
+    NoSuchCallError,
+    RefusedError,
+    UsageError,
+)
+from controller.api.settings.live_settings import SettingError, changed, live_settings
+from controller.api.settings.settings import Settings
+from controller.api.wire.audit import OperationEntry, OperationList, Undo
 from controller.api.wire.models import ClusterStatus, RequestState
 from controller.api.wire.moves import MigrateRequest, MigrationReport, MovePlanned
 from controller.api.wire.operations import (
@@ -19,7 +27,14 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
-from controller.api.wire.settings import Setting, SettingList
+from controller.api.wire.settings import (
+    InstanceRole,
+    Setting,
+    SettingChange,
+    SettingChanges,
+    SettingList,
+    SettingsPatch,
+)
 from tests.unit.tui import tui_synthetic as synthetic
 
 Report = TypeVar("Report")
@@ -38,6 +53,7 @@ class FakeControl:
     full: tuple[str, ...] = ()
     """Instances to which nothing can move."""
     departures: int = 2
+    drain_id: str = ""
     over: tuple[str, ...] = ()
     """Requests that have ended."""
     calls: list[Asked] = field(default_factory=list)
@@ -47,6 +63,10 @@ class FakeControl:
     answers: dict[str, Any] = field(default_factory=dict)
     """By key: what `answer` tells."""
     uptime_s: float = 7200.0
+    tuned: Settings = field(default_factory=Settings)
+    done: list[OperationEntry] = field(default_factory=list)
+    roles: tuple[InstanceRole, ...] = ()
+    """What a dry run of settings says of the instances."""
 
     def _note(self, name: str, id_: str, wanted: Any, key: str = "") -> None:
         if wanted.dry_run:
@@ -56,8 +76,43 @@ class FakeControl:
             assert key
             self.calls.append((name, id_, wanted))
             self.keys.append(key)
+            if name not in self.failing:
+                self._record(name, id_, wanted)
         if name in self.failing and (not wanted.dry_run or f"{name}_plan" in self.failing):
             raise self.failing[name]
+
+    def _record(self, name: str, id_: str, wanted: Any) -> None:
+        """As the audit log does. The values before are those of the reports below."""
+        undos = {
+            "drain": Undo(kind="undrain", target=id_, previous={}, made={}),
+            "restart": Undo(kind="undrain", target=id_, previous={}, made={}),
+            "undrain": Undo(kind="drain", target=id_, previous={}, made={}),
+            "scale": Undo(kind="scale", previous={"instances": 12}, made={}),
+            "priority": Undo(kind="priority", target=id_, previous={"level": "normal"}, made={}),
+            "migrate": Undo(kind="migrate", target=id_, previous={"instance": "i-3"}, made={}),
+        }
+        if name == "set":
+            before = live_settings(self.tuned)
+            values = {key: before[key].value for key in wanted.changes}
+            undos["set"] = Undo(kind="set", previous=values, made=wanted.changes)
+        self.note(f"{name} {id_}".strip(), undos.get(name), wanted.reason)
+
+    def note(self, action: str, undo: Undo | None, reason: str = "", why_not: str = "") -> None:
+        """An operation of the audit log, the newest first."""
+        entry = OperationEntry(
+            id=f"op-{len(self.done)}",
+            time_s=synthetic.START_S + len(self.done),
+            actor="ana@desk",
+            actions=(action,),
+            reason=reason,
+            outcome="done",
+            undo=undo,
+            why_not=why_not if undo is not None else "it cannot be undone",
+        )
+        self.done.insert(0, entry)
+
+    def operations(self, limit: int = 20) -> OperationList:
+        return OperationList(operations=tuple(self.done[:limit]), revision=self.revision)
 
     def _done(self, key: str, report: Report) -> Report:
         self.answers[key] = report
@@ -66,9 +121,6 @@ class FakeControl:
     def status(self) -> ClusterStatus:
         found = synthetic.cluster((synthetic.instance("i-90"), synthetic.instance("i-91")))
         return found.model_copy(update={"revision": self.revision, "uptime_s": self.uptime_s})
-
-    def settings(self) -> SettingList:
-        return SettingList(settings=(Setting(key="migration.max_moves", value=4),))
 
     def answer(self, _: type[Any], key: str) -> Any:
         if key not in self.answers:
@@ -100,6 +152,7 @@ class FakeControl:
             DrainReport(
                 instance_id=instance_id,
                 state="draining",
+                drain_id=self.drain_id,
                 num_requests_left=self.departures,
                 revision=self.revision,
                 changes=True,
@@ -174,6 +227,45 @@ class FakeControl:
             plan=planned if wanted.dry_run and not refused else None,
             num_blocks=40,
             downtime_s=0.031,
+        )
+        return self._done(key, report)
+
+    def settings(self) -> SettingList:
+        found = live_settings(self.tuned).values()
+        listed = tuple(
+            Setting(
+                key=each.key,
+                value=each.value,
+                default=each.default,
+                meaning=each.meaning,
+                origin="default" if each.value == each.default else "set",
+                allowed=each.allowed,
+            )
+            for each in found
+        )
+        return SettingList(settings=listed, revision=self.revision)
+
+    def change_settings(self, wanted: SettingsPatch, *, key: str = "") -> SettingChanges:
+        self._note("set", "", wanted, key)
+        before = live_settings(self.tuned)
+        try:
+            tuned = changed(self.tuned, wanted.changes)
+        except SettingError as error:
+            raise UsageError(str(error), error.hint) from error
+        after = live_settings(tuned)
+        changes = tuple(
+            SettingChange(key=each, previous=before[each].value, value=after[each].value)
+            for each in wanted.changes
+            if before[each].value != after[each].value
+        )
+        if not wanted.dry_run and changes:
+            self.tuned = tuned
+            self.revision += 1
+        report = SettingChanges(
+            dry_run=wanted.dry_run,
+            changes=changes,
+            roles=self.roles if wanted.dry_run else (),
+            revision=self.revision,
         )
         return self._done(key, report)
 

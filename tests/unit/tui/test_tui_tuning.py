@@ -1,0 +1,162 @@
+"""The tuning screen: which settings it shows, and which call a new value makes."""
+
+from pathlib import Path
+
+from textual.widgets import Input
+
+from controller.api.errors import AnswerLostError, ConflictError
+from controller.api.wire.settings import InstanceRole, Setting, SettingsPatch
+from tests.unit.tui import tui_synthetic as synthetic
+from tests.unit.tui.tui_bed import Bed, acting
+from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
+from tui.actions.tuning import SetSettings
+from tui.panes import setting_list
+from tui.screens.confirm import ConfirmScreen
+from tui.screens.edit import EditScreen
+from tui.screens.log import LogScreen
+from tui.screens.tuning import TuningScreen
+
+LOW = "migration.source_below_steps"
+MOVES = "migration.max_moves"
+
+
+async def value(bed: Bed, text: str) -> None:
+    """Typed into the dialog, all at once."""
+    bed.app.screen.query_one(Input).value = text
+    await bed.press("enter")
+
+
+async def row(bed: Bed, key: str) -> None:
+    """The screen of the settings with the cursor on that one."""
+    await bed.press("t")
+    assert isinstance(bed.app.screen, TuningScreen)
+    await bed.type("slash", key)
+
+
+@presses("setting_edit")
+async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> None:
+    async with acting(NARROW) as bed:
+        bed.control.roles = (
+            InstanceRole(instance_id="i-3", freeness_steps=40.0, now="neither", then="source"),
+            InstanceRole(instance_id="i-5", freeness_steps=9.0, now="destination", then="neither"),
+        )
+        await row(bed, LOW)
+        text = await drawn(bed.pilot)
+        assert f" {LOW} = 48  (the default)" in text
+        assert " allowed: a number" in text
+        assert "An instance whose freeness is lower is relieved of requests." in text
+        await bed.press(key)
+        await value(bed, "40")
+        text = await drawn(bed.pilot)
+        assert f"Set {LOW}=40?" in text
+        assert f"{LOW}: 48 -> 40" in text
+        assert "sources: i-3 (40, new)" in text
+        assert "destinations: none; no more: i-5" in text
+        assert bed.control.calls == []
+        await bed.tick()
+        await bed.press("y")
+        order = SettingsPatch(changes={LOW: 40}, if_revision=7)
+        assert bed.control.calls == [("set", "", order)]
+        assert f"set {LOW}=40: {LOW}: 48 -> 40" in await bed.bottom()
+        await bed.tick()
+        assert f" {LOW} = 40  (set since; default 48)" in await drawn(bed.pilot)
+        await bed.press("L")
+        assert isinstance(bed.app.screen, LogScreen)
+        await bed.press("y")
+        assert bed.app.clipboard == f"llumctl set {LOW}=40"
+
+
+async def test_what_the_controller_refuses_is_said_and_can_be_typed_again() -> None:
+    async with acting() as bed:
+        await row(bed, "migration.not_back_s")
+        await bed.press("enter")
+        assert isinstance(bed.app.screen, EditScreen)
+        for text, words in (
+            ("many", "migration.not_back_s must be a number, not 'many'"),
+            ("10", "it is so already"),
+            ("  ", "type a value"),
+        ):
+            await value(bed, text)
+            assert words in await drawn(bed.pilot)
+        bed.caller.held = True
+        await value(bed, "5")
+        assert "asking what it would do" in await drawn(bed.pilot)
+        await bed.press("enter", "escape")
+        bed.caller.release()
+        await settle(bed.app, bed.pilot)
+        assert isinstance(bed.app.screen, TuningScreen)
+        assert bed.control.calls == []
+
+
+@presses("tune")
+async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key: str) -> None:
+    """Also when another operator changes one meanwhile and the rows change their places; and then
+    nothing is done, as the revision has moved on."""
+    async with acting() as bed:
+        await bed.press(key)
+        assert isinstance(bed.app.screen, TuningScreen)
+        await bed.type("slash", "migration.max")
+        await bed.press("s")
+        assert "sort:changed" in await drawn(bed.pilot)
+        await bed.press("enter")
+        assert isinstance(bed.app.screen, EditScreen)
+        wanted = bed.app.screen.setting.key
+        bed.control.change_settings(SettingsPatch(changes={MOVES: 2}), key="another")
+        bed.control.calls.clear()
+        await bed.tick()
+        await value(bed, "7")
+        assert f"Set {wanted}=7?" in await drawn(bed.pilot)
+        bed.control.failing = {"set": ConflictError("the cluster was changed meanwhile")}
+        await bed.press("y")
+        order = SettingsPatch(changes={wanted: 7}, if_revision=8)
+        assert bed.control.calls == [("set", "", order)]
+        assert f"set {wanted}=7: the cluster was changed meanwhile" in await bed.bottom()
+
+
+async def test_typed_and_without_an_answer_it_is_not_sent_again() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "set migration.max_moves")
+        assert "'migration.max_moves' has no value" in await bed.bottom()
+        await bed.type("colon", "set migration.max_moves=2")
+        assert isinstance(bed.app.screen, ConfirmScreen)
+        bed.control.failing = {"set": AnswerLostError("did not answer within 5 s")}
+        await bed.press("y")
+        assert f"set {MOVES}=2: outcome unknown" in await bed.bottom()
+        await bed.tick()
+        await bed.tick()
+        assert len(bed.control.calls) == 1
+        await bed.type("colon", "tune")
+        assert isinstance(bed.app.screen, TuningScreen)
+
+
+async def test_nothing_is_set_where_nothing_may_be_changed(tmp_path: Path) -> None:
+    async with acting() as bed:
+        await row(bed, MOVES)
+        await bed.press("enter")
+        bed.source.clock_s += 9
+        await value(bed, "5")
+        assert "not now: what the screen shows is 9.0s old" in await drawn(bed.pilot)
+        await bed.press("escape", "enter")
+        assert "no set now: what the screen shows is 9.0s old" in await bed.bottom()
+        await bed.type("colon", "set migration.max_moves=2")
+        assert "no set now" in await bed.bottom()
+        assert bed.control.calls == bed.control.plans == []
+    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
+        await pilot.press("t")
+        await settle(app, pilot)
+        assert "a recording has no settings" in await drawn(pilot)
+
+
+def test_what_was_changed_comes_first_if_one_likes() -> None:
+    found = [Setting(key=name, value=n, default=0) for n, name in enumerate("abc")]
+    keys = lambda sort, descending: [  # noqa: E731
+        each.id for each in setting_list.ordered(found, sort, descending=descending)
+    ]
+    assert keys("table", False) == ["a", "b", "c"]
+    assert keys("table", True) == ["c", "b", "a"]
+    assert keys("changed", True) == ["b", "c", "a"]
+    assert keys("changed", False) == ["a", "b", "c"]
+
+
+def test_the_command_is_what_a_shell_takes() -> None:
+    assert SetSettings.to(["a.b=x y", "c=2"]).command == "llumctl set 'a.b=x y' c=2"
