@@ -150,6 +150,8 @@ class Commanding:
 
         if self._app.replay is not None:
             self._app.say("a recording has no settings")
+        elif not key:
+            self._app.show_tuning()
         else:
             self._app.ask(lambda client: client.settings(), told)
 

@@ -312,7 +312,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("explain", (), "", "a request's life, by its id", Place.ROWS, typed="explain REQUEST"),
     Action("requests", (), "", "all requests, or an instance's", Place.ROWS, typed="requests [ID]"),
     Action("events", (), "", "all events, or some", Place.ROWS, typed="events [TEXT]"),
-    Action("get", (), "", "the value of a setting", Place.ROWS, typed="get KEY"),
+    Action("get", (), "", "settings, or the value of one", Place.ROWS, typed="get [KEY]"),
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),

@@ -26,6 +26,7 @@ from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
+from tui.screens.tuning import TuningScreen
 
 KNOWN = Known(
     columns=("freeness", "wait"),
@@ -238,6 +239,13 @@ async def test_what_the_command_line_can_do() -> None:
         await bed.press("escape")
         await bed.type("colon", "get migration.max_moves")
         assert "migration.max_moves = 4" in await bed.bottom()
+        await bed.type("colon", "get")
+        assert isinstance(bed.app.screen, TuningScreen)
+        await bed.press("escape")
+        await bed.pilot.press("colon")
+        prompt(bed).value = "set migration.max_mo"
+        await bed.press("tab")
+        assert prompt(bed).value == "set migration.max_moves"
 
 
 @pytest.mark.parametrize("text", ["priority r1 high", "migrate r1 i-2", "abort r1", "restart i-1"])
