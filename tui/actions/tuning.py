@@ -68,7 +68,8 @@ class SetSettings:
     def outcome(self, report: SettingChanges) -> Outcome:
         if not report.changes:
             return Outcome("it was so already")
-        return Outcome(", ".join(_changes(report)), can_undo=True)
+        before = ", ".join(setting_value(each.previous) for each in report.changes)
+        return Outcome(f"was {before}", can_undo=True)
 
 
 def _changes(report: SettingChanges) -> list[str]:

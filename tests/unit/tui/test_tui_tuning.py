@@ -57,7 +57,7 @@ async def test_a_threshold_is_changed_after_its_preview_was_shown(key: str) -> N
         await bed.press("y")
         order = SettingsPatch(changes={LOW: 40}, if_revision=7)
         assert bed.control.calls == [("set", "", order)]
-        assert f"set {LOW}=40: {LOW}: 48 -> 40" in await bed.bottom()
+        assert f"set {LOW}=40: was 48  (U takes it back)" in await bed.bottom()
         await bed.tick()
         assert f" {LOW} = 40  (set since; default 48)" in await drawn(bed.pilot)
         await bed.press("L")
