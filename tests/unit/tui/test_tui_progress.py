@@ -92,7 +92,7 @@ async def test_a_drain_tells_its_progress_and_its_end() -> None:
         assert "taken back" not in await bed.bottom()
         bed.control.revision += 1
         await bed.tick(**{name: emptying})
-        bed.app._unsay()
+        bed.app.unsay()
         bottom = await bed.bottom()
         assert f"> drain {wanted}: 12 requests left, 1 migrating" in bottom
         assert "? help" in bottom
