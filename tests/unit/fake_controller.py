@@ -1,5 +1,6 @@
 """A controller of plain lists behind real HTTP: what the commands that read are tested against."""
 
+import contextlib
 import json
 import threading
 import time
@@ -225,7 +226,8 @@ class FakeController:
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
-                self.wfile.write(raw)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked left
+                    self.wfile.write(raw)
 
             def log_message(self, *_: object) -> None:
                 pass
