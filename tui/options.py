@@ -27,6 +27,9 @@ class Options:
     writes a file or suspends."""
     own: tuple[OwnCommand, ...] = ()
     """Commands of the operator's own, as `tui.input.own_commands.checked` gives them."""
+    cluster: str = ""
+    """What `--cluster` takes to mean this one: a name, or a URL. A cluster that is elsewhere may
+    have the name of one that is here."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

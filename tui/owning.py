@@ -58,7 +58,7 @@ class Owning:
             app.say("this screen has no rows to run it for", Tone.BAD)
         elif (target := self._target(screen, command)) is not None:
             try:
-                run = filled(command, values(command.at, target, status))
+                run = filled(command, values(command.at, target, status, app.options.cluster))
             except LlumctlError as error:
                 app.say(printable(error.message), Tone.BAD)
             else:

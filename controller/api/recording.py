@@ -4,14 +4,13 @@ Within one `schema_version` lines only gain fields; readers skip frames that the
 A recording names requests and machines, so its file is private (0600).
 """
 
+import json
 import os
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, Self
-
-from pydantic import ValidationError
 
 from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
@@ -24,10 +23,15 @@ RECORDING_VERSION = 2
 MAX_LINE_BYTES = 16 << 20
 """Above the status of 1,000 instances; keeps a file that is no recording out of memory."""
 _BEGINNING = re.compile(
-    rb'\{"type":"(status|event|gap|ping|requests)","time_s":(-?[0-9][0-9.eE+-]*)[,}]'
+    rb'\{"type":"(status|event|gap|ping|requests)",'
+    rb'"time_s":(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)[,}]'
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
 """How our own writer begins a frame: enough to place it. Other lines are parsed for that."""
+MAX_FIGURE = 1e15
+"""Above all times, bytes and counts. Infinity and the like end a dashboard that draws them."""
+_LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
+"""What a line has that may hold such a figure; few do, and those are parsed twice."""
 
 
 class RecordingHeader(WireModel):
@@ -165,6 +169,8 @@ class RecordingReader:
             found = _BEGINNING.match(line)
             if found and (found[3] or found[1] != b"event") and line.endswith(b"}\n"):
                 kind = (found[3] or b"").decode()
+                if abs(float(found[2])) > MAX_FIGURE:
+                    raise self._bad(number)
                 yield Mark(offset, number, float(found[2]), found[1].decode(), kind)
             elif (frame := self._parsed(number, line)) is not None:
                 kind = frame.event.kind if frame.type == "event" else ""
@@ -201,18 +207,25 @@ class RecordingReader:
     def _parsed(self, number: int, line: bytes) -> Frame | None:
         """None: of a type that this llumctl does not know, or a last line that was cut."""
         try:
+            if _LARGE.search(line):
+                json.loads(line, parse_float=_figure, parse_int=_figure, parse_constant=_figure)
             return parse_frame(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 self.truncated = True
                 return None
-            raise UsageError(f"{self.path}:{number}: not a frame of a recording") from error
+            raise self._bad(number) from error
+
+    def _bad(self, number: int) -> UsageError:
+        return UsageError(f"{self.path}:{number}: not a frame of a recording")
 
     def _header(self) -> RecordingHeader:
         line = self._line()
         try:
             header = RecordingHeader.model_validate_json(line)
-        except ValidationError as error:
+            _figure(str(header.time_s))
+            _figure(str(header.status_every_s))
+        except ValueError as error:  # a ValidationError is one
             raise UsageError(
                 f"{self.path}:1: not a recording of llumctl", "llumctl record FILE"
             ) from error
@@ -232,6 +245,14 @@ class RecordingReader:
         if len(line) == MAX_LINE_BYTES:
             raise UsageError(f"{self.path}: a line is longer than {MAX_LINE_BYTES} bytes")
         return line
+
+
+def _figure(text: str) -> float:
+    """Raises ValueError if no recording has such a figure."""
+    found = float(text)
+    if not abs(found) <= MAX_FIGURE:
+        raise ValueError(f"{text[:40]} is no figure of a recording")
+    return found
 
 
 def _cannot(path: Path, verb: str, error: OSError) -> LlumctlError:

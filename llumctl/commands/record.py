@@ -33,7 +33,7 @@ def record(
     duration_s = None if duration is None else durations.seconds(duration, "--duration")
     watching.check_refresh(refresh)
     name = connect.attached(cluster)
-    with watching.writer(file, watching.reached(name), refresh) as writer:
+    with watching.writer(file, name, watching.reached(name), refresh) as writer:
         try:
             _follow(name, refresh, writer, duration_s)
         except KeyboardInterrupt:

@@ -128,13 +128,13 @@ def top(
         writer = (
             None
             if record is None
-            else stack.enter_context(watching.writer(record, called, refresh))
+            else stack.enter_context(watching.writer(record, name, called, refresh))
         )
         live = LiveSource(
             called, lambda: connect.client(name), status_every_s=refresh, recorder=writer
         )
         caller = LiveCaller(lambda: connect.client(name))
-        _run(live, look, caller, recording=writer is not None, readonly=readonly)
+        _run(live, look, caller, name, recording=writer is not None, readonly=readonly)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
@@ -189,6 +189,7 @@ def _run(
     source: "Source",
     look: Look,
     caller: "Caller | None" = None,
+    cluster: str = "",
     *,
     recording: bool,
     readonly: bool,
@@ -203,6 +204,7 @@ def _run(
         theme=look.theme,
         keymap=look.keymap,
         own=look.own,
+        cluster=cluster,
         limits=look.limits,
         recording=recording,
         readonly=readonly,

@@ -31,12 +31,13 @@ def reached(cluster: str) -> str:
 
 
 @contextlib.contextmanager
-def writer(path: Path, cluster: str, refresh_s: float) -> Iterator["RecordingWriter"]:
-    """What comes is for the caller to write; the instances' requests are asked for beside it."""
+def writer(path: Path, cluster: str, called: str, refresh_s: float) -> Iterator["RecordingWriter"]:
+    """What comes is for the caller to write; the instances' requests are asked for beside it.
+    `called`: as `reached` gives it."""
     from controller.api.recorded_requests import RequestRecorder
     from controller.api.recording import RecordingWriter, new_header
 
-    opened = RecordingWriter(path, new_header(cluster, time.time(), refresh_s))
+    opened = RecordingWriter(path, new_header(called, time.time(), refresh_s))
     requests = RequestRecorder(lambda: connect.client(cluster), opened)
     requests.start()
     try:

@@ -20,7 +20,8 @@ MAX_SESSIONS = 4
 MAX_MESSAGE_BYTES = 64 << 10
 HEARTBEAT_S = 15.0
 """A browser that does not answer for half as long as that again is gone."""
-COOKIE = "llumctl"
+CLOSE_S = 1.0
+"""How long a browser may take to close its web socket, or to read what was drawn before."""
 NO_ENTRY = (
     "This address is used up or too old, or the server was started again.\n"
     "Press Enter in the terminal of `llumctl top --web` for a new one.\n"
@@ -73,7 +74,7 @@ class Server:
         self._doors = doors
         self._tell = tell
         self._sessions: set[Session] = set()
-        self._sockets: set[web.WebSocketResponse] = set()
+        self._ending = asyncio.Event()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
@@ -97,8 +98,10 @@ class Server:
         if why:
             return _said(403, f"{why}\n")
         room = request.match_info.get("room")
-        if room is not None and not self._doors.admits(room, request.cookies.get(COOKIE, "")):
-            return _said(403, NO_ENTRY)
+        if room is not None:
+            cookie = request.cookies.get(cookie_name(room), "")
+            if not self._doors.admits(room, cookie):
+                return _said(403, NO_ENTRY)
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -110,7 +113,11 @@ class Server:
             return _said(403, NO_ENTRY)
         response = web.Response(status=303, headers={**HEADERS, "Location": f"/{login.room}/"})
         response.set_cookie(
-            COOKIE, login.secret, path=f"/{login.room}/", httponly=True, samesite="Strict"
+            cookie_name(login.room),
+            login.secret,
+            path=f"/{login.room}/",
+            httponly=True,
+            samesite="Strict",
         )
         return response
 
@@ -130,31 +137,32 @@ class Server:
             return socket
         session = Session(self._command, socket.send_bytes)
         self._sessions.add(session)
-        self._sockets.add(socket)
         try:
             await self._serve(session, socket, request)
         finally:
-            self._sockets.discard(socket)
             await asyncio.shield(self._end(session))
         return socket
 
     async def _serve(
         self, session: Session, socket: web.WebSocketResponse, request: web.Request
     ) -> None:
-        """Until either side has ended."""
+        """Until the browser, the dashboard or this server ends."""
         self._tell(f"a browser watches ({len(self._sessions)} of {MAX_SESSIONS})")
         await session.start(_size(request, "width", 80), _size(request, "height", 24))
         showing = asyncio.create_task(session.show())
         hearing = asyncio.create_task(_hear(session, socket))
+        ending = asyncio.create_task(self._ending.wait())
         try:
-            await asyncio.wait((showing, hearing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((showing, hearing, ending), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (showing, hearing):
+            for task in (showing, hearing, ending):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                     await task
-            with contextlib.suppress(ConnectionError):
-                await socket.close()
+            code = WSCloseCode.GOING_AWAY if self._ending.is_set() else WSCloseCode.OK
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await socket.close(code=code)
 
     async def _end(self, session: Session) -> None:
         await session.end()
@@ -162,9 +170,8 @@ class Server:
         self._tell(f"a browser left ({len(self._sessions)} of {MAX_SESSIONS})")
 
     async def _close(self, _: web.Application) -> None:
-        for socket in tuple(self._sockets):
-            with contextlib.suppress(ConnectionError):
-                await socket.close(code=WSCloseCode.GOING_AWAY)
+        """All at once, and no browser is waited for that reads nothing."""
+        self._ending.set()
 
 
 async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
@@ -180,6 +187,12 @@ async def _hear(session: Session, socket: web.WebSocketResponse) -> None:
             await socket.send_str(found.reply)
         if found.packet:
             await session.send(found.packet)
+
+
+def cookie_name(room: str) -> str:
+    """Other servers of this host may set cookies too, but not know this name: one with the same
+    name would come behind ours, and stand for it."""
+    return f"llumctl-{room}"
 
 
 def _size(request: web.Request, name: str, otherwise: int) -> int:

@@ -10,6 +10,7 @@ from controller.api.errors import LlumctlError, NotRunningError, RefusedError, U
 from controller.api.recording import RecordingReader
 from llumctl import choosing, connect
 from llumctl.app import run
+from llumctl.commands import watching
 from tests.unit import fake_controller
 from tests.unit.cli_support import TOKEN, cluster, remember
 from tests.unit.fake_controller import FakeController
@@ -107,6 +108,10 @@ def test_a_remote_cluster_by_the_token_of_a_file_or_the_environment(
             assert "cluster default  ready" in capsys.readouterr().out
         with pytest.raises(RefusedError, match="only its URL is known"):
             connect.running(fake.url)  # for get --toml, set --save, bench
+        monkeypatch.setattr("controller.api.recorded_requests.EVERY_S", 0.01)
+        remember("http://127.0.0.1:1", name="default")  # of the same name, but another one
+        with watching.writer(tmp_path / "w.jsonl", fake.url, "default", 1.0):
+            fake.until_asked("/v1/requests")
         file = tmp_path / "r.jsonl"
         assert run(["record", str(file), "--duration", "0.3s", *arguments]) == 0
         with RecordingReader(file) as reader:

@@ -103,6 +103,25 @@ def test_a_bad_line_is_named(path: Path) -> None:
     assert caught.value.message == f"{path}:3: not a frame of a recording"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"type":"ping","time_s":1.2.3}',
+        '{"type":"ping","time_s":1e999}',
+        '{"type":"ping","time_s":1e300}',
+        '{"type":"gap","time_s":1,"missed":%s}' % ("9" * 400),
+        '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,1e999]]}',
+        '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,NaN]]}',
+    ],
+)
+def test_figures_that_no_clock_shows_are_no_frame(path: Path, line: str) -> None:
+    """They ended the dashboard that replayed them."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], line + "\n"]))
+    with RecordingReader(path) as reader, pytest.raises(UsageError, match=":3: not a frame"):
+        [reader.frame(mark) for mark in reader.marks()]
+
+
 def test_frames_of_unknown_types_are_skipped(path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:2], '{"type": "later", "time_s": 1}\n', *lines[2:]]))

@@ -4,6 +4,8 @@ its pages. What a browser adds is in `tests/unit/tui/test_tui_browser.py`."""
 import asyncio
 import contextlib
 import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +13,10 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from aiohttp import web
 
+from llumctl.web.doors import Doors
+from llumctl.web.server import Server, cookie_name
 from tests.unit import fake_controller
 from tests.unit.cli_support import remember
 from tests.unit.fake_controller import FakeController, until
@@ -126,13 +131,19 @@ def test_the_cookie_is_for_this_page_alone(server: Served) -> None:
     }  # fmt: skip
 
 
+def test_a_cookie_of_another_server_of_this_host_locks_nobody_out(server: Served) -> None:
+    """A page of another port may set cookies here, for all paths; they come behind ours."""
+    page, cookie = server.enter()
+    assert server.get(page, Cookie=f"{cookie}; llumctl=theirs")[0] == 200
+
+
 def test_strangers_see_nothing(server: Served) -> None:
     page, cookie = server.enter()
     other_page, other_cookie = server.enter()
     code = server.another_code()
     for path, headers in (
         (page, {}),
-        (page, {"Cookie": "llumctl="}),
+        (page, {"Cookie": cookie.partition("=")[0] + "="}),
         (page, {"Cookie": other_cookie}),
         (other_page, {"Cookie": cookie}),
         (f"{page}textual.js", {}),
@@ -279,6 +290,52 @@ async def test_with_write_it_may_act_but_runs_nothing_and_ends_with_the_server(
         assert not child.is_running()
         assert TOKEN not in server.screen.text
         assert cookie.partition("=")[2] not in server.screen.text
+
+
+CHATTER = """
+import os, threading
+write = os.fdopen(1, "wb").write
+write(b"__GANGLION__\\n")
+def hear():
+    while os.read(0, 65536): pass
+    os._exit(0)
+threading.Thread(target=hear, daemon=True).start()
+while True: write(b"D" + (200_000).to_bytes(4, "big") + b"x" * 200_000)
+"""
+
+
+async def test_it_ends_though_a_browser_reads_nothing() -> None:
+    """Its Ctrl-C waited for such a browser for ever."""
+    doors = Doors(time.monotonic)
+    runner = web.AppRunner(Server((sys.executable, "-c", CHATTER), doors, print).app())
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host = f"127.0.0.1:{runner.addresses[0][1]}"
+    login = doors.enter(doors.new_code())
+    assert login is not None
+    reader, writer = await asyncio.open_connection(*host.split(":"), limit=1024)
+    writer.write(
+        f"GET /{login.room}/socket HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+        f"Cookie: {cookie_name(login.room)}={login.secret}\r\nConnection: Upgrade\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"x" * 1000)  # and no more than that
+    (child,) = (each for each in psutil.Process().children() if CHATTER in each.cmdline())
+    async with asyncio.timeout(LIMIT_S):
+        await until_it_waits(child)
+        await runner.cleanup()
+    assert not child.is_running()
+    writer.close()
+
+
+async def until_it_waits(process: psutil.Process) -> None:
+    """Until all pipes and buffers on the way to the browser are full."""
+    before = -1.0
+    while (now := process.cpu_times().user + process.cpu_times().system) != before:
+        before = now
+        await asyncio.sleep(0.3)
 
 
 @pytest.mark.usefixtures("controller")

@@ -64,10 +64,18 @@ class Served:
     def children(self) -> list[psutil.Process]:
         """The dashboards that run for sessions."""
         found = psutil.Process(self.screen.process.pid).children(recursive=True)
-        return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+        return [each for each in found if _runs(each)]
 
     def until_children(self, number: int) -> None:
         until(lambda: len(self.children) == number)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Not if it ended since it was listed."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

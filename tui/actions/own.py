@@ -76,9 +76,10 @@ class Run:
         return Plan(tuple(lines), self)
 
 
-def values(kind: Kind, target: Target, status: ClusterStatus) -> dict[str, str]:
-    """The row's values by name; those that it does not have are missing."""
-    found: dict[str, object] = {"id": target.of(kind), "cluster": status.cluster}
+def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> dict[str, str]:
+    """The row's values by name; those that it does not have are missing. `cluster`: what
+    `--cluster` takes."""
+    found: dict[str, object] = {"id": target.of(kind), "cluster": cluster}
     if kind is Kind.REQUEST:
         found["instance"] = target.instance_id
     for item in status.instances:

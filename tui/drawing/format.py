@@ -46,7 +46,13 @@ ASCII = Glyphs(rule="-", ellipsis="~", bullet="*", trend="_.,-=+#")
 
 
 def encodable(text: str, glyphs: Glyphs) -> str:
-    """What an ASCII terminal cannot show becomes a question mark."""
+    """What an ASCII terminal cannot show becomes a question mark. All that is drawn passes here:
+    recordings and controllers are strangers, and no word of theirs may drive the terminal."""
+    if not text.isprintable():
+        text = "".join(
+            char if char.isprintable() else " " * (unicodedata.category(char)[0] == "Z")
+            for char in text
+        )
     if glyphs is not ASCII:
         return text
     return unicodedata.normalize("NFC", text).encode("ascii", "replace").decode()

@@ -5,11 +5,16 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 MAX_LINES = 5000
-MAX_LINE_BYTES = 10_000
+MAX_LINE_BYTES = 1000
+BATCH, PAUSE_S = 100, 0.01
+"""After so many lines the program waits: one that writes all the time left no key to be heard."""
+WAKE_S = 0.1
+"""From one look at what is new to the next."""
 GRACE_S = 2.0
 """Between the polite end and the other one."""
 
@@ -37,6 +42,7 @@ class Program:
         self._wake = wake
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
+        self._news = threading.Event()
         self._timed_out = False
 
     def start(self) -> None:
@@ -52,7 +58,7 @@ class Program:
         except (OSError, ValueError) as error:
             self.outcome = f"could not be started: {error}"
             return
-        for work in (self._read, self._wait):
+        for work in (self._read, self._tell, self._wait):
             threading.Thread(target=work, name="own", daemon=True).start()
 
     def stop(self) -> None:
@@ -67,7 +73,17 @@ class Program:
             while line := written.readline(MAX_LINE_BYTES):
                 self.lines.append(line.decode("utf-8", "replace").rstrip("\r\n"))
                 self.num_lines += 1
+                self._news.set()
+                if self.num_lines % BATCH == 0:
+                    time.sleep(PAUSE_S)
+        self._wake()
+
+    def _tell(self) -> None:
+        while not self._ended.is_set():
+            if self._news.wait(WAKE_S):
+                self._news.clear()
                 self._wake()
+                time.sleep(WAKE_S)
 
     def _wait(self) -> None:
         """The group is signalled before its leader is reaped: until then its number is its own."""

@@ -93,7 +93,9 @@ def hint(found: Completion, width: int) -> str:
     """`ID: i-0 i-1 i-10 +13`: as many as there is room for."""
     if not found.wanted:
         return ""
-    shown, more = list(found.words), 0
+    # A word and its space take two columns at least.
+    shown = list(found.words[: max(0, width) // 2])
+    more = len(found.words) - len(shown)
     while shown and len(_hint(found.wanted, shown, more)) > width:
         shown.pop()
         more += 1

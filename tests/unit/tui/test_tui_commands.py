@@ -139,6 +139,12 @@ def test_hints(text: str, width: int, shown: str) -> None:
     assert len(completion.hint(complete(text, KNOWN), width)) <= width
 
 
+def test_a_hint_looks_at_no_more_words_than_there_is_room_for() -> None:
+    known = Known(requests=[f"{number:032x}" for number in range(200_000)])
+    shown = completion.hint(complete("explain ", known), 60)
+    assert shown == f"REQUEST: {0:032x} +199999"
+
+
 def test_history() -> None:
     history = History()
     for text in ("drain i-1", "", "undo", "drain i-1"):

@@ -108,3 +108,5 @@ def test_what_ascii_cannot_show_is_marked() -> None:
     assert fmt.encodable("naïve", ASCII) == "na?ve"
     assert fmt.encodable("nai\u0308ve", ASCII) == "na?ve"
     assert fmt.encodable("naïve", UNICODE) == "naïve"
+    for glyphs in (ASCII, UNICODE):
+        assert fmt.encodable("\x1b]52;c;eA==\x07 a\x85\u202e\xa0b\n", glyphs) == "]52;c;eA== a b"
