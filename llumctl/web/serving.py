@@ -75,10 +75,13 @@ def _on_enter(react: Callable[[], None]) -> Iterator[None]:
     descriptor = stdin.fileno()
 
     def typed() -> None:
-        # A job in the background that reads its terminal would be stopped.
-        if os.tcgetpgrp(descriptor) != os.getpgrp():
-            return
-        line = os.read(descriptor, 1024)
+        try:
+            # A job in the background that reads its terminal would be stopped.
+            if os.tcgetpgrp(descriptor) != os.getpgrp():
+                return
+            line = os.read(descriptor, 1024)
+        except OSError:  # The terminal is gone, and would be said to have news for ever.
+            line = b""
         if b"\n" in line:
             react()
         elif not line:

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 
-from llumctl.web import packets
+from llumctl.web import packets, serving
 from llumctl.web.doors import CODE_LIFE_S, LOGIN_LIFE_S, MAX_LOGINS, Doors, Login, refusal
 from llumctl.web.session import environment
 
@@ -147,3 +148,20 @@ def test_textuals_own_switches_are_left_behind() -> None:
         "HOME": "/h", "COLUMNS": "1000", "ROWS": "1", "TERM": "xterm-256color",
         "TEXTUAL_COLOR_SYSTEM": "truecolor",
     }  # fmt: skip
+
+
+async def test_a_terminal_that_is_gone_is_listened_to_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has news all the time, and each asking fails."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    master, slave = os.openpty()
+    with os.fdopen(slave) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with serving._on_enter(lambda: None):
+            os.close(master)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not loop.remove_reader(stdin.fileno())
+    assert not told

@@ -27,6 +27,10 @@ PLACEHOLDER = re.compile(r"(--?[A-Za-z][\w-]*=)?\{([a-z_]+)\}")
 """A whole argument, or the value of a long option."""
 
 
+MAX_SHOWN = 240
+"""Characters of an argument."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnCommand:
     """`run`: the program and its arguments, with placeholders as `{id}` for the row's values."""
@@ -71,9 +75,16 @@ class Run:
         return printable(shlex.join(self.arguments))
 
     def plan(self, _: object) -> Plan:
-        """The very arguments, one a line: what a value holds cannot look like two of them."""
-        lines = [f"{place}  {each}" for place, each in enumerate(self.arguments)]
+        """The very arguments, one a line: what a value holds cannot look like two of them, and a
+        long one does not hide those behind it."""
+        lines = [f"{place}  {_shortened(each)}" for place, each in enumerate(self.arguments)]
         return Plan(tuple(lines), self)
+
+
+def _shortened(argument: str) -> str:
+    if len(argument) <= MAX_SHOWN:
+        return argument
+    return f"{argument[:MAX_SHOWN]}... ({len(argument)} characters)"
 
 
 def values(kind: Kind, target: Target, status: ClusterStatus, cluster: str) -> dict[str, str]:
@@ -101,9 +112,10 @@ def filled(command: OwnCommand, row: Mapping[str, str]) -> Run:
         value = row.get(match[2], "")
         if not value:
             raise UsageError(f"{command.name} wants {argument}, and this row has no {match[2]}")
-        if match[1] is None and value.startswith("-") and "--" not in arguments:
+        if match[1] is None and value.startswith(("-", "+")) and "--" not in arguments:
+            what = "a dash" if value[0] == "-" else "a plus"  # less and vi run +!command
             raise UsageError(
-                f"{match[2]} begins with a dash and would be read as an option:"
+                f"{match[2]} begins with {what} and would be read as an option:"
                 f' put "--" before {argument} in [commands.{command.name}]'
             )
         arguments.append((match[1] or "") + _plain(match[2], value))

@@ -50,6 +50,7 @@ def test_an_id_is_one_argument_whatever_it_says(id_: str) -> None:
     [
         (("p", "{id}"), "-rf", 'begins with a dash and would be read as an option: put "--"'),
         (("p", "{id}", "--"), "--help", "begins with a dash"),
+        (("less", "{id}"), "+!reboot", "begins with a plus"),
         (("p", "--", "{id}"), "-rf", ""),
         (("p", "--id={id}"), "-rf", ""),
         (("p", "{id}"), "a\0b", "contains a NUL"),
@@ -66,6 +67,13 @@ def test_what_no_program_is_given(run: tuple[str, ...], id_: str, words: str) ->
     with pytest.raises(UsageError) as caught:
         filled(of_request(*run), {"id": id_})
     assert words in caught.value.message
+
+
+def test_a_long_id_hides_no_argument_behind_it() -> None:
+    plan = filled(of_request("p", "--", "{id}", "last"), {"id": "x" * 10_000}).plan(None)
+    assert [line[:3] for line in plan.lines] == ["0  ", "1  ", "2  ", "3  "]
+    assert plan.lines[2].endswith("x... (10000 characters)")
+    assert sum(map(len, plan.lines)) < 400
 
 
 def test_the_values_of_rows() -> None:
