@@ -15,6 +15,12 @@ from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
 
 
+def can_draw(screen: Screen[Any]) -> bool:
+    """Whether a screen's widgets are there: they come after the screen, and go one by one while
+    statuses, sizes and the focus still change."""
+    return screen.is_mounted and screen.display and bool(screen.size.width)
+
+
 class PaintedScreen(Screen[None]):
     """A header above, a bottom line below, both painted from the application's state."""
 

@@ -17,6 +17,7 @@ from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
 from tui.drawing.format import ASCII, Line, Span, Tone
 from tui.drawing.table import Column
+from tui.screens.base import can_draw
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import HEAD_LINES, TableView
 
@@ -85,7 +86,7 @@ class ChooseScreen(ModalScreen[Order | Together | None]):
         self.show()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         self.query_one("#dialog").styles.width = min(MAX_WIDTH, self.size.width - 2)
         room = max(1, self.size.height - 5)

@@ -16,6 +16,7 @@ from tui.actions.own import Run
 from tui.actions.registry import Place, bindings
 from tui.console import Console, console_of
 from tui.drawing.format import ASCII, Line, Span, Tone
+from tui.screens.base import can_draw
 from tui.widgets.lines import Lines
 
 MAX_WIDTH = 100
@@ -85,7 +86,7 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
         self.show()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         width = min(MAX_WIDTH, self.size.width - 2)
         lines = self._lines(max(1, self.size.height - FRAME_LINES), width - FRAME_WIDTH)

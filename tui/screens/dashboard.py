@@ -22,7 +22,7 @@ from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
 from tui.panes.queue_heads import HeadRow
 from tui.panes.view import View
-from tui.screens.base import PaintedScreen
+from tui.screens.base import PaintedScreen, can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -92,7 +92,7 @@ class DashboardScreen(PaintedScreen):
     # Drawing
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         app, view = self.console, self.view
         alarms = self.alarms()

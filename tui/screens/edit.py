@@ -17,6 +17,7 @@ from tui.actions.tuning import SetSettings
 from tui.console import Console, console_of
 from tui.drawing.format import ASCII, Line, Span, Tone
 from tui.panes import setting_list
+from tui.screens.base import can_draw
 from tui.widgets.lines import Lines
 
 MAX_WIDTH = 100
@@ -57,7 +58,7 @@ class EditScreen(ModalScreen[SetSettings | None]):
         self.show()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         width = min(MAX_WIDTH, self.size.width - 2)
         self.query_one("#dialog").styles.width = width

@@ -16,6 +16,7 @@ from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
 from tui.panes.log_lines import LogRow
 from tui.panes.request_list import RequestRow
+from tui.screens.base import can_draw
 from tui.screens.requests import RequestsScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -83,7 +84,7 @@ class InstanceScreen(RequestsScreen):
         return Target(self.instance_id, table.target.request_id)
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         app = self.console
         self._place()

@@ -8,7 +8,7 @@ from tui.actions import log
 from tui.actions.log import LogRow
 from tui.actions.registry import Place, bindings
 from tui.drawing.format import Span, Tone
-from tui.screens.base import PaintedScreen
+from tui.screens.base import PaintedScreen, can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -38,7 +38,7 @@ class LogScreen(PaintedScreen):
         self.dismiss()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
         found = log.rows(self.console.calls, self.console.options.zone)

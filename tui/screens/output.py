@@ -12,7 +12,7 @@ from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
 from tui.feed.program import Program
-from tui.screens.base import PaintedScreen
+from tui.screens.base import PaintedScreen, can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -67,7 +67,7 @@ class OutputScreen(PaintedScreen):
         self.dismiss()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())
         program = self.program

@@ -12,6 +12,7 @@ from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import timeline
 from tui.panes.timeline import TimelineRow
+from tui.screens.base import can_draw
 from tui.screens.detail import DetailScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -37,7 +38,7 @@ class RequestScreen(DetailScreen):
         yield Bottom()
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         app, width = self.console, self.size.width
         self._ask()

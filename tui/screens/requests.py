@@ -12,6 +12,7 @@ from tui.feed.state import DashboardState
 from tui.panes import request_list
 from tui.panes.names import names
 from tui.panes.request_list import RequestRow
+from tui.screens.base import can_draw
 from tui.screens.detail import DetailScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -44,7 +45,7 @@ class RequestsScreen(DetailScreen):
         return self.table("requests") if self.focused_table == "requests" else None
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         self.ask_requests()
         self.paint_frame(2 if self.size.width >= 110 else 1, self.alarms())

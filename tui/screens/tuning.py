@@ -13,6 +13,7 @@ from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.panes import setting_list
 from tui.panes.setting_list import FACT_LINES, SettingRow
+from tui.screens.base import can_draw
 from tui.screens.detail import DetailScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -44,7 +45,7 @@ class TuningScreen(DetailScreen):
         return NOTHING
 
     def show(self) -> None:
-        if not self.is_mounted or not self.size.width:
+        if not can_draw(self):
             return
         self._ask()
         width = self.size.width

@@ -270,11 +270,15 @@ async def test_the_time_to_first_token_is_told_by_rank(
 
 
 async def test_an_evicted_queue_head_says_since_when(bed: Bed) -> None:
+    """No further step is taken meanwhile: its 50 tokens would be there first."""
     await bed.start()
+    bed.engine.hold(blocks_thread=False)
     bed.add("r", max_tokens=50)
+    bed.engine.allow(1)
     await bed.output()
     bed.engine.admits = False
     bed.llumlet.serving.between_steps(lambda engine: engine.evict("r"))
+    bed.engine.allow(5)
     status = await bed.status(
         lambda s: s.snapshot.queue_head and s.snapshot.queue_head.evicted_at_s
     )
