@@ -16,7 +16,7 @@ help:
 	@echo "make install         only install what is missing, into $(VENV)"
 	@echo "make lint            format, types, import contracts"
 	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
-	@echo "make test-unit       those without Ray, vLLM, other processes and the whole dashboard (under a minute)"
+	@echo "make test-unit       those without Ray, vLLM, other processes and the whole dashboard (a minute)"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make test-vllm VERSION=0.31.0"
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
@@ -59,15 +59,16 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The quick ones first. Those with engines and clusters go side by side, a file at a time.
+# The quick ones first; half of their time is waiting. Those with engines and clusters go side by side, a
+# file at a time.
 LANES := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --durations=25 tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
 	$(BIN)/python -m pytest $(LANES) --durations=25 tests/e2e tests/faults tests/contract $(ARGS)
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m 'not full and not process and not dashboard' tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 4 -m 'not full and not process and not dashboard' tests/unit $(ARGS)
 
 test-full:
 	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'
