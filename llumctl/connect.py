@@ -2,6 +2,7 @@
 URL, as a tunnel has it."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -46,6 +47,19 @@ def attached(flag: str | None) -> str:
 
 def is_url(cluster: str) -> bool:
     return "://" in cluster
+
+
+def option(cluster: str) -> str:
+    """What a command needs behind it to mean that cluster: nothing where the settings or `default`
+    say it. That it is the only one now says nothing: there may be another one tomorrow."""
+    from llumctl.config import config_file
+
+    try:
+        if cluster == config_file.cluster_name(None):
+            return ""
+    except UsageError:  # what names no cluster names no other one
+        pass
+    return f" --cluster {shlex.quote(cluster)}"
 
 
 def client(cluster: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> "ControlClient":

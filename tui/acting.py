@@ -48,7 +48,7 @@ class Acting:
     """`push` shows a screen and calls back with what it ends with. `caller` None: a replay."""
 
     def __init__(self, console: Console, caller: Caller | None, push: Push) -> None:
-        self.orders = SessionOrders(caller)
+        self.orders = SessionOrders(caller, console.options.of_cluster)
         self.is_read_only = console.options.readonly or console.options.limits.readonly
         self._console = console
         self._push = push
@@ -142,7 +142,7 @@ class Acting:
     def unsettled(self) -> list[str]:
         """What to tell an operator who leaves before the outcome of an order is known."""
         return [
-            f"{log.told(call)}: {call.order.command}"
+            f"{log.told(call)}: {call.command}"
             for call in self.orders.outbox
             if call.phase in (Phase.SENT, Phase.UNKNOWN)
         ]

@@ -30,6 +30,9 @@ class Options:
     cluster: str = ""
     """What `--cluster` takes to mean this one: a name, or a URL. A cluster that is elsewhere may
     have the name of one that is here."""
+    of_cluster: str = ""
+    """What a command needs behind it to act on this cluster, as ` --cluster prod`; empty where it
+    does so anyway."""
     recording: bool = False
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

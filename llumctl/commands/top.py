@@ -205,6 +205,7 @@ def _run(
         keymap=look.keymap,
         own=look.own,
         cluster=cluster,
+        of_cluster=connect.option(cluster) if cluster else "",
         limits=look.limits,
         recording=recording,
         readonly=readonly,

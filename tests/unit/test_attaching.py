@@ -50,6 +50,20 @@ def test_default_or_the_only_one_or_a_refusal_that_names_them(
     assert connect.attached(None) == "default"
 
 
+def test_a_command_names_its_cluster_unless_it_would_be_taken_anyway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert connect.option("default") == ""
+    remember("http://127.0.0.1:1", name="prod")
+    assert connect.option("prod") == " --cluster prod"  # the only one may get company
+    assert connect.option("http://[::1]:8700") == " --cluster 'http://[::1]:8700'"
+    monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "prod")
+    assert connect.option("prod") == ""
+    assert connect.option("default") == " --cluster default"
+    monkeypatch.setenv("LLUMCTL_CLUSTER_NAME", "No Name")
+    assert connect.option("default") == " --cluster default"
+
+
 def test_down_finds_no_other_cluster_than_was_meant(capsys: Captured) -> None:
     remember("http://127.0.0.1:1", name="prod")
     assert run(["logs"]) == 4

@@ -32,7 +32,7 @@ class LogRow:
 
     @property
     def target(self) -> Target:
-        return Target(other=self.call.order.command)
+        return Target(other=self.call.command)
 
     @property
     def text(self) -> str:
@@ -53,7 +53,7 @@ def told(call: Call) -> str:
 def whole(call: Call, width: int) -> list[Line]:
     """All that there is to read of an order, in as many lines as that takes."""
     outcome = f"{call.order.title}: {call.phase}{', ' * bool(call.text)}{call.text}"
-    texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.order.command, Tone.DIM))
+    texts = ((outcome, TONES.get(call.phase, Tone.WARN)), (call.command, Tone.DIM))
     return [
         (Span(f" {line}", tone),)
         for text, tone in texts
@@ -92,7 +92,7 @@ COLUMNS: tuple[Column[LogRow], ...] = (
         "command",
         "COMMAND",
         24,
-        _words(lambda call: call.order.command, Tone.DIM),
+        _words(lambda call: call.command, Tone.DIM),
         drop=1,
         max_width=200,
     ),

@@ -63,6 +63,7 @@ class Call:
     given_at_s: float
     time_s: float
     phase: Phase = Phase.QUEUED
+    of_cluster: str = ""
     text: str = ""
     """The outcome in words."""
     can_undo: bool = False
@@ -79,11 +80,18 @@ class Call:
     def is_over(self) -> bool:
         return self.phase in OVER
 
+    @property
+    def command(self) -> str:
+        """What does the same on the command line, to this cluster."""
+        return f"{self.order.command}{self.of_cluster}"
+
 
 class Outbox:
     """`due` and `to_ask` hand out each call and each question once, to be carried out at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_cluster: str = "") -> None:
+        """`of_cluster`: what a command needs to mean this cluster, as ` --cluster prod`."""
+        self._of_cluster = of_cluster
         self._calls: dict[int, Call] = {}
         self._own: dict[int, int] = {}
         """Revisions that an own order led from, and to: an order that was given before the screen
@@ -97,7 +105,8 @@ class Outbox:
         return self._calls[call_id]
 
     def put(self, order: Order, key: str, now_s: float, time_s: float = 0.0) -> Call:
-        call = Call(len(self._calls) + 1, order, key, now_s, time_s)
+        number = len(self._calls) + 1
+        call = Call(number, order, key, now_s, time_s, of_cluster=self._of_cluster)
         self._calls[call.call_id] = call
         return call
 

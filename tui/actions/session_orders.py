@@ -27,10 +27,11 @@ class _About:
 
 
 class SessionOrders:
-    """`caller` None: a replay, where nothing can be asked or ordered."""
+    """`caller` None: a replay, where nothing can be asked or ordered. `of_cluster`: as `Outbox`
+    takes it."""
 
-    def __init__(self, caller: Caller | None) -> None:
-        self.outbox = Outbox()
+    def __init__(self, caller: Caller | None, of_cluster: str = "") -> None:
+        self.outbox = Outbox(of_cluster)
         self._caller = caller
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _About | Then] = {}

@@ -412,7 +412,7 @@ async def test_scale_typed() -> None:
 
 @presses("log")
 async def test_the_log_keeps_what_was_done(key: str) -> None:
-    async with acting() as bed:
+    async with acting((160, 36), of_cluster=" --cluster t3") as bed:
         wanted = bed.cursor
         await bed.press("d", "y")
         bed.control.failing = {"undrain": RefusedError("it is not being drained")}
@@ -420,20 +420,22 @@ async def test_the_log_keeps_what_was_done(key: str) -> None:
         assert isinstance(bed.app.screen, LogScreen)
         lines = (await drawn(bed.pilot)).splitlines()
         (drained,) = [line for line in lines if f"drain {wanted} " in line and "done" in line]
-        assert f"llumctl drain {wanted}" in drained
+        assert f"llumctl drain {wanted} --cluster t3" in drained
         (failed, whole) = [line for line in lines if "failed" in line]
         assert "it is not being drained" in failed
         assert whole.strip() == f"undrain {wanted}: failed, it is not being drained"
-        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain {wanted}"
+        assert lines[lines.index(whole) + 1].strip() == f"llumctl undrain {wanted} --cluster t3"
         await bed.press("y")
-        assert bed.app.clipboard == f"llumctl undrain {wanted}"
+        assert bed.app.clipboard == f"llumctl undrain {wanted} --cluster t3"
         await bed.press("escape")
         assert isinstance(bed.app.screen, DashboardScreen)
 
 
 async def test_who_leaves_before_the_outcome_is_known_is_told() -> None:
-    async with acting() as bed:
+    async with acting(of_cluster=" --cluster t3") as bed:
         bed.caller.held = True
         wanted = bed.cursor
         await bed.press("u")
-        assert bed.app.acting.unsettled() == [f"undrain {wanted}: sent: llumctl undrain {wanted}"]
+        assert bed.app.acting.unsettled() == [
+            f"undrain {wanted}: sent: llumctl undrain {wanted} --cluster t3"
+        ]
