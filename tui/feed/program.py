@@ -3,11 +3,16 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tui.feed import program_guard
 
 MAX_LINES = 5000
 MAX_LINE_BYTES = 1000
@@ -21,7 +26,8 @@ GRACE_S = 2.0
 
 class Program:
     """In a session and a process group of its own, without a terminal. Whatever is left of the
-    group ends with the program, and the program with `stop`."""
+    group ends with the program, and the program with `stop` or with this process, however that
+    ends: a guard, which leads the group, sees to it (`program_guard`)."""
 
     def __init__(
         self,
@@ -46,19 +52,25 @@ class Program:
         self._timed_out = False
 
     def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        guard = [sys.executable, "-I", "-S", program_guard.__file__, str(theirs.fileno())]
         try:
             self._process = subprocess.Popen(
-                self._arguments,
+                [*guard, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 start_new_session=True,
+                pass_fds=(theirs.fileno(),),
             )
         except (OSError, ValueError) as error:
+            ours.close()
             self.outcome = f"could not be started: {error}"
             return
-        for work in (self._read, self._tell, self._wait):
+        finally:
+            theirs.close()
+        for work in (self._read, self._tell, partial(self._wait, ours)):
             threading.Thread(target=work, name="own", daemon=True).start()
 
     def stop(self) -> None:
@@ -85,8 +97,9 @@ class Program:
                 self._wake()
                 time.sleep(WAKE_S)
 
-    def _wait(self) -> None:
-        """The group is signalled before its leader is reaped: until then its number is its own."""
+    def _wait(self, guard: socket.socket) -> None:
+        """The group is signalled before its leader is reaped: until then its number is its own.
+        `guard` must be open meanwhile; the guard says there why it could start no program."""
         assert self._process is not None
         timer = threading.Timer(self._timeout_s, self._expire)
         timer.daemon = True
@@ -96,7 +109,11 @@ class Program:
         self._signal(signal.SIGKILL)
         self._ended.set()
         code = self._process.wait()
-        if self._timed_out:
+        with guard:
+            told = guard.recv(MAX_LINE_BYTES).decode("utf-8", "replace")
+        if told:
+            self.outcome = f"could not be started: {told}"
+        elif self._timed_out:
             self.outcome = f"ended after {self._timeout_s:g} s, which is its time-out"
         elif code < 0:
             self.outcome = f"ended by signal {-code}"

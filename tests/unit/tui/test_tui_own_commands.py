@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -270,6 +273,40 @@ def test_all_that_it_started_ends_with_it(how: str, outcome: str) -> None:
     wait(lambda: gone(int(program.lines[0])))
 
 
+RUNS_ONE = """
+import sys, time
+from tui.feed.program import Program
+program = Program(["sh", "-c", "sleep 600 & echo $!; wait"], {}, 600.0)
+program.start()
+while not program.lines: time.sleep(0.01)
+print(program.lines[0], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_with_the_dashboard_however_that_ends(end: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNS_ONE], stdout=subprocess.PIPE) as dashboard:
+        assert dashboard.stdout is not None
+        started = int(dashboard.stdout.readline())
+        assert not gone(started)
+        dashboard.send_signal(end)
+    wait(lambda: gone(started))
+
+
+@pytest.mark.process
+def test_a_program_may_take_its_time_to_end() -> None:
+    text = "trap 'echo bye; exit 0' TERM; echo begun; while :; do sleep 0.01; done"
+    program = Program([SHELL, "-c", text], {}, 60)
+    program.start()
+    wait(lambda: "begun" in program.lines)
+    program._expire()
+    wait(lambda: bool(program.outcome))
+    assert program.outcome.startswith("ended after 60 s")
+    wait(lambda: "bye" in program.lines)
+
+
 @pytest.mark.process
 def test_what_it_writes_is_kept_to_the_last_lines_and_stdin_is_empty() -> None:
     text = f"cat; seq 1 {6000}; echo x$ROW_ID >&2; kill -TERM $$"
@@ -296,7 +333,9 @@ def test_a_program_that_writes_all_the_time_leaves_room_for_keys() -> None:
 def test_a_program_that_is_not_there() -> None:
     program = Program(["/no/such/program"], {}, 1)
     program.start()
+    wait(lambda: bool(program.outcome))
     assert program.outcome.startswith("could not be started: ")
+    assert program.outcome.endswith("No such file or directory: '/no/such/program'")
     program.stop()
 
 
