@@ -114,7 +114,7 @@ def running(cluster: str) -> "RunState":
 def _checked(url: str) -> str:
     """The URL, if the token may go there: not in the clear over a network. It is not repeated, as
     somebody may have written a password into it."""
-    from controller.api.hosts import is_own_host
+    from controller.api.hosts import is_loopback
 
     try:
         parts = urlsplit(url)
@@ -131,7 +131,7 @@ def _checked(url: str) -> str:
             f"--cluster: the URL ends with the port: {parts.scheme}://{parts.netloc}",
             f"llumctl status --cluster {parts.scheme}://{parts.netloc}",
         )
-    if parts.scheme == "http" and not is_own_host(parts.netloc, ()):
+    if parts.scheme == "http" and not is_loopback(host):
         raise UsageError(
             f"--cluster: the token would go to {host} unencrypted",
             f"ssh -L 8700:127.0.0.1:8700 {host}      and      --cluster http://127.0.0.1:8700",

@@ -9,12 +9,22 @@ from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """`host`: a Host header's value. All names of loopback are ours, with any port, as tunnels end
+    """`host`: a Host header's value, which says nothing of where an answer goes. All names of loopback are ours, with any port, as tunnels end
     there. `own`: further names and addresses, of `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to a host stays on this machine, judged by the address and not by what a
+    name resolves to today. Other names of loopback (`a.localhost`) are not counted: not every
+    resolver knows them, and one that does not asks the network."""
+    if host == "localhost":
+        return True
+    address = host.strip("[]")
+    return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 def own_names(written: Iterable[str]) -> frozenset[str]:

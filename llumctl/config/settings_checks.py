@@ -5,10 +5,10 @@ is relative to the file, any other to the current folder.
 """
 
 import contextlib
-import ipaddress
 from pathlib import Path
 
 from controller.api.errors import UsageError
+from controller.api.hosts import is_loopback
 from controller.api.settings import key_file
 from controller.api.settings.endpoint_options import Code, EndpointOptions, code_in
 from controller.api.settings.settings import EMBEDDED_MODEL, EndpointTable, Settings
@@ -52,16 +52,6 @@ def checked(settings: Settings, origins: Origins) -> Settings:
             "emulated": emulated,
         }
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Judges by the address, not by what a name resolves to today."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_addresses(settings: Settings, origins: Origins) -> None:

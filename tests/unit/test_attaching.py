@@ -75,6 +75,8 @@ def test_down_finds_no_other_cluster_than_was_meant(capsys: Captured) -> None:
     ("url", "found"),
     [
         ("http://127.0.0.1:8700", "http://127.0.0.1:8700"),
+        ("http://127.9.9.9:8700", "http://127.9.9.9:8700"),
+        ("http://LOCALHOST:8700", "http://LOCALHOST:8700"),
         ("http://localhost:8700/", "http://localhost:8700"),
         ("http://[::1]:8700", "http://[::1]:8700"),
         ("https://head.example:8700", "https://head.example:8700"),
@@ -90,6 +92,11 @@ def test_urls_that_a_token_may_go_to(url: str, found: str) -> None:
         ("http://head.example:8700", "the token would go to head.example unencrypted"),
         ("http://10.0.0.7:8700", "the token would go to 10.0.0.7 unencrypted"),
         ("http://127.0.0.1.evil.example", "unencrypted"),
+        # A resolver that does not know these names asks the network who they are.
+        ("http://prod.localhost:8700", "the token would go to prod.localhost unencrypted"),
+        ("http://localhost.:8700", "unencrypted"),
+        ("http://127.1:8700", "unencrypted"),
+        ("http://[::2]:8700", "unencrypted"),
         ("http://127.0.0.1:8700/v1", "the URL ends with the port"),
         ("http://127.0.0.1:8700/?token=secret", "the URL ends with the port"),
         ("http://user:secret@127.0.0.1:8700", "looks like http://127.0.0.1:8700"),

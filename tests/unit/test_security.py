@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from controller.adapters.vllm import environment
 from controller.api.errors import UsageError
+from controller.api.hosts import is_loopback
 from controller.api.settings.endpoint_options import EndpointOptions
 from controller.api.settings.refused_options import REFUSED
 from controller.api.settings.settings import Settings
@@ -33,7 +34,6 @@ from controller.main.plan import ClusterPlan
 from controller.main.start import up
 from controller.main.start.recovery import state_of
 from llumctl.app import app
-from llumctl.config.settings_checks import is_loopback
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("controller", "llumctl", "tui")
