@@ -32,6 +32,8 @@ class ConfigFile:
     tables: dict[str, Any]
     is_private: bool = False
     """The file belongs to this user, and nobody else may read or change it."""
+    is_changed_by_others: bool = False
+    """Users other than root and this one may change the file."""
 
     def line(self, key: toml_lines.Path) -> int:
         return toml_lines.scan(self.text).find(key) or 1
@@ -102,7 +104,8 @@ def read(path: Path, origin: str) -> ConfigFile:
     text = _decode(path, raw)
     is_own_file = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     is_private = is_own_file and not stat.S_IMODE(found.st_mode) & 0o077
-    return ConfigFile(path, text, _parse(path, text), is_private)
+    others = plain_file.is_changed_by_others(found)
+    return ConfigFile(path, text, _parse(path, text), is_private, others)
 
 
 def tables_of(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ later.
 import json
 import os
 import re
+import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,8 +94,16 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[dict[str, str],
 def load_commands(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, OwnCommandTable], Origins]:
-    """`[commands]` alone, as for `[keys]`. Raises UsageError."""
+    """`[commands]` alone, as for `[keys]`. Raises UsageError, also where other users could write
+    into the file what this one is to run."""
     settings, origins = _load_table("commands", environ)
+    file = origins.file
+    if settings.commands and file is not None and file.is_changed_by_others:
+        raise UsageError(
+            f"{origins.of(('commands',))}: commands names programs to run, and {file.path} can be"
+            " changed by other users",
+            f"chmod go-w {shlex.quote(str(file.path))}",
+        )
     return settings.commands, origins
 
 

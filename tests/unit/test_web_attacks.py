@@ -275,6 +275,7 @@ async def test_with_write_it_may_act_but_runs_nothing_and_ends_with_the_server(
 ) -> None:
     config = folder / "own.toml"
     config.write_text('[commands.touch]\nkey = "f9"\nrun = ["touch", "made"]\n')
+    config.chmod(0o644)
     monkeypatch.setenv("LLUMCTL_CONFIG", str(config))
     with served("--write") as server:
         page, cookie = server.enter()

@@ -54,5 +54,11 @@ def read_with_status(
     return content, found
 
 
+def is_changed_by_others(found: os.stat_result) -> bool:
+    """Whether users other than root and this process's may change the file, and so what it says to
+    run."""
+    return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & 0o022)
+
+
 def _has_no_name(pipe: int) -> bool:
     return str(Path(f"/proc/self/fd/{pipe}").readlink()).startswith("pipe:[")

@@ -5,12 +5,12 @@ Touch points of vLLM: the tables of the parsers' names, tool_parsers/__init__.py
 """
 
 import difflib
-import os
 import re
 import stat
 from urllib.parse import urlsplit
 
 from controller.api.settings.endpoint_options import EndpointOptions
+from controller.api.state import plain_file
 from controller.main.checks import vllm_declarations
 from controller.main.checks.endpoint_files import read, wrong
 from controller.main.checks.endpoint_tls import check_tls
@@ -108,7 +108,7 @@ def _check_plugins(options: EndpointOptions) -> None:
         if name is None:
             continue
         _, found = read(key, name, MAX_PLUGIN_BYTES)
-        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        if plain_file.is_changed_by_others(found):
             raise wrong(
                 key,
                 f"{name} can be changed by other users (uid {found.st_uid},"

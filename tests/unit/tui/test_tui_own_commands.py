@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -130,6 +131,7 @@ def test_bad_configuration_is_told_with_its_line(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.toml").write_text(f"[commands.mine]\n{text}\n")
+    (tmp_path / "c.toml").chmod(0o644)
     monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
     monkeypatch.delenv("LLUMCTL_KEYS", raising=False)
     with pytest.raises(UsageError) as caught:
@@ -137,11 +139,46 @@ def test_bad_configuration_is_told_with_its_line(
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_change_names_no_programs(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c d.toml"
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(path))
+    path.write_text("[keys]\npicture = 'f9'\n[commands.mine]\nrun = ['p']\n")
+    path.chmod(mode)
+    with pytest.raises(UsageError) as caught:
+        top._keys_and_commands()
+    assert caught.value.message.startswith(f"{path}:3: commands names programs to run")
+    assert "can be changed by other users" in caught.value.message
+    assert caught.value.hint == f"chmod go-w '{path}'"
+    path.write_text("[keys]\npicture = 'f9'\n[commands]\n")
+    assert top._keys_and_commands() == ({"picture": "f9"}, ())
+
+
+def test_a_file_of_another_user_names_no_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[commands.mine]\nrun = ['p']\n")
+    path.chmod(0o644)
+    monkeypatch.setenv("LLUMCTL_CONFIG", str(path))
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert len(top._keys_and_commands()[1]) == 1
+    if owner == 0:  # What root owns is trusted by all.
+        os.chown(path, 12345, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(UsageError, match="can be changed by other users"):
+        top._keys_and_commands()
+
+
 def test_a_command_can_take_a_key_that_was_given_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "[keys]\npicture = 'f9'\n[commands.mine]\nrun = ['p', '{id}']\nkey = 'P'\n"
     (tmp_path / "c.toml").write_text(text)
+    (tmp_path / "c.toml").chmod(0o644)
     monkeypatch.setenv("LLUMCTL_CONFIG", str(tmp_path / "c.toml"))
     keymap, own = top._keys_and_commands()
     assert keymap == {"picture": "f9"}
