@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable
 
 
 def is_own_host(host: str, own: Collection[str]) -> bool:
-    """`host`: a Host header's value, which says nothing of where an answer goes. All names of loopback are ours, with any port, as tunnels end
-    there. `own`: further names and addresses, of `own_names`."""
+    """`host`: a Host header's value, which says nothing of where an answer goes. All names of
+    loopback are ours, with any port, as tunnels end there. `own`: further names and addresses, of
+    `own_names`."""
     name = host_name(host)
     if name in own or name == "localhost" or name.endswith(".localhost"):
         return True

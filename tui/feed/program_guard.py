@@ -1,4 +1,4 @@
-"""Runs one program of the operator's and ends it, with its process group, when the dashboard is gone.
+"""Runs a program of the operator's and ends it, with its group, when the dashboard is gone.
 
 The dashboard starts this file as the leader of a session, with one end of a socket: FD PROGRAM
 ARGUMENT... The kernel closes the other end whichever way the dashboard ends, by SIGKILL too. The
