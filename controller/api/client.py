@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from controller.api.errors import (
     AnswerLostError,
@@ -26,6 +26,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
+from controller.api.frames import AbsurdFigureError, check_figures, parse_frame
 from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
@@ -117,7 +118,6 @@ Answer = TypeVar(
 )
 Params = Mapping[str, str | int | float | list[str]]
 
-_frames: TypeAdapter[Frame] = TypeAdapter(Frame)
 
 
 class _Versioned(WireModel):
@@ -294,8 +294,8 @@ class ControlClient:
         events after a position ("latest": only new ones, "": from the oldest kept).
 
         Raises:
-            UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, or it is
-                no stream of llumctl's.
+            UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, it is no
+                stream of llumctl's, or has absurd figures.
         """
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
@@ -353,7 +353,10 @@ class ControlClient:
         if not response.is_success:
             raise self._refusal(response)
         try:
+            check_figures(response.content)
             found = answer.model_validate_json(response.content)
+        except AbsurdFigureError as error:
+            raise self._bad_answer(error, lost=method != "GET") from error
         except ValidationError as error:
             self._check_schema(_schema_version(response.content))
             raise self._stranger() from error
@@ -389,7 +392,9 @@ class ControlClient:
 
     def _frame(self, line: str) -> Frame | None:
         try:
-            return parse_frame(line)
+            return parse_frame(line.encode())
+        except AbsurdFigureError as error:
+            raise self._bad_answer(error) from error
         except ValueError as error:
             raise self._stranger() from error
 
@@ -401,6 +406,10 @@ class ControlClient:
             why = f"did not answer within {timeout_s:g} s"
         kind = AnswerLostError if lost else UnreachableError
         return kind(f"the controller at {self._url} {why}", self._unreachable_hint)
+
+    def _bad_answer(self, error: Exception, *, lost: bool = False) -> UnreachableError:
+        kind = AnswerLostError if lost else UnreachableError
+        return kind(f"bad answer of the controller at {self._url}: {error}", self._unreachable_hint)
 
     def _stranger(self) -> UnreachableError:
         return UnreachableError(
@@ -425,17 +434,6 @@ class ControlClient:
                 f" ({version}, this llumctl knows {SCHEMA_VERSION})",
                 "git pull      then      make install",
             )
-
-
-def parse_frame(line: str | bytes) -> Frame | None:
-    """Parses one line of a watch stream or a recording; None for a type that this llumctl does not
-    know. Raises ValueError if the line is no frame."""
-    try:
-        return _frames.validate_json(line)
-    except ValidationError as error:
-        if error.errors(include_url=False)[0]["type"] == "union_tag_invalid":
-            return None
-        raise ValueError("not a frame of llumctl's watch stream") from error
 
 
 def actor() -> str:

@@ -4,7 +4,6 @@ Within one `schema_version` lines only gain fields; readers skip frames that the
 A recording names requests and machines, so its file is private (0600).
 """
 
-import json
 import os
 import re
 import threading
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, Self
 
-from controller.api.client import parse_frame
 from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.frames import MAX_FIGURE, figure, parse_frame
 from controller.api.state import plain_file
 from controller.api.version import own_version
 from controller.api.wire.models import Event, EventFrame, Frame, WireModel
@@ -28,10 +27,6 @@ _BEGINNING = re.compile(
     rb'(?:"event":\{"position":"[^"]*","kind":"(\w+)")?'
 )
 """How our own writer begins a frame: enough to place it. Other lines are parsed for that."""
-MAX_FIGURE = 1e15
-"""Above all times, bytes and counts. Infinity and the like end a dashboard that draws them."""
-_LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
-"""What a line has that may hold such a figure; few do, and those are parsed twice."""
 
 
 class RecordingHeader(WireModel):
@@ -207,10 +202,8 @@ class RecordingReader:
     def _parsed(self, number: int, line: bytes) -> Frame | None:
         """None: of a type that this llumctl does not know, or a last line that was cut."""
         try:
-            if _LARGE.search(line):
-                json.loads(line, parse_float=_figure, parse_int=_figure, parse_constant=_figure)
             return parse_frame(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if not line.endswith(b"\n"):
                 self.truncated = True
                 return None
@@ -223,8 +216,8 @@ class RecordingReader:
         line = self._line()
         try:
             header = RecordingHeader.model_validate_json(line)
-            _figure(str(header.time_s))
-            _figure(str(header.status_every_s))
+            figure(str(header.time_s))
+            figure(str(header.status_every_s))
         except ValueError as error:  # a ValidationError is one
             raise UsageError(
                 f"{self.path}:1: not a recording of llumctl", "llumctl record FILE"
@@ -245,14 +238,6 @@ class RecordingReader:
         if len(line) == MAX_LINE_BYTES:
             raise UsageError(f"{self.path}: a line is longer than {MAX_LINE_BYTES} bytes")
         return line
-
-
-def _figure(text: str) -> float:
-    """Raises ValueError if no recording has such a figure."""
-    found = float(text)
-    if not abs(found) <= MAX_FIGURE:
-        raise ValueError(f"{text[:40]} is no figure of a recording")
-    return found
 
 
 def _cannot(path: Path, verb: str, error: OSError) -> LlumctlError:

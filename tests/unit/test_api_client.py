@@ -266,6 +266,23 @@ def test_somebody_elses_stream(body: bytes) -> None:
     assert "not a controller of llumctl" in caught.value.message
 
 
+@pytest.mark.parametrize("figure", ["1e999", "1e308", "-1e300", "NaN", "Infinity", "9" * 400])
+def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> None:
+    """They ended the dashboard that drew them."""
+    body = f'{{"type": "ping", "time_s": 1}}\n{{"type": "ping", "time_s": {figure}}}\n'.encode()
+    with client(answering(200, body)) as control:
+        frames = control.watch()
+        assert next(frames) == PingFrame(time_s=1)
+        with pytest.raises(UnreachableError, match="bad answer of the controller at http") as caught:
+            next(frames)
+    assert figure[:20] in caught.value.message
+    answer = json.dumps(STATUS).replace("{", f'{{"uptime_s": {figure}, ', 1).encode()
+    with client(answering(200, answer)) as control, pytest.raises(UnreachableError, match="bad"):
+        control.status()
+    with client(answering(200, answer)) as control, pytest.raises(AnswerLostError, match="bad"):
+        control.scale(ScaleRequest(target=2), key="k")
+
+
 def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> None:
     body = b'{"type": "later"}\n\n{"type": "ping", "time_s": 1}\n'
     with client(answering(200, body)) as control:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.api.client import parse_frame
+from controller.api.frames import parse_frame
 from controller.api.state.audit import AuditLog
 from controller.api.wire.models import (
     EventFrame,
@@ -47,7 +47,7 @@ async def read(lines: AsyncIterator[str], num_frames: int, *, pings: bool = Fals
     frames: list[Frame] = []
     while len(frames) < num_frames:
         line = await asyncio.wait_for(anext(lines), PATIENCE_S)
-        frame = parse_frame(line)
+        frame = parse_frame(line.encode())
         assert frame is not None
         if pings or not isinstance(frame, PingFrame):
             frames.append(frame)

@@ -109,6 +109,8 @@ def test_a_bad_line_is_named(path: Path) -> None:
         '{"type":"ping","time_s":1.2.3}',
         '{"type":"ping","time_s":1e999}',
         '{"type":"ping","time_s":1e300}',
+        '{"type":"ping","time_s":"inf"}',
+        '{"type":"ping","time_s":"\\u0031e300"}',
         '{"type":"gap","time_s":1,"missed":%s}' % ("9" * 400),
         '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,1e999]]}',
         '{"type":"requests","time_s":1,"num_before":0,"stands":[[0,"running","i-0",1,0,0,NaN]]}',

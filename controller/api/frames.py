@@ -1,0 +1,46 @@
+"""A line of a watch stream or of a recording, parsed, and the figures that no answer may have."""
+
+import contextlib
+import json
+import re
+
+from pydantic import TypeAdapter, ValidationError
+
+from controller.api.wire.models import Frame
+
+MAX_FIGURE = 1e15
+"""Above all times, bytes and counts. Infinity and the like end a dashboard that draws them."""
+_frames: TypeAdapter[Frame] = TypeAdapter(Frame)
+_LARGE = re.compile(rb"[:\[,]\s*-?(?:[0-9]{15}|[0-9.]+[eE]\+?[0-9]|NaN|Infinity)")
+"""What a line has that may hold a larger figure; few do, and those are parsed twice."""
+
+
+class AbsurdFigureError(ValueError):
+    """No time, size or count is so large, or it is none at all."""
+
+
+def parse_frame(line: bytes) -> Frame | None:
+    """None for a type that this llumctl does not know. Raises ValueError if the line is no frame,
+    or has an absurd figure. A figure is a number: one in quotes would pass for a text here."""
+    try:
+        check_figures(line)
+        return _frames.validate_json(line, strict=True)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] == "union_tag_invalid":
+            return None
+        raise ValueError("not a frame of llumctl's watch stream") from error
+
+
+def check_figures(text: bytes) -> None:
+    """Raises AbsurdFigureError for JSON with a number that nobody measures. What is no JSON passes."""
+    if _LARGE.search(text):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            json.loads(text, parse_float=figure, parse_int=figure, parse_constant=figure)
+
+
+def figure(text: str) -> float:
+    """Raises AbsurdFigureError if nobody measures such a figure."""
+    found = float(text)
+    if not abs(found) <= MAX_FIGURE:
+        raise AbsurdFigureError(f"{text[:20]} is no figure of a cluster")
+    return found
