@@ -119,7 +119,6 @@ Answer = TypeVar(
 Params = Mapping[str, str | int | float | list[str]]
 
 
-
 class _Versioned(WireModel):
     """The part that answers of all schemas share."""
 

@@ -32,7 +32,7 @@ def parse_frame(line: bytes) -> Frame | None:
 
 
 def check_figures(text: bytes) -> None:
-    """Raises AbsurdFigureError for JSON with a number that nobody measures. What is no JSON passes."""
+    """Raises AbsurdFigureError for JSON with a figure that nobody has. What is no JSON passes."""
     if _LARGE.search(text):
         with contextlib.suppress(json.JSONDecodeError, RecursionError):
             json.loads(text, parse_float=figure, parse_int=figure, parse_constant=figure)

@@ -31,6 +31,7 @@ _GLYPHS = {
     InstanceState.ACTIVE: "*",
     InstanceState.FAILED: "!",
     InstanceState.STALLED: "!",
+    InstanceState.STOPPING: ">",
 }
 
 

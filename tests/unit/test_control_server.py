@@ -130,6 +130,9 @@ async def test_stopping() -> None:
     cluster.controller.stop(drain=True, grace_s=0.0)
     view = cluster.view()
     assert (view.state, view.detail) == (ClusterState.STOPPING, "3 requests live")
+    assert cluster.states() == ["stopping", "active", "active"], "they finish what they have"
+    cluster.mailbox.lose("mem://i-0")
+    assert cluster.states() == ["stopping", "stopping", "active"], "nothing starts it again"
     cluster.now_s += 100
     assert cluster.controller._stopping is not None
     await cluster.controller._stopping

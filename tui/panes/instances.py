@@ -24,6 +24,7 @@ _GLYPHS: Mapping[InstanceState, str] = {
     InstanceState.STARTING: "+",
     InstanceState.RESTARTING: "+",
     InstanceState.DRAINING: ">",
+    InstanceState.STOPPING: ">",
     InstanceState.STALLED: "!",
     InstanceState.FAILED: "!",
 }
@@ -32,6 +33,7 @@ _TONES: Mapping[InstanceState, Tone] = {
     InstanceState.STARTING: Tone.WARN,
     InstanceState.RESTARTING: Tone.WARN,
     InstanceState.DRAINING: Tone.WARN,
+    InstanceState.STOPPING: Tone.WARN,
     InstanceState.STALLED: Tone.BAD,
     InstanceState.FAILED: Tone.BAD,
 }

@@ -60,7 +60,10 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         ),
         *_not_launched(controller),
     )
-    frontends = tuple(_frontend(member, now_s) for member in controller.roster.frontends())
+    stopping = controller.stopping
+    frontends = tuple(
+        _frontend(member, now_s, stopping=stopping) for member in controller.roster.frontends()
+    )
     state, detail = _cluster_state(controller, [*instances, *frontends])
     num_migrated, num_failed = controller.operator_moves.log.last_minute(now_s)
     return ClusterStatus(
@@ -124,8 +127,13 @@ def _cluster_state(
     return ClusterState.READY, words
 
 
-def _state(member: Member, record: InstanceRecord | None, now_s: float) -> InstanceState:
+def _state(
+    member: Member, record: InstanceRecord | None, now_s: float, *, stopping: bool
+) -> InstanceState:
+    """`stopping`: the whole cluster is being stopped, and no process that is gone comes again."""
     if not member.alive or member.phase == "starting":
+        if stopping:
+            return InstanceState.STOPPING
         return (
             InstanceState.RESTARTING
             if member.incarnation > 1 or (member.incarnation and not member.alive)
@@ -142,10 +150,10 @@ def _state(member: Member, record: InstanceRecord | None, now_s: float) -> Insta
     return InstanceState.ACTIVE if record.schedulable(now_s) else InstanceState.STALLED
 
 
-def _frontend(member: Member, now_s: float) -> FrontendStatus:
+def _frontend(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus:
     return FrontendStatus(
         id=member.member_id,
-        state=_state(member, None, now_s),
+        state=_state(member, None, now_s, stopping=stopping),
         detail=member.detail,
         incarnation=member.incarnation,
         num_restarts=member.num_restarts,
@@ -167,7 +175,7 @@ def _instance(
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
         id=member.member_id,
-        state=_state(member, record, now_s),
+        state=_state(member, record, now_s, stopping=controller.stopping),
         detail=member.detail,
         incarnation=member.incarnation,
         num_restarts=member.num_restarts,
@@ -212,8 +220,8 @@ def _not_launched(controller: Controller) -> list[InstanceStatus]:
     return [
         InstanceStatus(
             id=instance_id,
-            state=InstanceState.STARTING,
-            detail="could not be launched; it is tried again",
+            state=InstanceState.STOPPING if controller.stopping else InstanceState.STARTING,
+            detail="" if controller.stopping else "could not be launched; it is tried again",
             incarnation=0,
             drain=_drain(controller, instance_id),
         )

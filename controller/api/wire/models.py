@@ -26,7 +26,8 @@ class ClusterState(StrEnum):
 
 
 class InstanceState(StrEnum):
-    """`stalled` answers nothing at present; `failed` could not start and is not retried."""
+    """`stalled` answers nothing at present; `failed` could not start and is not retried;
+    `stopping` serves no more, as the cluster is being stopped."""
 
     STARTING = "starting"
     ACTIVE = "active"
@@ -34,6 +35,7 @@ class InstanceState(StrEnum):
     STALLED = "stalled"
     RESTARTING = "restarting"
     FAILED = "failed"
+    STOPPING = "stopping"
 
 
 class QueueHeadStatus(WireModel):
