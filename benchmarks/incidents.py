@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from controller.api.recording import RecordingHeader, RecordingWriter
 from controller.api.wire.models import (
@@ -33,11 +34,17 @@ from controller.api.wire.models import (
 from controller.core.load.freeness import dispatch_freeness, freeness
 from controller.core.load.queue_reason import queue_reason
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot
-from controller.core.load.virtual_usage import instance_virtual_usage, total_headroom_blocks
+from controller.core.load.virtual_usage import (
+    headroom_by_rank,
+    instance_virtual_usage,
+    total_headroom_blocks,
+)
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
+
+Figure = TypeVar("Figure", int, float)
 
 BEGUN_S = 1_767_268_800.0
 """2026-01-01 12:00:00 UTC."""
@@ -62,7 +69,8 @@ class Instance:
     snapshot: InstanceSnapshot | None = None
     step_time_s: float = 0.0
     num_steps: int = 0
-    ttfts_s: list[tuple[float, float]] = field(default_factory=list)
+    ttfts_s: list[tuple[float, int, float]] = field(default_factory=list)
+    """When there was a first token, of which rank, and how long it took."""
     drain: DrainStatus | None = None
 
 
@@ -76,7 +84,7 @@ class Cluster:
         self.moves: tuple[MoveStatus, ...] = ()
         self.ended_moves: tuple[EndedMoveStatus, ...] = ()
         self.num_migrated = self.num_failed = 0
-        self._arrived_s: dict[str, float] = {}
+        self._arrived: dict[str, tuple[float, int]] = {}
         self._events: list[Event] = []
         self._num_events = 0
 
@@ -97,7 +105,7 @@ class Cluster:
             ),
         )
         chosen.engine.add(request)
-        self._arrived_s[request_id] = self.now_s
+        self._arrived[request_id] = self.now_s, rank
         self.tell("dispatched", chosen.id, request_id)
         return request_id
 
@@ -141,8 +149,9 @@ class Cluster:
 
     def _stepped(self, instance: Instance, done: StepResult) -> None:
         for request_id in done.emitted:
-            if (arrived_s := self._arrived_s.pop(request_id, None)) is not None:
-                instance.ttfts_s.append((self.now_s, instance.free_at_s - arrived_s))
+            if (arrived := self._arrived.pop(request_id, None)) is not None:
+                arrived_s, rank = arrived
+                instance.ttfts_s.append((self.now_s, rank, instance.free_at_s - arrived_s))
         for kind, ids in (
             ("admitted", done.admitted),
             ("evicted", done.evicted),
@@ -167,6 +176,7 @@ class Cluster:
                 each.reported_s, each.snapshot = self.now_s, each.engine.snapshot(each.id, 1)
         found = tuple(self._instance(each) for each in self.instances)
         slowest = max((item.ttft_p99_s for item in found if item.ttft_p99_s), default=None)
+        slowest_by_level = _slowest(item.ttft_p99_by_level_s for item in found)
         stalled = [item.id for item in found if item.state is InstanceState.STALLED]
         num_live = sum((i.num_running_reqs or 0) + (i.num_waiting_reqs or 0) for i in found)
         return ClusterStatus(
@@ -182,7 +192,15 @@ class Cluster:
             num_held_reqs=0,
             levels=tuple(
                 LevelStatus(
-                    name=each.name, rank=each.rank, target_load_tokens=each.target_load_tokens
+                    name=each.name,
+                    rank=each.rank,
+                    target_load_tokens=each.target_load_tokens,
+                    num_running_reqs=sum(i.num_running_by_level.get(each.name, 0) for i in found),
+                    num_waiting_reqs=sum(i.num_waiting_by_level.get(each.name, 0) for i in found),
+                    headroom_blocks=sum(
+                        i.headroom_by_level_blocks.get(each.name, 0) for i in found
+                    ),
+                    ttft_p99_s=slowest_by_level.get(each.name),
                 )
                 for each in DEFAULT_LEVELS
             ),
@@ -199,6 +217,7 @@ class Cluster:
                     incarnation=1,
                     num_live_reqs=num_live,
                     ttft_p99_s=slowest,
+                    ttft_p99_by_level_s=slowest_by_level,
                     age_s=0.2,
                 ),
             ),
@@ -214,7 +233,11 @@ class Cluster:
             state = InstanceState.DRAINING
         draining = each.drain is not None
         head = snapshot.queue_head
-        ttfts_s = sorted(took_s for at_s, took_s in each.ttfts_s if at_s > self.now_s - 60)
+        lately = [(rank, took_s) for at_s, rank, took_s in each.ttfts_s if at_s > self.now_s - 60]
+        ttfts_s = {
+            rank: _p99([took_s for of, took_s in lately if of == rank])
+            for rank in sorted({rank for rank, _ in lately})
+        }
         return InstanceStatus(
             id=each.id,
             state=state,
@@ -235,6 +258,8 @@ class Cluster:
             num_running_reqs=snapshot.num_running,
             num_running_by_level=_by_level(snapshot.num_running_by_rank),
             num_waiting_reqs=snapshot.num_queued,
+            num_waiting_by_level=_by_level(snapshot.num_queued_by_rank),
+            headroom_by_level_blocks=_by_level(headroom_by_rank(snapshot, DEFAULT_LEVELS)),
             kv_cache_usage=snapshot.num_used_blocks / snapshot.num_total_blocks,
             queue_head=None
             if head is None
@@ -251,14 +276,27 @@ class Cluster:
             num_moves_out=sum(move.from_instance_id == each.id for move in self.moves),
             step_time_s=round(each.step_time_s, 6),
             num_steps=each.num_steps,
-            ttft_p99_s=round(ttfts_s[-1 - len(ttfts_s) // 100], 3) if ttfts_s else None,
+            ttft_p99_s=_p99([took_s for _, took_s in lately]) if lately else None,
+            ttft_p99_by_level_s=_by_level(ttfts_s),
             age_s=round(age_s + 0.2, 3),
             drain=each.drain,
         )
 
 
-def _by_level(by_rank: Mapping[int, int]) -> dict[str, int]:
-    return {LEVEL_NAMES[rank]: number for rank, number in by_rank.items()}
+def _by_level(by_rank: Mapping[int, Figure]) -> dict[str, Figure]:
+    return {LEVEL_NAMES[rank]: figure for rank, figure in by_rank.items()}
+
+
+def _slowest(of_instances: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for by_level in of_instances:
+        for name, took_s in by_level.items():
+            found[name] = max(took_s, found.get(name, 0.0))
+    return found
+
+
+def _p99(took_s: list[float]) -> float:
+    return round(sorted(took_s)[-1 - len(took_s) // 100], 3)
 
 
 # -- the incidents --------------------------------------------------------------------------

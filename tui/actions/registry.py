@@ -226,35 +226,35 @@ ACTIONS: tuple[Action, ...] = (
         typed="freeze",
     ),
     Action(
-        "replay_slower", ("[",), "speed(-1)", "half the speed", Place.MAIN, "slower", replay=True
+        "replay_slower", ("[",), "speed(-1)", "half the speed", Place.ROWS, "slower", replay=True
     ),
     Action(
-        "replay_faster", ("]",), "speed(1)", "twice the speed", Place.MAIN, "faster", replay=True
+        "replay_faster", ("]",), "speed(1)", "twice the speed", Place.ROWS, "faster", replay=True
     ),
     Action(
-        "replay_back", ("left",), "seek(-10)", "10 s back", Place.MAIN, "10 s back", replay=True
+        "replay_back", ("left",), "seek(-10)", "10 s back", Place.ROWS, "10 s back", replay=True
     ),
-    Action("replay_on", ("right",), "seek(10)", "10 s on", Place.MAIN, "10 s on", replay=True),
+    Action("replay_on", ("right",), "seek(10)", "10 s on", Place.ROWS, "10 s on", replay=True),
     Action(
-        "replay_back_far", ("shift+left",), "seek(-60)", "a minute back", Place.MAIN, replay=True
+        "replay_back_far", ("shift+left",), "seek(-60)", "a minute back", Place.ROWS, replay=True
     ),
-    Action("replay_on_far", ("shift+right",), "seek(60)", "a minute on", Place.MAIN, replay=True),
+    Action("replay_on_far", ("shift+right",), "seek(60)", "a minute on", Place.ROWS, replay=True),
     Action(
-        "replay_start", ("less_than_sign",), "edge(-1)", "to the start", Place.MAIN, replay=True
+        "replay_start", ("less_than_sign",), "edge(-1)", "to the start", Place.ROWS, replay=True
     ),
-    Action("replay_end", ("greater_than_sign",), "edge(1)", "to the end", Place.MAIN, replay=True),
+    Action("replay_end", ("greater_than_sign",), "edge(1)", "to the end", Place.ROWS, replay=True),
     Action(
-        "replay_step", ("full_stop",), "step(1)", "pause, one frame on", Place.MAIN, replay=True
+        "replay_step", ("full_stop",), "step(1)", "pause, one frame on", Place.ROWS, replay=True
     ),
     Action(
-        "replay_step_back", ("comma",), "step(-1)", "pause, one frame back", Place.MAIN, replay=True
+        "replay_step_back", ("comma",), "step(-1)", "pause, one frame back", Place.ROWS, replay=True
     ),
     Action(
         "replay_trouble",
         ("w",),
         "to_event('trouble', 1)",
         "to the next trouble, and pause",
-        Place.MAIN,
+        Place.ROWS,
         "trouble",
         replay=True,
     ),
@@ -263,7 +263,7 @@ ACTIONS: tuple[Action, ...] = (
         ("W",),
         "to_event('trouble', -1)",
         "to the trouble before",
-        Place.MAIN,
+        Place.ROWS,
         replay=True,
     ),
     Action(
@@ -271,7 +271,7 @@ ACTIONS: tuple[Action, ...] = (
         ("v",),
         "to_event('notable', 1)",
         "to the next notable event or trouble",
-        Place.MAIN,
+        Place.ROWS,
         replay=True,
     ),
     Action(
@@ -279,7 +279,7 @@ ACTIONS: tuple[Action, ...] = (
         ("V",),
         "to_event('notable', -1)",
         "to the one before",
-        Place.MAIN,
+        Place.ROWS,
         replay=True,
     ),
     Action(
@@ -287,7 +287,7 @@ ACTIONS: tuple[Action, ...] = (
         ("at",),
         "seek_to",
         "to a moment: 2m30s, +30s, 12:04:31",
-        Place.MAIN,
+        Place.ROWS,
         typed="seek TIME",
         replay=True,
     ),

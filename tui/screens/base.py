@@ -82,6 +82,30 @@ class PaintedScreen(Screen[None]):
     def action_log(self) -> None:
         self.console.show_log()
 
+    def action_speed(self, steps: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.change_speed(steps)
+
+    def action_seek(self, seconds: float) -> None:
+        if self.console.replay is not None:
+            self.console.replay.seek(seconds)
+
+    def action_seek_to(self) -> None:
+        if self.console.replay is not None:
+            self.query_one(Bottom).ask(":", "seek ", self.console.begin_command())
+
+    def action_edge(self, direction: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.to_edge(direction)
+
+    def action_step(self, frames: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.step(frames)
+
+    def action_to_event(self, weight: str, direction: int) -> None:
+        if self.console.replay is not None:
+            self.console.replay.to_event(weight, direction)
+
     @property
     def sorts(self) -> Sequence[str]:
         """The columns by which the table with the focus can be sorted."""

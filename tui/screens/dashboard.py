@@ -249,30 +249,6 @@ class DashboardScreen(PaintedScreen):
     def action_freeze(self) -> None:
         self.console.toggle_freeze()
 
-    def action_speed(self, steps: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.change_speed(steps)
-
-    def action_seek(self, seconds: float) -> None:
-        if self.console.replay is not None:
-            self.console.replay.seek(seconds)
-
-    def action_seek_to(self) -> None:
-        if self.console.replay is not None:
-            self.query_one(Bottom).ask(":", "seek ", self.console.begin_command())
-
-    def action_edge(self, direction: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.to_edge(direction)
-
-    def action_step(self, frames: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.step(frames)
-
-    def action_to_event(self, weight: str, direction: int) -> None:
-        if self.console.replay is not None:
-            self.console.replay.to_event(weight, direction)
-
     def action_follow(self) -> None:
         self.view.follow = not self.view.follow
         self.show()

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks import incidents
+from controller.api.wire.models import StatusFrame
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
 CAUSES = {
@@ -32,3 +33,21 @@ async def test_its_cause_stands_on_the_alarm_line(name: str) -> None:
         alarm = (await drawn(pilot)).splitlines()[2]
         for words in CAUSES[name]:
             assert words in alarm
+
+
+def test_each_level_has_its_figures() -> None:
+    """Wall screens have columns for them."""
+    *_, frame = incidents.frames("priority-burst", incidents.SHOWN_S)
+    assert isinstance(frame, StatusFrame)
+    status = frame.status
+    assert status.frontends[0].ttft_p99_by_level_s.keys() == {"normal", "high"}
+    for level in status.levels:
+        waiting = [item.num_waiting_by_level.get(level.name, 0) for item in status.instances]
+        assert level.num_waiting_reqs == sum(waiting) > 0
+        ttfts_s = [item.ttft_p99_by_level_s.get(level.name, 0.0) for item in status.instances]
+        assert level.ttft_p99_s == max(ttfts_s) > 0
+    (high,) = [level for level in status.levels if level.name == "high"]
+    assert high.headroom_blocks
+    for item in status.instances:
+        assert sum(item.num_waiting_by_level.values()) == item.num_waiting_reqs
+        assert item.ttft_p99_s is None or max(item.ttft_p99_by_level_s.values()) >= item.ttft_p99_s

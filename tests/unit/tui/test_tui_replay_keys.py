@@ -7,6 +7,7 @@ import pytest
 from controller.api.wire.models import Event, EventFrame, Frame
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import NARROW, drawn, presses, replaying, settle
+from tui.screens.dashboard import DashboardScreen
 
 
 @presses("replay_back")
@@ -152,3 +153,34 @@ async def test_to_a_moment(tmp_path: Path, key: str) -> None:
         await pilot.press(key, *"later", "enter")
         assert "'later' is no moment" in (await drawn(pilot)).splitlines()[-1]
         assert "12s of" in await drawn(pilot)
+
+
+@pytest.mark.parametrize("open_it", [":instance i-3", ":explain {request}"])
+async def test_they_work_on_the_screens_behind_too(tmp_path: Path, open_it: str) -> None:
+    frames = [*eventful()]
+    async with replaying(tmp_path, frames) as (app, pilot, _):
+        assert app.state.status is not None
+        heads = [each.queue_head for each in app.state.status.instances if each.queue_head]
+        app.run_command(open_it[1:].format(request=heads[0].request_id))
+        await settle(app, pilot)
+        behind = app.screen
+        assert not isinstance(behind, DashboardScreen)
+        for key, shown in (
+            ("w", "20s of 59s  paused"),
+            ("v", "30s of 59s  paused"),
+            ("V", "20s of 59s  paused"),
+            ("right", "30s of 59s  paused"),
+            ("greater_than_sign", "59s of 59s  ended"),
+            ("less_than_sign", "0.0s of 59s"),
+            ("full_stop", "1.0s of 59s  paused"),
+            ("]", "x2"),
+        ):
+            await pilot.press(key)
+            if key == "]":
+                await pilot.press("space")
+            await settle(app, pilot)
+            assert shown in (await drawn(pilot)).splitlines()[0], key
+        await pilot.press("at", *"40s", "enter")
+        await settle(app, pilot)
+        assert "40s of 59s" in (await drawn(pilot)).splitlines()[0]
+        assert app.screen is behind
