@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from llumctl.web import packets
+from llumctl.web import connections, packets
 from llumctl.web.doors import Doors, refusal
 from llumctl.web.session import Session
 
@@ -102,6 +102,7 @@ class Server:
             cookie = request.cookies.get(cookie_name(room), "")
             if not self._doors.admits(room, cookie):
                 return _said(403, NO_ENTRY)
+            connections.mark_known(request)
         try:
             return await handler(request)
         except web.HTTPException as error:

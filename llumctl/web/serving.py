@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from aiohttp import web
-
 from controller.api.errors import RefusedError
 from llumctl.text import output
+from llumctl.web.connections import listening
 from llumctl.web.doors import CODE_LIFE_S, Doors
 from llumctl.web.server import Server
 
 HOST = "127.0.0.1"
+BACKGROUND_S = 1.0
+"""How often a job in the background looks whether it has its terminal again."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,22 +36,17 @@ def serve(command: Sequence[str], port: int) -> None:
 async def _serve(command: Sequence[str], port: int) -> None:
     doors = Doors(time.monotonic)
     server = Server(command, doors, output.say)
-    runner = web.AppRunner(server.app(), access_log=None, handle_signals=False)
-    await runner.setup()
-    try:
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            await web.TCPSite(runner, HOST, port).start()
+            port = await stack.enter_async_context(listening(server.app(), HOST, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise RefusedError(
                 f"cannot listen on {HOST}:{port}: {reason}", "llumctl top --web --port 0"
             ) from error
-        port = runner.addresses[0][1]
         _tell_address(doors, port)
         with _on_enter(partial(_tell_address, doors, port)):
             await _ended()
-    finally:
-        await runner.cleanup()
 
 
 def _tell_address(doors: Doors, port: int) -> None:
@@ -73,11 +69,19 @@ def _on_enter(react: Callable[[], None]) -> Iterator[None]:
         yield
         return
     descriptor = stdin.fileno()
+    later: asyncio.TimerHandle | None = None
+
+    def listen() -> None:
+        loop.add_reader(descriptor, typed)
 
     def typed() -> None:
+        nonlocal later
         try:
-            # A job in the background that reads its terminal would be stopped.
+            # A job in the background that reads its terminal would be stopped, and what it leaves
+            # unread would wake it all the time.
             if os.tcgetpgrp(descriptor) != os.getpgrp():
+                loop.remove_reader(descriptor)
+                later = loop.call_later(BACKGROUND_S, listen)
                 return
             line = os.read(descriptor, 1024)
         except OSError:  # The terminal is gone, and would be said to have news for ever.
@@ -87,8 +91,10 @@ def _on_enter(react: Callable[[], None]) -> Iterator[None]:
         elif not line:
             loop.remove_reader(descriptor)
 
-    loop.add_reader(descriptor, typed)
+    listen()
     try:
         yield
     finally:
+        if later is not None:
+            later.cancel()
         loop.remove_reader(descriptor)

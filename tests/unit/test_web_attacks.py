@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from aiohttp import web
 
+from llumctl.web.connections import listening
 from llumctl.web.doors import Doors
 from llumctl.web.server import Server, cookie_name
 from tests.unit import fake_controller
@@ -308,25 +308,21 @@ while True: write(b"D" + (200_000).to_bytes(4, "big") + b"x" * 200_000)
 async def test_it_ends_though_a_browser_reads_nothing() -> None:
     """Its Ctrl-C waited for such a browser for ever."""
     doors = Doors(time.monotonic)
-    runner = web.AppRunner(Server((sys.executable, "-c", CHATTER), doors, print).app())
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host = f"127.0.0.1:{runner.addresses[0][1]}"
-    login = doors.enter(doors.new_code())
-    assert login is not None
-    reader, writer = await asyncio.open_connection(*host.split(":"), limit=1024)
-    writer.write(
-        f"GET /{login.room}/socket HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
-        f"Cookie: {cookie_name(login.room)}={login.secret}\r\nConnection: Upgrade\r\n"
-        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
-    )
-    await reader.readuntil(b"x" * 1000)  # and no more than that
-    (child,) = (each for each in psutil.Process().children() if CHATTER in each.cmdline())
-    async with asyncio.timeout(LIMIT_S):
+    server = Server((sys.executable, "-c", CHATTER), doors, print)
+    async with asyncio.timeout(LIMIT_S), listening(server.app(), "127.0.0.1", 0) as port:
+        host = f"127.0.0.1:{port}"
+        login = doors.enter(doors.new_code())
+        assert login is not None
+        reader, writer = await asyncio.open_connection(*host.split(":"), limit=1024)
+        writer.write(
+            f"GET /{login.room}/socket HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+            f"Cookie: {cookie_name(login.room)}={login.secret}\r\nConnection: Upgrade\r\n"
+            "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        await reader.readuntil(b"x" * 1000)  # and no more than that
+        (child,) = (each for each in psutil.Process().children() if CHATTER in each.cmdline())
         await until_it_waits(child)
-        await runner.cleanup()
     assert not child.is_running()
     writer.close()
 
