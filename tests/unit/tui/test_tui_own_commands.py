@@ -297,17 +297,25 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("how", "outcome"), [("time-out", "ended after 0.3 s"), ("stop", "ended by signal 9")]
+    ("end", "outcome"),
+    [(Program._expire, "ended after 60 s"), (Program.stop, "ended by signal 9")],
 )
-def test_all_that_it_started_ends_with_it(how: str, outcome: str) -> None:
-    program = Program([SHELL, "-c", "sleep 600 & echo $!; wait"], {}, 0.3 if how != "stop" else 60)
+def test_all_that_it_started_ends_with_it(end: Callable[[Program], None], outcome: str) -> None:
+    program = Program([SHELL, "-c", "sleep 600 & echo $!; wait"], {}, 60)
     program.start()
     wait(lambda: program.num_lines == 1)
-    if how == "stop":
-        program.stop()
+    end(program)
     wait(lambda: bool(program.outcome))
     assert program.outcome.startswith(outcome)
     wait(lambda: gone(int(program.lines[0])))
+
+
+@pytest.mark.process
+def test_it_ends_when_its_time_is_over() -> None:
+    program = Program(["sleep", "600"], {}, 0.1)
+    program.start()
+    wait(lambda: bool(program.outcome))
+    assert program.outcome == "ended after 0.1 s, which is its time-out"
 
 
 RUNS_ONE = """
