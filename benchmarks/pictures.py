@@ -12,7 +12,7 @@ from benchmarks import incidents
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
 DOCS = Path(__file__).parents[1] / "docs"
-README_PICTURE, README_INCIDENT = DOCS / "dashboard.svg", "giants"
+README_PICTURE, README_INCIDENT = DOCS / "dashboard.svg", "slow-link"
 SIZE = (120, 36)
 _SCREEN = re.compile(r"(<!-- screen: ([a-z-]+) -->\n```\n)(.*?)(```\n)", re.DOTALL)
 
