@@ -9,7 +9,13 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from controller.api.wire.models import ClusterStatus, PingFrame, StatusFrame
-from tests.unit.tui import test_tui_acting, test_tui_marks, test_tui_replay_keys
+from tests.unit.tui import (
+    test_tui_acting,
+    test_tui_marks,
+    test_tui_replay_keys,
+    test_tui_tuning,
+    test_tui_undo,
+)
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
     NARROW,
@@ -38,6 +44,8 @@ def test_every_key_is_pressed_by_a_test() -> None:
     assert test_tui_acting is not None
     assert test_tui_marks is not None
     assert test_tui_replay_keys is not None
+    assert test_tui_tuning is not None
+    assert test_tui_undo is not None
     assert {(entry.action_id, key) for entry in ACTIONS for key in entry.keys} == TESTED
 
 
