@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted, width_of
+from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted, num_cells
 
 GAP = 2
 
@@ -88,7 +88,7 @@ def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int,
     x, end = placed.x, placed.x + placed.width
     for place, span in enumerate(cell):
         is_last = place == len(cell) - 1
-        width = end - x if is_last else min(width_of((span,)), end - x)
+        width = end - x if is_last else min(num_cells(span.text), end - x)
         pieces.append((x, _exact(span, width, glyphs, right=False)))
         x += width
     return pieces

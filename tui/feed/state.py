@@ -418,8 +418,9 @@ def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, Hi
 
 
 def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
-    """The samples of the minute before `time_s`; none if the clock was set back."""
-    if samples and samples[-1].time_s == time_s:
+    """The samples of the minute before `time_s`, one of each second, as curves show no more; none
+    if the clock was set back."""
+    if samples and int(samples[-1].time_s) == int(time_s):
         samples = samples[:-1]
     if samples and samples[-1].time_s > time_s:
         return ()

@@ -4,6 +4,8 @@ import functools
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from controller.api.text.alarms import in_need, is_reserved
 from controller.api.text.quantities import duration, latency, printable
@@ -204,7 +206,7 @@ def _heat(row: InstanceRow, width: int) -> Line:
     """The KV use of each of the last minutes, the newest on the right."""
     now = int(row.time_s // 60)
     by_minute = {minute.minute: minute.mean for minute in row.minutes}
-    spans: list[Span] = []
+    glyphs: list[tuple[Tone, str]] = []
     for minute in range(now - width + 1, now + 1):
         share = by_minute.get(minute)
         glyph, tone = " ", Tone.DIM
@@ -212,11 +214,11 @@ def _heat(row: InstanceRow, width: int) -> Line:
             top = len(row.glyphs.trend) - 1
             glyph = row.glyphs.trend[max(0, min(top, round(top * share)))]
             tone = Tone.BAD if share >= FULL else Tone.WARN if share >= NEARLY_FULL else Tone.DIM
-        if spans and spans[-1].tone is tone:
-            spans[-1] = Span(spans[-1].text + glyph, tone)
-        else:
-            spans.append(Span(glyph, tone))
-    return tuple(spans)
+        glyphs.append((tone, glyph))
+    return tuple(
+        Span("".join([glyph for _, glyph in alike]), tone)
+        for tone, alike in groupby(glyphs, key=itemgetter(0))
+    )
 
 
 def _waiting(row: InstanceRow, _: int) -> Span:

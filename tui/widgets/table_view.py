@@ -237,7 +237,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if old is None or new is None or old[1] != new[1] or len(old[0]) != len(new[0]):
             return [Region(0, y, self.size.width, 1)]
         changed = [
-            (x, x + fmt.width_of((span,)))
+            (x, x + fmt.num_cells(span.text))
             for (x, span), was in zip(new[0], old[0], strict=True)
             if (x, span) != was
         ]
@@ -355,5 +355,5 @@ def _joined(cells: Cells) -> Line:
     x = 0
     for at, span in cells:
         line += [Span(" " * (at - x)), span]
-        x = at + fmt.width_of((span,))
+        x = at + fmt.num_cells(span.text)
     return tuple(line)

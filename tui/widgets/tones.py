@@ -1,11 +1,14 @@
 """Tones become styles here: a component class each, coloured by the theme."""
 
+from itertools import groupby
+from operator import attrgetter
+
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.drawing.format import UNICODE, Line, Tone, encodable
+from tui.drawing.format import UNICODE, Line, Tone, encodable, num_cells
 
 COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
     "tone--cursor",
@@ -45,11 +48,16 @@ class Toned(Widget):
         bytes on the way to the terminal. `over`: a component that lies on top of every tone (a
         cursor)."""
         glyphs = getattr(self.app, "glyphs", UNICODE)
-        segments = [
-            Segment(encodable(span.text, glyphs), self.style_of(span.tone, over)) for span in line
-        ]
-        strip = Strip(segments).adjust_cell_length(self.size.width, self.style_of(None, over))
-        return strip.simplify()
+        width, length = self.size.width, 0
+        segments: list[Segment] = []
+        for tone, spans in groupby(line, key=attrgetter("tone")):
+            text = encodable("".join([span.text for span in spans]), glyphs)
+            length += num_cells(text)
+            segments.append(Segment(text, self.style_of(tone, over)))
+        if length < width:
+            segments.append(Segment(" " * (width - length), self.style_of(None, over)))
+        strip = Strip(Segment.simplify(segments), max(length, width))
+        return strip.adjust_cell_length(width)
 
     def style_of(self, tone: Tone | None, over: str = "") -> Style:
         found = self._styles.get((tone, over))

@@ -96,6 +96,8 @@ def setting_value(value: float | str | bool | None) -> str:
 def printable(text: str, keep: str = "") -> str:
     """Makes foreign text unable to drive the terminal: of characters without a glyph, white space
     becomes a space, and others are written as escapes. Characters in `keep` stay."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() or char in keep else " " if char.isspace() else repr(char)[1:-1]
         for char in text
