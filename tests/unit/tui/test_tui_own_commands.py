@@ -318,9 +318,11 @@ def test_it_ends_when_its_time_is_over() -> None:
     assert program.outcome == "ended after 0.1 s, which is its time-out"
 
 
+# A test run by nohup ignores SIGHUP, and what it starts would too.
 RUNS_ONE = """
-import sys, time
+import signal, sys, time
 from tui.feed.program import Program
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 program = Program(["sh", "-c", "sleep 600 & echo $!; wait"], {}, 600.0)
 program.start()
 while not program.lines: time.sleep(0.01)
