@@ -1,4 +1,4 @@
-"""How `make test` shares tests of engines and clusters out to two processes: a file stays whole, as
+"""How `make test LANES=2` shares tests of engines and clusters out: a file stays whole, as
 it shares an engine or a cluster, and so do all files that share the one cluster of tests/e2e."""
 
 from typing import Any
