@@ -38,10 +38,8 @@ from tui.options import Options
 from tui.owning import Owning
 from tui.panes.header import Liveness
 from tui.screens.base import PaintedScreen
-from tui.screens.choose import ChooseScreen
-from tui.screens.confirm import ConfirmScreen
 from tui.screens.dashboard import DashboardScreen
-from tui.screens.edit import EditScreen
+from tui.screens.dialog import Dialog
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
@@ -79,7 +77,7 @@ class Dashboard(App[None]):
     #history, #timeline, #log { height: 1fr; }
     #bottom { height: 1; dock: bottom; }
     #prompt, #hints { width: 1fr; } #prompt { background: $background; }
-    ConfirmScreen, ChooseScreen, EditScreen { align: center middle; background: transparent; }
+    Dialog { align: center middle; background: transparent; }
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
     ChooseScreen #words { height: 2; }
@@ -177,7 +175,7 @@ class Dashboard(App[None]):
         for screen in self.screen_stack:
             if isinstance(screen, PaintedScreen) and only_age:
                 screen.show_age()
-            elif isinstance(screen, PaintedScreen | ConfirmScreen | ChooseScreen | EditScreen):
+            elif isinstance(screen, PaintedScreen | Dialog):
                 screen.show()
 
     # What the screens ask

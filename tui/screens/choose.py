@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from controller.api.errors import LlumctlError
 from controller.api.text.quantities import printable
@@ -14,14 +13,12 @@ from tui.actions.choice import Choice, Choices, Estimate
 from tui.actions.order import Order, Together
 from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
-from tui.console import Console, console_of
-from tui.drawing.format import ASCII, Line, Span, Tone
+from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
 from tui.screens.base import can_draw
+from tui.screens.dialog import Dialog
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import HEAD_LINES, TableView
-
-MAX_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +44,17 @@ COLUMNS: tuple[Column[ChoiceRow], ...] = (
 )
 
 
-class ChooseScreen(ModalScreen[Order | Together | None]):
+class ChooseScreen(Dialog[Order | Together | None]):
     """Ends with the chosen order, or with None. The choices are those of the moment of the key, and
     keep their places."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings(Place.CHOICE),
-        Binding("ctrl+c,ctrl+q", "app.quit", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
 
     def __init__(self, found: Choices) -> None:
         super().__init__()
         self.found = found
         self._estimates: dict[str, Estimate] = {}
         self._asked: set[str] = set()
-
-    @property
-    def console(self) -> Console:
-        return console_of(self)
 
     @property
     def _table(self) -> TableView[ChoiceRow]:
@@ -78,17 +68,12 @@ class ChooseScreen(ModalScreen[Order | Together | None]):
             yield Lines(id="words")
 
     def on_mount(self) -> None:
-        self.set_class(self.console.glyphs is ASCII, "-ascii")
         self._table.focus()
-        self.show()
-
-    def on_resize(self) -> None:
-        self.show()
 
     def show(self) -> None:
         if not can_draw(self):
             return
-        self.query_one("#dialog").styles.width = min(MAX_WIDTH, self.size.width - 2)
+        self.query_one("#dialog").styles.width = self.frame_width
         room = max(1, self.size.height - 5)
         self._table.styles.height = min(room, HEAD_LINES + len(self.found.choices))
         rows = [ChoiceRow(each) for each in self.found.choices]

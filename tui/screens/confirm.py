@@ -4,9 +4,8 @@ import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input
 
 from controller.api.errors import LlumctlError
@@ -14,18 +13,17 @@ from controller.api.text.quantities import printable
 from tui.actions.order import Asked, Order, Plan, Together
 from tui.actions.own import Run
 from tui.actions.registry import Place, bindings
-from tui.console import Console, console_of
-from tui.drawing.format import ASCII, Line, Span, Tone
+from tui.drawing.format import Line, Span, Tone
 from tui.screens.base import can_draw
+from tui.screens.dialog import Dialog
 from tui.widgets.lines import Lines
 
-MAX_WIDTH = 100
 FRAME_LINES = 6
 """The border, the question, the buttons, and the lines between."""
 FRAME_WIDTH = 4
 
 
-class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
+class ConfirmScreen(Dialog[Order | Together | Run | None]):
     """Ends with the order to give, which carries the plan's revision, or with None.
 
     The cursor is on Cancel. Where a name must be typed, neither `y` nor the other button does it
@@ -33,20 +31,13 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
     """
 
     AUTO_FOCUS = "#no"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings(Place.DIALOG),
-        Binding("ctrl+c,ctrl+q", "app.quit", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Place.DIALOG)
 
     def __init__(self, order: Asked) -> None:
         super().__init__()
         self.wanted = order
         self.found: Plan | None = None
         self._error = ""
-
-    @property
-    def console(self) -> Console:
-        return console_of(self)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
@@ -62,13 +53,8 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
                 yield Button(yes, id="yes", compact=True, disabled=True)
 
     def on_mount(self) -> None:
-        self.set_class(self.console.glyphs is ASCII, "-ascii")
         self.query_one("#no").focus()
         self.console.ask(self.wanted.plan, self._planned)
-        self.show()
-
-    def on_resize(self) -> None:
-        self.show()
 
     def _planned(self, plan: Plan | None, error: Exception | None) -> None:
         if not self.is_attached:
@@ -88,7 +74,7 @@ class ConfirmScreen(ModalScreen[Order | Together | Run | None]):
     def show(self) -> None:
         if not can_draw(self):
             return
-        width = min(MAX_WIDTH, self.size.width - 2)
+        width = self.frame_width
         lines = self._lines(max(1, self.size.height - FRAME_LINES), width - FRAME_WIDTH)
         words = self.query_one("#words", Lines)
         words.styles.height = len(lines)

@@ -3,9 +3,8 @@
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from controller.api.errors import LlumctlError
@@ -14,32 +13,23 @@ from controller.api.wire.settings import Setting
 from tui.actions.order import Plan
 from tui.actions.registry import Place, bindings
 from tui.actions.tuning import SetSettings
-from tui.console import Console, console_of
-from tui.drawing.format import ASCII, Line, Span, Tone
+from tui.drawing.format import Line, Span, Tone
 from tui.panes import setting_list
 from tui.screens.base import can_draw
+from tui.screens.dialog import Dialog
 from tui.widgets.lines import Lines
 
-MAX_WIDTH = 100
 
-
-class EditScreen(ModalScreen[SetSettings | None]):
+class EditScreen(Dialog[SetSettings | None]):
     """Ends with an order that passed a dry run, or with None."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings(Place.CHOICE),
-        Binding("ctrl+c,ctrl+q", "app.quit", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Place.CHOICE)
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.setting = setting
         self._asking: SetSettings | None = None
         self._trouble = ""
-
-    @property
-    def console(self) -> Console:
-        return console_of(self)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
@@ -50,17 +40,12 @@ class EditScreen(ModalScreen[SetSettings | None]):
             yield Lines(id="below")
 
     def on_mount(self) -> None:
-        self.set_class(self.console.glyphs is ASCII, "-ascii")
         self.query_one("#value").focus()
-        self.show()
-
-    def on_resize(self) -> None:
-        self.show()
 
     def show(self) -> None:
         if not can_draw(self):
             return
-        width = min(MAX_WIDTH, self.size.width - 2)
+        width = self.frame_width
         self.query_one("#dialog").styles.width = width
         words, below = self.query_one("#words", Lines), self.query_one("#below", Lines)
         lines: list[Line] = [*setting_list.facts(self.setting, width - 4), ()]
