@@ -1,7 +1,7 @@
 """Orders to empty an instance, and to take that back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from controller.api.client import ControlClient
@@ -16,18 +16,14 @@ from controller.api.wire.operations import (
 )
 from tui.actions.order import Outcome, Plan
 from tui.actions.progress import awaited
-
-SPEC = "spec"
-"""The lane of orders that change the cluster's spec: each carries the revision that it changes."""
+from tui.actions.spec_order import SpecOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(SpecOrder):
     instance_id: str
     wanted: DrainRequest = field(default_factory=DrainRequest)
     action_id: ClassVar[str] = "drain"
-    lane: ClassVar[str] = SPEC
-    takes_s: ClassVar[float] = 0.0
     word: ClassVar[str] = "Drain"
 
     @property
@@ -41,13 +37,6 @@ class Drain:
     @property
     def question(self) -> str:
         return f"Drain {self.instance_id}?"
-
-    @property
-    def revision(self) -> int | None:
-        return self.wanted.if_revision
-
-    def at(self, revision: int) -> "Drain":
-        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
         """The last instance is drained only by its name."""
@@ -76,12 +65,10 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Undrain:
+class Undrain(SpecOrder):
     instance_id: str
     wanted: UndrainRequest = field(default_factory=UndrainRequest)
     action_id: ClassVar[str] = "undrain"
-    lane: ClassVar[str] = SPEC
-    takes_s: ClassVar[float] = 0.0
     word: ClassVar[str] = "Undrain"
 
     @property
@@ -95,13 +82,6 @@ class Undrain:
     @property
     def command(self) -> str:
         return f"llumctl undrain {self.instance_id}"
-
-    @property
-    def revision(self) -> int | None:
-        return self.wanted.if_revision
-
-    def at(self, revision: int) -> "Undrain":
-        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
         """Needed for several at once, and for what takes a drain back by the audit log."""

@@ -1,24 +1,23 @@
 """The order to replace an instance's process, once its requests have moved."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from controller.api.client import ControlClient
 from controller.api.errors import LastInstanceError
 from controller.api.text import drains as words
 from controller.api.wire.operations import DrainReport, RestartRequest
-from tui.actions.drains import SPEC, emptying
+from tui.actions.drains import emptying
 from tui.actions.order import Outcome, Plan
 from tui.actions.progress import awaited
+from tui.actions.spec_order import SpecOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(SpecOrder):
     instance_id: str
     wanted: RestartRequest = field(default_factory=RestartRequest)
     action_id: ClassVar[str] = "restart"
-    lane: ClassVar[str] = SPEC
-    takes_s: ClassVar[float] = 0.0
     word: ClassVar[str] = "Restart"
 
     @property
@@ -32,13 +31,6 @@ class Restart:
     @property
     def question(self) -> str:
         return f"Restart {self.instance_id}?"
-
-    @property
-    def revision(self) -> int | None:
-        return self.wanted.if_revision
-
-    def at(self, revision: int) -> "Restart":
-        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
         """The last instance is restarted only by its name."""

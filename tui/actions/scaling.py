@@ -1,25 +1,24 @@
 """The order for another number of instances."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.api.client import ControlClient
 from controller.api.text import drains as words
 from controller.api.wire.operations import ScaleReport, ScaleRequest
-from tui.actions.drains import SPEC, departure
+from tui.actions.drains import departure
 from tui.actions.order import Outcome, Plan
 from tui.actions.progress import awaited_of_scale
+from tui.actions.spec_order import SpecOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(SpecOrder):
     """`wanted`: a target, or a change that its plan turns into one."""
 
     wanted: ScaleRequest
     action_id: ClassVar[str] = "scale"
-    lane: ClassVar[str] = SPEC
-    takes_s: ClassVar[float] = 0.0
     word: ClassVar[str] = "Scale"
 
     @staticmethod
@@ -47,13 +46,6 @@ class Scale:
     @property
     def question(self) -> str:
         return f"Scale {'to ' if self.wanted.change is None else ''}{self._number}?"
-
-    @property
-    def revision(self) -> int | None:
-        return self.wanted.if_revision
-
-    def at(self, revision: int) -> "Scale":
-        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
         """The order names the instances that would go, so that no others do."""

@@ -2,23 +2,21 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.api.client import ControlClient
 from controller.api.text import settings as words
 from controller.api.text.quantities import setting_value
 from controller.api.wire.settings import SettingChanges, SettingsPatch
-from tui.actions.drains import SPEC
 from tui.actions.order import Outcome, Plan
+from tui.actions.spec_order import SpecOrder
 
 
 @dataclass(frozen=True, slots=True)
-class SetSettings:
+class SetSettings(SpecOrder):
     wanted: SettingsPatch
     action_id: ClassVar[str] = "set"
-    lane: ClassVar[str] = SPEC
-    takes_s: ClassVar[float] = 0.0
     word: ClassVar[str] = "Set"
 
     @staticmethod
@@ -45,13 +43,6 @@ class SetSettings:
     @property
     def question(self) -> str:
         return f"Set {self._assignments}?"
-
-    @property
-    def revision(self) -> int | None:
-        return self.wanted.if_revision
-
-    def at(self, revision: int) -> "SetSettings":
-        return replace(self, wanted=self.wanted.model_copy(update={"if_revision": revision}))
 
     def plan(self, client: ControlClient) -> Plan:
         found = client.change_settings(self.wanted.model_copy(update={"dry_run": True}))
