@@ -25,6 +25,7 @@ from types import MappingProxyType
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.model.block_pool import CachedBlock
 from controller.model.config import ModelConfig
+from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_state import EngineState
 from controller.model.moves import ModelMoves
 from controller.model.profile import LatencyProfile
@@ -79,6 +80,10 @@ class EngineModel:
             if request_id in self._state.requests:
                 self._state.forget(request_id)
 
+    def num_tokens(self, request_id: str) -> int:
+        """Prompt and outputs so far. Raises KeyError: it is not there."""
+        return self._state.requests[request_id].num_tokens
+
     def has_work(self) -> bool:
         """Whether a step would do anything: not for requests that are suspended or arriving,
         nor for those that wait for what moves hold."""
@@ -114,6 +119,41 @@ class EngineModel:
                 picked = running[:num_picked]
         engine_state.moved_in = False
         return self._apply(picked, admitted, tuple(evicted))
+
+    def stretch(self) -> DecodeStretch | None:
+        """The steps from now on in which nothing but decoding happens; None if the next step is
+        none of these. Linear in the batch."""
+        engine_state = self._state
+        running = engine_state.running
+        if not running or engine_state.chunked:
+            return None
+        if engine_state.waiting and engine_state.num_free_places > 0:
+            head = engine_state.waiting.head()
+            if self._has_room(head, engine_state.find_cached(head)):
+                return None
+        return DecodeStretch.of(
+            running, self.profile, self.config.block_size, engine_state.pool.num_free
+        )
+
+    def decode(self, num_steps: int) -> list[str]:
+        """Does at once what `num_steps` calls of `step` would do within a `stretch`, which must be
+        of the present state. Returns the ids of those that finished in the last of them."""
+        engine_state, bs = self._state, self.config.block_size
+        num_taken, finished = 0, list[RequestState]()
+        for r in engine_state.running:
+            r.num_computed = num_computed = r.num_computed + num_steps
+            r.num_tokens = num_computed + 1
+            if num_computed > r.num_slots:
+                num_blocks = blocks_for(num_computed, bs)
+                num_taken += num_blocks - r.num_blocks
+                r.num_blocks = num_blocks
+                r.num_slots = num_blocks * bs
+            if r.num_tokens == r.end_tokens:
+                finished.append(r)
+        engine_state.pool.take(num_taken)
+        engine_state.moved_in = False
+        self._finish(finished)
+        return [r.request_id for r in finished]
 
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """What an instance with this engine would report (docs/metrics.md)."""
@@ -249,11 +289,7 @@ class EngineModel:
             if r.num_tokens == r.end_tokens:
                 finished.append(r)
         num_decoding = len(picked) - len(prefill)
-        if finished:
-            for r in finished:
-                del engine_state.requests[r.request_id]
-                engine_state.leave(r)
-            engine_state.running = [r for r in engine_state.running if r.num_tokens < r.end_tokens]
+        self._finish(finished)
         return StepResult(
             self.profile.step_time_s(prefill, num_decoding, num_context_tokens),
             tuple(admitted),
@@ -263,6 +299,14 @@ class EngineModel:
             admitted or _NONE,
             num_prefill_tokens or _NONE,
         )
+
+    def _finish(self, finished: list[RequestState]) -> None:
+        engine_state = self._state
+        for r in finished:
+            del engine_state.requests[r.request_id]
+            engine_state.leave(r)
+        if finished:
+            engine_state.running = [r for r in engine_state.running if r.num_tokens < r.end_tokens]
 
     def _extend(self, request: RequestState, num_tokens: int) -> bool:
         """Takes the blocks that `num_tokens` lack; False if not all are free."""

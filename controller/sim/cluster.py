@@ -1,0 +1,206 @@
+"""A cluster in virtual time: requests arrive, are dispatched, run, move, and end.
+
+It has the core's scheduler and rescheduling and the model's engines; nothing here decides. Nothing
+is random either: the same setup and trace give the same outcome.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchRequested,
+    DrainBegan,
+    InstanceDied,
+    InstanceStarted,
+    Instruction,
+    Reject,
+    StatusReported,
+)
+from controller.model.config import ModelConfig
+from controller.model.request import ModelRequest
+from controller.sim.event_queue import EventQueue
+from controller.sim.fragmentation import fragmented_blocks
+from controller.sim.instance import INCARNATION, SimInstance
+from controller.sim.moves import Links
+from controller.sim.outcome import Outcome
+from controller.sim.request_run import RequestRun
+from controller.sim.rescheduler import SimRescheduler
+from controller.sim.setup import ClusterSetup, Fault
+
+FRONTEND = "f-0"
+NEVER_S = float("inf")
+
+
+class SimCluster:
+    """One run: `run` may be called once."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self.setup = setup
+        self.events = EventQueue()
+        self.outcome = Outcome()
+        self.instances: dict[str, SimInstance] = {}
+        profile, policy = setup.profile, setup.policy
+        self._config = ModelConfig.of(profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
+        self._runs: dict[str, RequestRun] = {}
+        """Requests that have arrived and not ended, by id."""
+        self._num_to_come = 0
+        self._scheduler = GlobalScheduler(
+            SchedulerConfig(policy.levels, policy.dispatch, stall_timeout_s=NEVER_S)
+        )
+        self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
+        self._last_seq: dict[str, int] = {}
+        """By instance: the last dispatch that its engine has."""
+        self.rescheduler = SimRescheduler(
+            self.instances,
+            self.events,
+            Links(self.events, profile.copy_bytes_per_s, setup.message_s),
+            policy.rescheduling,
+            policy.levels,
+            setup.max_moves,
+            profile.kv_bytes_per_token * profile.block_size,
+            setup.limit_factor,
+        )
+        for number in range(setup.num_instances):
+            self._launch(f"i-{number}")
+        for fault in setup.faults:
+            self.events.at(fault.time_s, lambda fault=fault: self._suffer(fault))  # type: ignore[misc]
+
+    def run(self, requests: Sequence[ModelRequest]) -> Outcome:
+        """Until all requests have ended. They must be in order of arrival."""
+        self._num_to_come = len(requests)
+        coming = iter(requests)
+        self._schedule_next(coming)
+        if self.setup.policy.rescheduling.enabled:
+            self._round()
+        self._sample()
+        self.events.run(lambda: not self._num_to_come and not self._runs)
+        outcome, rescheduler = self.outcome, self.rescheduler
+        outcome.num_steps = sum(each.num_steps for each in self.instances.values())
+        outcome.duration_s = self.events.now_s
+        outcome.num_moved = rescheduler.num_moved
+        outcome.num_failed_moves = dict(rescheduler.num_failed)
+        outcome.downtimes_s = rescheduler.downtimes_s
+        return outcome
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _schedule_next(self, coming: Iterator[ModelRequest]) -> None:
+        request = next(coming, None)
+        if request is not None:
+            self.events.at(request.arrival_time_s, lambda: self._arrive(request, coming))
+
+    def _arrive(self, request: ModelRequest, coming: Iterator[ModelRequest]) -> None:
+        self._num_to_come -= 1
+        run = RequestRun(request)
+        self._runs[request.request_id] = run
+        self._report_all()
+        self._follow(
+            self._scheduler.handle(
+                DispatchRequested(
+                    request.request_id,
+                    FRONTEND,
+                    request.num_prompt_tokens,
+                    request.rank,
+                    request.arrival_time_s,
+                ),
+                self.events.now_s,
+            )
+        )
+        self._schedule_next(coming)
+
+    def _follow(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Dispatch():
+                    self._dispatch(instruction)
+                case Reject():
+                    self._fail(self._runs[instruction.request_id])
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        run = self._runs[dispatch.request_id]
+        instance = self.instances[dispatch.instance_id]
+        run.dispatched_s = self.events.now_s
+
+        def add() -> None:
+            instance.add(run)
+            self._last_seq[instance.instance_id] = dispatch.seq
+
+        instance.between_steps(add)
+
+    def _finish(self, run: RequestRun) -> None:
+        del self._runs[run.request.request_id]
+        self.outcome.rows.add(run)
+
+    def _fail(self, run: RequestRun) -> None:
+        del self._runs[run.request.request_id]
+        self.outcome.num_failed += 1
+
+    # -- instances -------------------------------------------------------------------------
+
+    def _launch(self, instance_id: str) -> None:
+        self.instances[instance_id] = SimInstance(
+            instance_id,
+            self._config,
+            self.setup.profile,
+            self.events,
+            self._finish,
+        )
+        self._last_seq[instance_id] = 0
+        self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
+
+    def _report_all(self) -> None:
+        """Tells the scheduler what has changed since it was told last."""
+        now_s, age_s = self.events.now_s, self.setup.policy.status_age_s
+        for instance_id, instance in self.instances.items():
+            known = self._reported.get(instance_id)
+            if not instance.alive or (known is not None and now_s < known[1] + age_s):
+                continue
+            status = instance.status()
+            if known is not None and status is known[0]:
+                continue
+            self._reported[instance_id] = status, now_s
+            reported = StatusReported(status, self._last_seq[instance_id])
+            self._follow(self._scheduler.handle(reported, now_s))
+
+    def _suffer(self, fault: Fault) -> None:
+        instance = self.instances[fault.instance_id]
+        match fault.kind:
+            case "kill":
+                self._kill(instance)
+            case "drain":
+                self._scheduler.handle(DrainBegan(fault.instance_id), self.events.now_s)
+                instance.between_steps(lambda: setattr(instance, "draining", True))
+            case "slow-steps":
+                instance.between_steps(lambda: setattr(instance, "slowdown", fault.factor))
+            case "slow-links":
+                self.rescheduler.slow_link(fault.instance_id, fault.factor)
+            case _:
+                raise ValueError(f"unknown fault {fault.kind!r}")
+
+    def _kill(self, instance: SimInstance) -> None:
+        lost = instance.die()
+        self.rescheduler.instance_died(instance.instance_id)
+        died = InstanceDied(instance.instance_id, INCARNATION)
+        self._follow(self._scheduler.handle(died, self.events.now_s))
+        for run in lost:
+            self._fail(run)
+
+    # -- over time -------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        self.rescheduler.round()
+        self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
+
+    def _sample(self) -> None:
+        statuses = [each.status() for each in self.instances.values() if each.alive]
+        sampled = self.outcome.sampled
+        num_blocks = sum(each.capacity_blocks for each in statuses) or 1
+        sampled.times_s.append(self.events.now_s)
+        sampled.num_waiting.append(sum(each.num_queued for each in statuses))
+        sampled.num_running.append(sum(each.num_running for each in statuses))
+        sampled.num_instances.append(len(statuses))
+        sampled.fragmentation.append(fragmented_blocks(statuses) / num_blocks)
+        sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
+        self.events.after(self.setup.sample_s, self._sample)

@@ -1,0 +1,28 @@
+"""Virtual time: actions in the order of their times; of equal times, the one scheduled first."""
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class EventQueue:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._num_scheduled = 0
+        self._events: list[tuple[float, int, Action]] = []
+
+    def at(self, time_s: float, action: Action) -> None:
+        """An action whose time is over happens next."""
+        self._num_scheduled += 1
+        heapq.heappush(self._events, (max(time_s, self.now_s), self._num_scheduled, action))
+
+    def after(self, delay_s: float, action: Action) -> None:
+        self.at(self.now_s + delay_s, action)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Goes on until `is_over`, or until nothing is scheduled."""
+        events = self._events
+        while events and not is_over():
+            self.now_s, _, action = heapq.heappop(events)
+            action()

@@ -1,0 +1,263 @@
+"""One instance in virtual time: an engine model, its steps, and what happens between two of them.
+
+As on a real instance, nothing reaches the engine within a step: requests and moves wait for its
+end, and a status shows the state between the last two steps. Steps that only decode are done as one
+`DecodeStretch`; what comes in meanwhile cuts it short at the end of the step under way.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from controller.core.load.snapshot import InstanceSnapshot
+from controller.model.config import ModelConfig
+from controller.model.decode_stretch import DecodeStretch
+from controller.model.engine_model import EngineModel, StepResult
+from controller.model.profile import LatencyProfile
+from controller.sim.event_queue import Action, EventQueue
+from controller.sim.pauses import Gaps
+from controller.sim.request_run import RequestRun
+
+INCARNATION = 1
+
+
+class SimInstance:
+    """`on_finished` is told each request at its last token."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        config: ModelConfig,
+        profile: LatencyProfile,
+        events: EventQueue,
+        on_finished: Callable[[RequestRun], None],
+    ) -> None:
+        self.instance_id = instance_id
+        self.engine = EngineModel(config, profile)
+        self.draining = False
+        self.alive = True
+        self.runs: dict[str, RequestRun] = {}
+        """Requests whose engine state is here, by id."""
+        self.num_steps = 0
+        self.step_time_s: float | None = None
+        self.slowdown = 1.0
+        """Steps take so many times as long as the profile says."""
+        self._events = events
+        self._on_finished = on_finished
+        self._step: StepResult | None = None
+        self._stretch: DecodeStretch | None = None
+        self._began_s = 0.0
+        """When the step or the stretch under way began."""
+        self._turn = 0
+        """Counts what was begun, and what was cut short: the end of anything earlier is void."""
+        self._num_cut = 0
+        """After how many steps the stretch ends."""
+        self._between: deque[Action] = deque()
+        self._status: InstanceSnapshot | None = None
+        """As of `_status_steps` steps of the stretch, or before the step under way."""
+        self._status_steps = 0
+        self._gaps = Gaps()
+        self._last_decode_s = 0.0
+        self._joined: list[RequestRun] = []
+        """Requests that decode from the next step on."""
+
+    # -- from outside ----------------------------------------------------------------------
+
+    def between_steps(self, action: Action) -> None:
+        """Does it now if no step is under way, else at the end of that step."""
+        if not self.alive:
+            return
+        self._between.append(action)
+        if self._stretch is not None:
+            num_done = self._stretch.num_steps_within(self._elapsed_s())
+            if num_done + 1 < self._num_cut:
+                self._end_after(num_done + 1)
+        elif self._step is None:
+            self._next()
+
+    def status(self) -> InstanceSnapshot:
+        """The state after the last step that is over."""
+        if self._stretch is None:
+            if self._status is None:
+                self._status = self._snapshot()
+            return self._status
+        num_steps = self._stretch.num_steps_within(self._elapsed_s())
+        if self._status is None:
+            self._status, self._status_steps = self._snapshot(), 0
+        if num_steps != self._status_steps:
+            num_free = self._stretch.num_free_blocks - self._stretch.num_taken_blocks(num_steps)
+            if num_free != self._status.num_free_blocks:
+                self._status = _with_free(self._status, num_free)
+            self._status_steps = num_steps
+        return self._status
+
+    def least_free_blocks(self) -> int | None:
+        """What a stretch under way leaves free at its end; None if something else is under way."""
+        stretch = self._stretch
+        if stretch is None:
+            return None
+        return stretch.num_free_blocks - stretch.num_taken_blocks(self._num_cut)
+
+    def add(self, run: RequestRun) -> None:
+        """Between two steps. Raises ValueError: the request can never run here."""
+        self.engine.add(run.request)
+        self.arrive(run)
+
+    def arrive(self, run: RequestRun, *, decoding: bool = False) -> None:
+        """The request belongs to this instance from now on."""
+        self.runs[run.request.request_id] = run
+        run.instance_id = self.instance_id
+        if decoding:
+            run.decoding_since_s = self._events.now_s
+            self._joined.append(run)
+
+    def stop_decoding(self, run: RequestRun) -> None:
+        """The request leaves the batch after the step that has just ended."""
+        since_s = run.decoding_since_s
+        if since_s is None:
+            return
+        if run in self._joined:
+            self._joined.remove(run)
+        else:
+            run.longest_pause_s = max(run.longest_pause_s, self._gaps.longest_since(since_s))
+            run.last_token_s = self._last_decode_s
+        run.decoding_since_s = None
+
+    def decode_on(self, run: RequestRun) -> None:
+        """The request is back in the batch after a move that came to nothing."""
+        run.decoding_since_s = self._events.now_s
+        self._joined.append(run)
+
+    def depart(self, request_id: str) -> RequestRun:
+        return self.runs.pop(request_id)
+
+    def die(self) -> list[RequestRun]:
+        """Nothing happens here any more. Returns the requests that were here."""
+        self.alive = False
+        self._turn += 1
+        self._between.clear()
+        lost, self.runs = list(self.runs.values()), {}
+        return lost
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return (self._events.now_s - self._began_s) / self.slowdown
+
+    def _snapshot(self) -> InstanceSnapshot:
+        snapshot = self.engine.snapshot(self.instance_id, INCARNATION)
+        return replace(snapshot, draining=True) if self.draining else snapshot
+
+    def _next(self) -> None:
+        """Between two steps: does what waits for that, then begins the next one."""
+        # What is done here may itself ask for something to be done between two steps.
+        between, self._stretch, self._step = self._between, None, _BUSY
+        while between:
+            self._status = None
+            between.popleft()()
+        self._status = self._step = None
+        if not self.alive:
+            return
+        engine = self.engine
+        if not engine.has_work():
+            return
+        self._turn += 1
+        self._began_s = self._events.now_s
+        self._stretch = engine.stretch()
+        if self._stretch is not None:
+            self._end_after(self._stretch.num_steps)
+            return
+        self._status = self._snapshot()
+        self._step = step = engine.step()
+        for request_id in step.evicted:
+            run = self.runs[request_id]
+            self.stop_decoding(run)
+            run.evict(self._began_s)
+        turn, duration_s = self._turn, step.duration_s * self.slowdown
+        self._events.at(self._began_s + duration_s, lambda: self._end_step(turn, step))
+
+    def _end_after(self, num_steps: int) -> None:
+        assert self._stretch is not None
+        self._turn += 1
+        self._num_cut, turn = num_steps, self._turn
+        duration_s = self._stretch.time_s(num_steps) * self.slowdown
+        self._events.at(self._began_s + duration_s, lambda: self._end_stretch(turn))
+
+    def _end_stretch(self, turn: int) -> None:
+        stretch, num_steps = self._stretch, self._num_cut
+        if turn != self._turn or stretch is None:
+            return
+        now_s, began_s, slowdown = self._events.now_s, self._began_s, self.slowdown
+        finished = self.engine.decode(num_steps)
+        self.num_steps += num_steps
+        self.step_time_s = stretch.last_step_s(num_steps) * slowdown
+        self._decoded(now_s if num_steps == 1 else began_s + stretch.first_s * slowdown)
+        if num_steps > 1:
+            self._gaps.add(now_s, self.step_time_s)
+            self._last_decode_s = now_s
+        for request_id in finished:
+            self._finish(self.runs.pop(request_id))
+        self._next()
+
+    def _end_step(self, turn: int, step: StepResult) -> None:
+        if turn != self._turn:
+            return
+        now_s = self._events.now_s
+        self.num_steps += 1
+        self.step_time_s = step.duration_s * self.slowdown
+        if step.num_prefill_tokens:
+            emitted = set(step.emitted)
+            prefilled = [r for r in step.num_prefill_tokens if r in emitted]
+        else:
+            prefilled = []
+        if len(step.emitted) > len(prefilled):
+            self._decoded(now_s)
+        for request_id in prefilled:
+            run = self.runs[request_id]
+            run.token(now_s)
+            run.decoding_since_s = now_s
+            self._joined.append(run)
+        for request_id in step.finished:
+            self._finish(self.runs.pop(request_id))
+        self._next()
+
+    def _decoded(self, end_s: float) -> None:
+        """A step in which all decoding requests got a token ended then."""
+        self._gaps.add(end_s, end_s - self._last_decode_s)
+        self._last_decode_s = end_s
+        for run in self._joined:
+            run.token(end_s)
+            run.decoding_since_s = end_s
+        self._joined.clear()
+
+    def _finish(self, run: RequestRun) -> None:
+        self.stop_decoding(run)
+        run.finished_s = self._events.now_s
+        self._on_finished(run)
+
+
+_BUSY = StepResult(0.0, (), (), (), (), {}, {})
+"""Stands for the moment between two steps."""
+
+
+def _with_free(status: InstanceSnapshot, num_free_blocks: int) -> InstanceSnapshot:
+    """Written out: `dataclasses.replace` takes twice as long, and this runs for each status."""
+    return InstanceSnapshot(
+        status.instance_id,
+        status.incarnation,
+        status.block_size,
+        status.num_total_blocks,
+        num_free_blocks,
+        status.watermark_blocks,
+        status.fill_blocks,
+        status.max_num_running,
+        status.num_running,
+        status.num_running_by_rank,
+        status.num_queued,
+        status.num_queued_by_rank,
+        status.queued_demand_blocks,
+        status.queue_head,
+        status.num_evicted_queued,
+        status.num_evictions,
+        status.draining,
+    )

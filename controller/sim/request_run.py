@@ -1,0 +1,59 @@
+"""One request in a run: what its client asked for, and what the client has seen so far."""
+
+from controller.model.request import ModelRequest
+
+
+class RequestRun:
+    """Times are virtual, in seconds; those that have not come are `inf` where they are compared, or
+    None. `decoding_since_s` is None unless the request decodes: it then is the time of the token up
+    to which `longest_pause_s` is known."""
+
+    __slots__ = (
+        "decoding_since_s",
+        "dispatched_s",
+        "evicted_s",
+        "finished_s",
+        "first_token_s",
+        "instance_id",
+        "last_token_s",
+        "longest_pause_s",
+        "loss_s",
+        "moves",
+        "num_evictions",
+        "num_overtaken",
+        "request",
+        "session",
+    )
+
+    def __init__(self, request: ModelRequest, session: str = "") -> None:
+        self.request = request
+        self.session = session
+        self.instance_id = ""
+        self.dispatched_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.decoding_since_s: float | None = None
+        self.evicted_s: float | None = None
+        self.longest_pause_s = 0.0
+        self.loss_s = 0.0
+        self.num_evictions = 0
+        self.num_overtaken = 0
+        self.moves: list[tuple[str, float]] = []
+        """The instances that the request left, and when."""
+
+    def token(self, time_s: float) -> None:
+        """A token that followed on something else than a plain decode step."""
+        if self.first_token_s is None:
+            self.first_token_s = time_s
+        if self.last_token_s is not None:
+            self.longest_pause_s = max(self.longest_pause_s, time_s - self.last_token_s)
+        if self.evicted_s is not None:
+            self.loss_s += time_s - self.evicted_s
+            self.evicted_s = None
+        self.last_token_s = time_s
+
+    def evict(self, time_s: float) -> None:
+        self.num_evictions += 1
+        if self.evicted_s is None:
+            self.evicted_s = time_s

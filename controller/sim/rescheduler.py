@@ -1,0 +1,234 @@
+"""Rounds of rescheduling in virtual time: `core.rescheduling` decides, `moves` carries out.
+
+What the controller (`runtime.controller.rescheduler`) and the instances (`runtime.instance.moves.
+relief_moves`) share in the live cluster is one object here.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.migration.refusals import MoveRefusal
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.fruitless import FruitlessPairs
+from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
+from controller.core.rescheduling.relief import Decision, ReliefView, next_move
+from controller.sim.event_queue import EventQueue
+from controller.sim.instance import SimInstance
+from controller.sim.moves import Links, SimMove
+
+ORDER_INTERVALS = 2
+FAILED_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class _Order:
+    destination: InstanceSnapshot
+    taken_s: float
+    expires_s: float
+
+
+class SimRescheduler:
+    """`block_bytes`: of one KV block. A client's limit of outputs is `limit_factor` times what the
+    request emits in the end; None: nobody has a limit."""
+
+    def __init__(
+        self,
+        instances: Mapping[str, SimInstance],
+        events: EventQueue,
+        links: Links,
+        config: ReschedulingConfig,
+        levels: Sequence[Level],
+        max_moves: int,
+        block_bytes: int,
+        limit_factor: float | None,
+    ) -> None:
+        self.config = config
+        self.levels = levels
+        self.num_moved = 0
+        self.num_failed: Counter[str] = Counter()
+        """Moves that came to nothing, by why."""
+        self.downtimes_s: list[float] = []
+        self._instances = instances
+        self._events = events
+        self._links = links
+        self._max_moves = max_moves
+        self._block_bytes = block_bytes
+        self._limit_factor = limit_factor
+        self._fruitless = FruitlessPairs()
+        self._orders: dict[str, _Order] = {}
+        """By source."""
+        self._moves: dict[str, SimMove] = {}
+        """Under way, by request id."""
+        self._sent: dict[str, list[SimMove]] = {}
+        """By source: moves that the destination's snapshot may not count yet."""
+        self._num_moves: Counter[str] = Counter()
+        """Under way, by instance, both directions together."""
+        self._failed_s: dict[str, tuple[str, float]] = {}
+
+    def is_moving(self, request_id: str) -> bool:
+        return request_id in self._moves
+
+    def round(self) -> None:
+        now_s, config = self._events.now_s, self.config
+        snapshots = {i: s.status() for i, s in self._instances.items() if s.alive}
+        loads = [
+            InstanceLoad.of(s, self.levels, may_send=config.enabled or s.draining, may_receive=True)
+            for s in snapshots.values()
+        ]
+        if config.pairing == "defrag":  # others are in no pair
+            loads = [x for x in loads if is_source(x, config) or is_destination(x, config)]
+        orders = {}
+        for each in pair(loads, config, set(self._fruitless.at(now_s))):
+            expires_s = now_s + ORDER_INTERVALS * config.interval_s
+            orders[each.source_id] = _Order(snapshots[each.destination_id], now_s, expires_s)
+        for source_id in self._orders.keys() - orders.keys():
+            self._sent.pop(source_id, None)
+        self._orders = orders
+        for source_id in orders:
+            self._ask(self._instances[source_id])
+
+    def slow_link(self, instance_id: str, factor: float) -> None:
+        self._links.slowdown[instance_id] = factor
+
+    def instance_died(self, instance_id: str) -> None:
+        for move in list(self._moves.values()):
+            if instance_id in (move.source.instance_id, move.destination.instance_id):
+                move.cut("the other end died")
+        self._orders.pop(instance_id, None)
+
+    # -- relief ----------------------------------------------------------------------------
+
+    def _ask(self, source: SimInstance) -> None:
+        source.between_steps(lambda: self._relieve(source))
+
+    def _relieve(self, source: SimInstance) -> None:
+        source_id, now_s = source.instance_id, self._events.now_s
+        order = self._orders.get(source_id)
+        if order is None or now_s >= order.expires_s:
+            return
+        destination_id = order.destination.instance_id
+        destination = self._instances[destination_id]
+        sent = self._sent[source_id] = self._uncounted(self._sent.get(source_id, []), order)
+        snapshot, candidates = source.status(), self._candidates(source)
+        began = False
+        while self._num_moves[source_id] < self._max_moves:
+            decision = next_move(
+                ReliefView(
+                    snapshot,
+                    candidates,
+                    order.destination,
+                    [m.candidate for m in sent if m.destination is destination],
+                    self.levels,
+                    self.config,
+                    self._block_bytes,
+                    self._links.bandwidth(source_id),
+                    source.step_time_s,
+                )
+            )
+            chosen = decision.chosen
+            if chosen is None:
+                if not began:
+                    self._note_fruitless(source_id, destination_id, snapshot, decision)
+                return
+            refusal = None
+            if self._num_moves[destination_id] >= self._max_moves:
+                refusal = MoveRefusal.TOO_MANY_MOVES
+            else:
+                sent.append(self._begin(source, destination, chosen, decision.reason))
+                began = True
+            now = replace(chosen, outgoing=refusal is None, refusal=refusal)
+            candidates = [now if each is chosen else each for each in candidates]
+
+    def _candidates(self, source: SimInstance) -> list[Candidate]:
+        now_s, known = self._events.now_s, []
+        for candidate in source.engine.moves.candidates(partial(self._num_tokens_left, source)):
+            request_id = candidate.request_id
+            run = source.runs.get(request_id)
+            failed = self._failed_s.get(request_id)
+            if failed is not None and failed[1] <= now_s - FAILED_AGAIN_S:
+                del self._failed_s[request_id]
+                failed = None
+            if run is None or request_id in self._moves:
+                candidate = replace(candidate, outgoing=True)
+            elif run.moves or failed:
+                candidate = replace(
+                    candidate,
+                    moves=tuple((left, now_s - left_s) for left, left_s in run.moves),
+                    refusal=candidate.refusal or (failed[0] if failed else None),
+                )
+            known.append(candidate)
+        return known
+
+    def _num_tokens_left(self, source: SimInstance, request_id: str) -> int | None:
+        """How many tokens the request may still emit, as far as a real instance would know."""
+        run = source.runs.get(request_id)
+        if self._limit_factor is None or run is None:
+            return None
+        request = run.request
+        num_outputs = source.engine.num_tokens(request_id) - request.num_prompt_tokens
+        return int(self._limit_factor * request.max_output_tokens) - num_outputs
+
+    def _uncounted(self, sent: list[SimMove], order: _Order) -> list[SimMove]:
+        """Without the moves that failed, and those that the destination's snapshot counts."""
+        return [
+            m
+            for m in sent
+            if not (m.is_over and m.failure)
+            and not (m.reserved_s is not None and m.reserved_s <= order.taken_s)
+        ]
+
+    def _note_fruitless(
+        self, source_id: str, destination_id: str, snapshot: InstanceSnapshot, decision: Decision
+    ) -> None:
+        """As `relief_moves`: nothing can go there, and nothing is on its way there."""
+        on_their_way = {
+            m.destination.instance_id
+            for m in self._moves.values()
+            if m.source.instance_id == source_id
+        }
+        is_source = decision.reason or snapshot.num_evicted_queued
+        if (decision.refused or (is_source and not on_their_way)) and (
+            destination_id not in on_their_way
+        ):
+            self._fruitless.note(source_id, destination_id, self._events.now_s, self.config)
+
+    # -- moves -----------------------------------------------------------------------------
+
+    def _begin(
+        self, source: SimInstance, destination: SimInstance, chosen: Candidate, reason: str
+    ) -> SimMove:
+        move = SimMove(
+            source.runs[chosen.request_id],
+            chosen,
+            source,
+            destination,
+            reason,
+            self._links,
+            self._events,
+            self._block_bytes,
+            self._over,
+        )
+        self._moves[chosen.request_id] = move
+        self._num_moves[source.instance_id] += 1
+        self._num_moves[destination.instance_id] += 1
+        move.begin()
+        return move
+
+    def _over(self, move: SimMove, moved: bool) -> None:
+        request_id, source = move.run.request.request_id, move.source
+        del self._moves[request_id]
+        self._num_moves[source.instance_id] -= 1
+        self._num_moves[move.destination.instance_id] -= 1
+        if not moved:
+            self.num_failed[move.failure] += 1
+            self._failed_s[request_id] = move.failure, self._events.now_s
+            return
+        self.num_moved += 1
+        if not move.candidate.queued:
+            self.downtimes_s.append(move.downtime_s)
+        if source.instance_id in self._orders:
+            self._ask(source)

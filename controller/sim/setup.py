@@ -1,0 +1,48 @@
+"""What is simulated: the cluster, how it is scheduled, and what happens to it."""
+
+from dataclasses import dataclass, field
+
+from controller.core.load.snapshot import DEFAULT_LEVELS, Level
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.model.config import Mode
+from controller.model.profile import LatencyProfile
+
+
+@dataclass(frozen=True, slots=True)
+class SimPolicy:
+    """`dispatch`: a name in `core.dispatch.policies.POLICIES`. `status_age_s`: the statuses that
+    dispatch looks at may be so old."""
+
+    name: str
+    dispatch: str
+    rescheduling: ReschedulingConfig
+    levels: tuple[Level, ...] = DEFAULT_LEVELS
+    status_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    profile: LatencyProfile
+    policy: SimPolicy
+    num_instances: int = 16
+    mode: Mode = "chunked"
+    prefix_caching: bool = False
+    max_moves: int = 4
+    message_s: float = 0.001
+    """How long a message between two instances is on its way."""
+    sample_s: float = 1.0
+    """How often the cluster is looked at for its averages over time."""
+    limit_factor: float | None = 2.0
+    """A client's limit of outputs, as a multiple of what it gets in the end; None: without."""
+    faults: tuple["Fault", ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind`: kill (the instance dies with its requests), drain, slow-steps or slow-links (by
+    `factor`)."""
+
+    time_s: float
+    kind: str
+    instance_id: str
+    factor: float = 1.0

@@ -1,0 +1,116 @@
+"""Decode steps done at once are the same as those done one by one."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel
+from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
+
+PROFILE = load_profile("a10-llama-7b")
+CONFIG = ModelConfig(
+    block_size=4,
+    num_total_blocks=40,
+    watermark_blocks=1,
+    max_num_running=8,
+    max_num_batched_tokens=64,
+    max_model_len=120,
+    prefix_caching=False,
+    mode="chunked",
+)
+LENGTHS = st.tuples(st.integers(1, 60), st.integers(1, 50), st.integers(0, 1))
+
+
+def engine(lengths: list[tuple[int, int, int]], mode: str, num_steps: int) -> EngineModel:
+    model = EngineModel(replace(CONFIG, mode=mode), PROFILE)
+    for number, (num_prompt, num_output, rank) in enumerate(lengths):
+        model.add(ModelRequest(f"r-{number}", num_prompt, num_output, rank, float(number)))
+    for _ in range(num_steps):
+        if model.has_work():
+            model.step()
+    return model
+
+
+@given(
+    lengths=st.lists(LENGTHS, min_size=1, max_size=12),
+    mode=st.sampled_from(["chunked", "prefill-first"]),
+    num_before=st.integers(0, 30),
+    share=st.floats(0, 1),
+)
+def test_a_stretch_is_its_steps(lengths, mode, num_before, share) -> None:
+    one_by_one, at_once = (engine(lengths, mode, num_before) for _ in range(2))
+    stretch = at_once.stretch()
+    if stretch is None:
+        return
+    num_steps = max(1, round(share * stretch.num_steps))
+    time_s, finished = 0.0, []
+    for done in range(1, num_steps + 1):
+        step = one_by_one.step()
+        assert not any((step.admitted, step.evicted, step.num_prefill_tokens))
+        assert not finished
+        assert step.duration_s == pytest.approx(stretch.last_step_s(done))
+        time_s += step.duration_s
+        finished += step.finished
+        assert stretch.time_s(done) == pytest.approx(time_s)
+        num_taken = stretch.num_free_blocks - one_by_one.snapshot("i", 1).num_free_blocks
+        assert finished or stretch.num_taken_blocks(done) == num_taken
+        assert stretch.num_steps_within(time_s + 1e-9) == done
+        assert stretch.num_steps_within(time_s - 1e-6) == done - 1
+    assert at_once.decode(num_steps) == finished
+    assert at_once.snapshot("i", 1) == one_by_one.snapshot("i", 1)
+    at_once.check()
+    while one_by_one.has_work():
+        assert one_by_one.step() == at_once.step()
+    assert not at_once.has_work()
+
+
+@given(
+    lengths=st.lists(LENGTHS, min_size=1, max_size=12),
+    mode=st.sampled_from(["chunked", "prefill-first"]),
+    num_before=st.integers(0, 30),
+)
+def test_a_stretch_ends_no_earlier_than_it_must(lengths, mode, num_before) -> None:
+    """Behind it a request has ended, or a block is lacking."""
+    model = engine(lengths, mode, num_before)
+    stretch = model.stretch()
+    if stretch is None:
+        return
+    num_evictions = model.num_evictions
+    if not model.decode(stretch.num_steps):
+        model.step()
+        assert model.num_evictions > num_evictions
+
+
+def test_a_stretch_counts_blocks_and_time_as_computed_by_hand() -> None:
+    """Two requests of 5 and 8 tokens, 4 to a block, 40 blocks: after their prefill they hold 2
+    blocks each, with room for 3 and 0 more; the first one, of 30 outputs, is to emit 29."""
+    model = EngineModel(CONFIG, PROFILE)
+    model.add(ModelRequest("a", 5, 30))
+    model.add(ModelRequest("b", 8, 100))
+    model.step()
+    stretch = model.stretch()
+    assert stretch is not None
+    assert [stretch.num_taken_blocks(n) for n in (0, 1, 3, 4, 5, 8)] == [0, 1, 1, 2, 3, 4]
+    assert stretch.num_steps == 29
+    context_s = PROFILE.decode_per_context_token_s
+    first_s = PROFILE.decode_base_s + 2 * PROFILE.decode_per_request_s + 15 * context_s
+    assert stretch.time_s(1) == pytest.approx(first_s)
+    assert stretch.time_s(3) == pytest.approx(3 * first_s + (2 + 4) * context_s)
+    assert model.decode(29) == ["a"]
+
+
+def test_there_is_no_stretch_while_somebody_is_admitted_or_prefills() -> None:
+    model = EngineModel(CONFIG, PROFILE)
+    assert model.stretch() is None
+    model.add(ModelRequest("a", 100, 10))
+    assert model.stretch() is None
+    model.step()
+    assert model.stretch() is None, "64 of the 100 are computed"
+    model.step()
+    assert model.stretch() is not None
+    model.add(ModelRequest("b", 4, 10))
+    assert model.stretch() is None
