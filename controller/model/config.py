@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from controller.core.load.snapshot import blocks_for
 from controller.model.profile import LatencyProfile
 
 Mode = Literal["chunked", "prefill-first"]
@@ -47,6 +48,28 @@ class ModelConfig:
             raise ValueError(f"mode must be chunked or prefill-first, not {self.mode!r}")
         if self.max_num_batched_tokens < self.max_num_running:
             raise ValueError("max_num_batched_tokens must not be below max_num_running")
+
+    def end_tokens(self, num_prompt_tokens: int, max_output_tokens: int) -> int:
+        """With how many tokens such a request ends."""
+        return min(num_prompt_tokens + max_output_tokens, self.max_model_len)
+
+    def refusal(self, num_prompt_tokens: int, max_output_tokens: int) -> str:
+        """Why such a request could never run here; empty if it could."""
+        if num_prompt_tokens < 1 or max_output_tokens < 1:
+            return "has no prompt or wants no output"
+        if num_prompt_tokens >= self.max_model_len:
+            return (
+                f"has {num_prompt_tokens} prompt tokens, but max_model_len is"
+                f" {self.max_model_len} with the outputs"
+            )
+        end_tokens = self.end_tokens(num_prompt_tokens, max_output_tokens)
+        # The last token is never computed, so it needs no slot.
+        if blocks_for(end_tokens - 1, self.block_size) > self.num_total_blocks:
+            return (
+                f"grows to {end_tokens} tokens, but the KV cache holds"
+                f" {self.num_total_blocks * self.block_size}"
+            )
+        return ""
 
     @classmethod
     def of(

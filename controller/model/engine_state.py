@@ -67,22 +67,10 @@ class EngineState:
         config, request_id = self.config, request.request_id
         if request_id in self.requests or request_id in self.arriving:
             raise ValueError(f"request {request_id} is already there")
-        if request.num_prompt_tokens < 1 or request.max_output_tokens < 1:
-            raise ValueError(f"request {request_id} has no prompt or wants no output")
-        if request.num_prompt_tokens >= config.max_model_len:
-            raise ValueError(
-                f"request {request_id} has {request.num_prompt_tokens} prompt tokens, but "
-                f"max_model_len is {config.max_model_len} with the outputs"
-            )
-        end_tokens = min(
-            request.num_prompt_tokens + request.max_output_tokens, config.max_model_len
-        )
-        # The last token is never computed, so it needs no slot.
-        if blocks_for(end_tokens - 1, config.block_size) > config.num_total_blocks:
-            raise ValueError(
-                f"request {request_id} grows to {end_tokens} tokens, but the KV cache holds "
-                f"{config.num_total_blocks * config.block_size}"
-            )
+        refusal = config.refusal(request.num_prompt_tokens, request.max_output_tokens)
+        if refusal:
+            raise ValueError(f"request {request_id} {refusal}")
+        end_tokens = config.end_tokens(request.num_prompt_tokens, request.max_output_tokens)
         return RequestState(request, end_tokens, config.prefix_caching)
 
     def forget(self, request_id: str) -> None:

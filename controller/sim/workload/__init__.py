@@ -1,0 +1,1 @@
+"""What clients ask for, and when: drawn from distributions, or read from trace files."""

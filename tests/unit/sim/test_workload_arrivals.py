@@ -1,0 +1,130 @@
+"""Arrivals: gaps of the rate and variation that were asked for, and shapes that keep the mean."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.sim.workload import clients
+from controller.sim.workload.arrivals import arrivals_s
+from controller.sim.workload.shapes import SHAPES, Shape, burst, constant, diurnal
+
+NUM = 50_000
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 4.0])
+def test_gaps_have_the_rate_and_the_variation(cv: float) -> None:
+    gaps = np.diff(arrivals_s(NUM, 8.0, cv, constant(), rng()), prepend=0.0)
+    assert gaps.min() >= 0
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_no_variation_means_even_gaps() -> None:
+    assert arrivals_s(3, 4.0, 0.0, constant(), rng()).tolist() == pytest.approx([0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize("cv", [1.0, 4.0])
+def test_another_rate_stretches_and_more_requests_begin_alike(cv: float) -> None:
+    few = arrivals_s(100, 2.0, cv, constant(), rng())
+    more = arrivals_s(1000, 6.0, cv, constant(), rng())
+    assert (few / 3).tolist() == pytest.approx(more[:100].tolist())
+
+
+@pytest.mark.parametrize(
+    ("rate", "cv", "why"),
+    [
+        (0.0, 1.0, "rate must be a positive"),
+        (float("nan"), 1.0, "rate must be a positive"),
+        (float("inf"), 1.0, "rate must be a positive"),
+        (1.0, -1.0, "variation must be 0 or a positive"),
+        (1.0, float("nan"), "variation must be 0 or a positive"),
+    ],
+)
+def test_bad_rates(rate: float, cv: float, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        arrivals_s(1, rate, cv, constant(), rng())
+
+
+def test_a_shape_by_hand() -> None:
+    """3 s at half the rate, then 1 s at two and a half times it: 1.5 s of work, then 2.5 s."""
+    shape = Shape(((3.0, 0.5), (1.0, 2.5)))
+    even_s = np.array([0.0, 0.75, 1.5, 2.75, 4.0, 4.75, 8.0])
+    assert shape.times_s(even_s).tolist() == pytest.approx([0.0, 1.5, 3.0, 3.5, 4.0, 5.5, 8.0])
+
+
+def test_a_burst_by_hand() -> None:
+    """Of 10 s each at rate 1, 2 s take 8, so that 8 s are left with 2."""
+    assert burst(10.0, 2.0, 4.0) == Shape(((8.0, 0.25), (2.0, 4.0)))
+
+
+def test_a_diurnal_shape_goes_from_low_to_high_and_back() -> None:
+    shape = diurnal(96.0, 0.2)
+    rates = [rate for _, rate in shape.steps]
+    assert shape.period_s == pytest.approx(96.0)
+    assert rates[0] == pytest.approx(0.2, abs=0.001)
+    assert max(rates) == pytest.approx(1.8, abs=0.001)
+    assert rates == pytest.approx(rates[::-1])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100.0), st.floats(0.1, 10.0)), min_size=1, max_size=8),
+    st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=20),
+)
+def test_shapes_keep_order_and_the_mean(
+    steps: list[tuple[float, float]], even_s: list[float]
+) -> None:
+    mean = sum(width * rate for width, rate in steps) / sum(width for width, _ in steps)
+    shape = Shape(tuple((width, rate / mean) for width, rate in steps))
+    times_s = shape.times_s(np.sort(even_s))
+    assert (np.diff(times_s) >= -1e-9).all()
+    periods = np.arange(5) * shape.period_s
+    assert shape.times_s(periods).tolist() == pytest.approx(periods.tolist(), rel=1e-6, abs=1e-6)
+
+
+def test_a_burst_is_in_the_arrivals() -> None:
+    times_s = arrivals_s(NUM, 20.0, 1.0, SHAPES["burst"], rng())
+    in_burst = np.mean(times_s % 300.0 >= 270.0)
+    assert in_burst == pytest.approx(0.4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "steps", [(), ((1.0, 0.5),), ((0.0, 1.0),), ((1.0, 0.0), (1.0, 2.0)), ((1.0, float("nan")),)]
+)
+def test_no_shapes(steps: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match="of a shape must"):
+        Shape(steps)
+
+
+def test_bad_shapes_say_why() -> None:
+    with pytest.raises(ValueError, match="leave nothing of 10 s"):
+        burst(10.0, 5.0, 2.0)
+    with pytest.raises(ValueError, match="low of a diurnal"):
+        diurnal(low=0.0)
+
+
+def test_a_larger_share_of_high_requests_keeps_those_of_a_smaller() -> None:
+    few, more = (clients.ranks(NUM, share, rng()) for share in (0.1, 0.3))
+    assert sum(few) / NUM == pytest.approx(0.1, rel=0.05)
+    assert sum(more) / NUM == pytest.approx(0.3, rel=0.05)
+    assert all(one <= other for one, other in zip(few, more, strict=True))
+    assert set(clients.ranks(100, 0.0, rng())) == {0}
+    assert set(clients.ranks(100, 1.0, rng())) == {1}
+
+
+def test_the_first_client_sends_most() -> None:
+    """Of three clients the weights are 6, 3 and 2 of 11."""
+    names = clients.sessions(NUM, 3, rng())
+    shares = [names.count(f"client-{i}") / NUM for i in range(3)]
+    assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.01)
+
+
+def test_bad_clients() -> None:
+    with pytest.raises(ValueError, match="high_fraction must be a number from 0 to 1"):
+        clients.ranks(1, 1.5, rng())
+    with pytest.raises(ValueError, match="num_clients must be positive"):
+        clients.sessions(1, 0, rng())

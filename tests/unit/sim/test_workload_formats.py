@@ -1,0 +1,259 @@
+"""Trace files: each format as its publisher writes it, our recordings there and back, and each bad
+line by its number."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.sim.workload.formats import recording
+from controller.sim.workload.formats.lines import TraceError
+from controller.sim.workload.formats.trace_file import read_trace
+from controller.sim.workload.request import Trace, TraceRequest
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+    "2023-11-16 18:16:00,0,55"
+)
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n"
+    "45,ChatGPT,1087,0,1087,Conversation log\n"
+    "118.5,GPT-4,417,276,693,API log\n"
+)
+MOONCAKE = (
+    '{"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+    '{"timestamp": 1000, "input_length": 30, "output_length": 7, "hash_ids": [9]}\n\n'
+)
+RECORDING = (
+    '{"llumctl_recording": 1, "prefix_hash_tokens": 16, "of": "a later writer"}\n'
+    '{"arrival_s": 2.5, "num_prompt_tokens": 33, "num_output_tokens": 5, "rank": -1,'
+    ' "session": "a", "prefix_hashes": [7, 8, 9], "more": 1}\n'
+    '{"arrival_s": 2.0, "num_prompt_tokens": 1, "num_output_tokens": 1}\n'
+)
+
+
+def written(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_azure(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "\ufeff" + AZURE, "azure.csv"))
+    assert (trace.name, trace.prefix_hash_tokens) == ("azure", 0)
+    assert trace.requests == [
+        TraceRequest(0.0, 374, 44),
+        TraceRequest(4.314579, 396, 109),
+        TraceRequest(13.31941, 1, 55),
+    ]
+
+
+def test_azure_of_2024_has_a_time_zone(tmp_path: Path) -> None:
+    rows = "2024-05-10 00:00:01.5+00:00,1,2\n2024-05-10 01:00:01.000+01:00,3,4\n"
+    trace = read_trace(written(tmp_path, AZURE.split("\r")[0] + "\n" + rows))
+    assert trace.requests == [TraceRequest(0.0, 3, 4), TraceRequest(0.5, 1, 2)]
+
+
+def test_burstgpt_leaves_out_what_failed(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, BURSTGPT))
+    assert trace.requests == [TraceRequest(0.0, 472, 18), TraceRequest(113.5, 417, 276)]
+
+
+def test_burstgpt_with_sessions(tmp_path: Path) -> None:
+    text = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+        "Log Type\n5,s-1,2.5,GPT-4,472,18,490,Conversation log\n"
+    )
+    trace = read_trace(written(tmp_path, text))
+    assert trace.requests == [TraceRequest(0.0, 472, 18, session="s-1")]
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, MOONCAKE, "m.jsonl"))
+    assert trace.prefix_hash_tokens == 512
+    assert trace.requests == [
+        TraceRequest(0.0, 30, 7, prefix_hashes=(9,)),
+        TraceRequest(2.0, 600, 5, prefix_hashes=(1, 2)),
+    ]
+
+
+def test_a_recording(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, RECORDING, "r.jsonl"))
+    assert trace.prefix_hash_tokens == 16
+    assert trace.requests == [
+        TraceRequest(0.0, 1, 1),
+        TraceRequest(0.5, 33, 5, -1, "a", (7, 8, 9)),
+    ]
+
+
+@given(
+    st.integers(1, 64),
+    st.lists(
+        st.tuples(
+            st.floats(0, 1e6),
+            st.lists(st.integers(0, 2**64 - 1), max_size=4),
+            st.integers(1, 64),
+            st.integers(-100, 100),
+            st.sampled_from(["", "client-7", 'a "b"\n\\', "\u00e9\u2028\x00"]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_what_is_recorded_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    size: int,
+    drawn: list[tuple[float, list[int], int, int, str]],
+) -> None:
+    requests = [
+        TraceRequest(
+            arrival_s, max(1, size * len(hashes) - 1), outputs, rank, session, tuple(hashes)
+        )
+        for arrival_s, hashes, outputs, rank, session in drawn
+    ]
+    requests[0] = requests[0].arriving(0.0)
+    path = tmp_path_factory.getbasetemp() / "recording"
+    lines = [recording.header_line(size), *map(recording.request_line, requests)]
+    path.write_text("".join(lines), "utf-8")
+    assert all(line.count("\n") == 1 for line in lines)
+    expected = sorted(requests, key=lambda request: request.arrival_s)
+    assert read_trace(path) == Trace("recording", expected, size)
+
+
+AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURSTGPT_HEAD = BURSTGPT.split("\n")[0] + "\n"
+MOONCAKE_HEAD = MOONCAKE.split("\n")[0] + "\n"
+RECORDING_HEAD = '{"llumctl_recording": 1, "prefix_hash_tokens": 16}\n'
+UNHASHED_HEAD = '{"llumctl_recording": 1}\n'
+
+
+def recorded(**fields: object) -> str:
+    return json.dumps({"arrival_s": 0, "num_prompt_tokens": 9, "num_output_tokens": 9, **fields})
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "why"),
+    [
+        (AZURE_HEAD, "yesterday,1,2", "'yesterday' is no time like"),
+        (AZURE_HEAD, "2023-11-16 18:15:46.5x,1,2", "is no time like"),
+        (AZURE_HEAD, "2023-11-16 18:15:46,-1,2", "ContextTokens must be a number of tokens"),
+        (AZURE_HEAD, "2023-11-16 18:15:46,1,many", "GeneratedTokens must be a number of tokens"),
+        (AZURE_HEAD, "2023-11-16 18:15:46,1", "2 columns where the header has 3"),
+        (AZURE_HEAD, f"2023-11-16 18:15:46,1,{10**15}", "GeneratedTokens must be"),
+        (AZURE_HEAD, f"2023-11-16 18:15:46,1,{'1' * 5000}", "GeneratedTokens must be"),
+        (AZURE_HEAD, '2023-11-16 18:15:46,1,"2', "not CSV"),
+        (BURSTGPT_HEAD, "x,GPT-4,1,1,2,API log", "Timestamp must be a number of seconds, not 'x'"),
+        (BURSTGPT_HEAD, "nan,GPT-4,1,1,2,API log", "Timestamp must be"),
+        (BURSTGPT_HEAD, "-1,GPT-4,1,1,2,API log", "Timestamp must be"),
+        (BURSTGPT_HEAD, "1,GPT-4,1.5,1,2,API log", "Request tokens must be a number of tokens"),
+        (BURSTGPT_HEAD, "1,GPT-4,1,,2,API log", "Response tokens must be a number of tokens"),
+        (BURSTGPT_HEAD, "1,GPT-4,1,1,2", "5 columns where the header has 6"),
+        (MOONCAKE_HEAD, "{", "not JSON"),
+        (MOONCAKE_HEAD, "[" * 100_000, "not JSON"),
+        (MOONCAKE_HEAD, "[1]", "not a JSON object"),
+        (MOONCAKE_HEAD, '{"timestamp": "1"}', "timestamp must be a number of milliseconds"),
+        (MOONCAKE_HEAD, '{"timestamp": NaN}', "timestamp must be"),
+        (MOONCAKE_HEAD, '{"timestamp": true}', "timestamp must be"),
+        (MOONCAKE_HEAD, '{"timestamp": 1, "input_length": 1.5}', "input_length must be"),
+        (MOONCAKE_HEAD, '{"timestamp": 1, "input_length": 1}', "output_length must be"),
+        (
+            MOONCAKE_HEAD,
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
+            "hash_ids must be a list of integers",
+        ),
+        (RECORDING_HEAD, "{}", "arrival_s must be a number of seconds from 0 on, not None"),
+        (RECORDING_HEAD, recorded(arrival_s=-1), "arrival_s must be"),
+        (RECORDING_HEAD, recorded(num_prompt_tokens=0), "num_prompt_tokens must be at least 1"),
+        (RECORDING_HEAD, recorded(num_output_tokens=None), "num_output_tokens must be"),
+        (RECORDING_HEAD, recorded(rank=1.5), "rank must be an integer"),
+        (RECORDING_HEAD, recorded(session=7), "session must be a string"),
+        (RECORDING_HEAD, recorded(prefix_hashes="a"), "prefix_hashes must be a list"),
+        (RECORDING_HEAD, recorded(prefix_hashes=[1, 2]), "2 prefix_hashes of 16 tokens for a"),
+        (UNHASHED_HEAD, recorded(prefix_hashes=[1]), "the header says no prefix_hash_tokens"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, head: str, line: str, why: str) -> None:
+    path = written(tmp_path, f"\n{head}{line}\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert caught.value.message.startswith(f"{path}:3: ")
+    assert why in caught.value.message
+    assert caught.value.hint == f"correct or delete line 3 of {path}"
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", ":1: the file is empty"),
+        (AZURE_HEAD, "holds no request"),
+        (RECORDING_HEAD, "holds no request"),
+        ("a,b,c\n1,2,3\n", ":1: the first line is the header of no known trace"),
+        ("TIMESTAMP,ContextTokens\n", ":1: no column 'GeneratedTokens'"),
+        ("Timestamp,Model,Request tokens\n", ":1: no column 'Response tokens'"),
+        ('{"llumctl_recording": 2}\n', ":1: a recording of version 2; this llumctl reads 1"),
+        ('{"llumctl_recording": 1, "prefix_hash_tokens": -1}\n', ":1: prefix_hash_tokens must be"),
+        (b"\xff\xfe\xfa", ":1: not UTF-8 text (byte 0)"),
+        (AZURE_HEAD.encode() + b"a\xff", ":2: not UTF-8 text (byte 1)"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str | bytes, why: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert why in caught.value.message
+    assert str(path) in caught.value.message
+    assert caught.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, why in (("none.csv", "No such file"), ("", "Is a directory"), ("pipe.csv", "a pipe")):
+        with pytest.raises(TraceError, match=why) as caught:
+            read_trace(tmp_path / name)
+        assert caught.value.message.startswith(f"cannot read {tmp_path / name}")
+
+
+def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.sim.workload.formats.lines.MAX_LINE_BYTES", 100)
+    path = written(tmp_path, AZURE_HEAD + "x" * 200)
+    with pytest.raises(TraceError, match="2: longer than 100 bytes"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"),
+    [
+        ([], "holds no request"),
+        ([TraceRequest(1.0, 1, 1), TraceRequest(0.5, 1, 1)], "must ascend"),
+        ([TraceRequest(1.0, 1, 1, prefix_hashes=(1,))], "prefix_hash_tokens must be positive"),
+    ],
+)
+def test_no_traces(requests: list[TraceRequest], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Trace("t", requests)
+
+
+# Mean length of prompts and of outputs, requests, requests with prefix hashes.
+PUBLIC = {
+    "azure-2023-conv.csv": (1155, 211, 19_366, 0),
+    "mooncake-synthetic.jsonl": (15_325, 149, 3_993, 3_993),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_traces(name: str) -> None:
+    folder = os.environ.get("LLUMCTL_TRACES")
+    if folder is None or not (Path(folder) / name).exists():
+        pytest.skip("LLUMCTL_TRACES names no folder with this trace")
+    requests = read_trace(Path(folder) / name).requests
+    prompts = sum(request.num_prompt_tokens for request in requests) / len(requests)
+    outputs = sum(request.num_output_tokens for request in requests) / len(requests)
+    num_hashed = sum(bool(request.prefix_hashes) for request in requests)
+    assert (round(prompts), round(outputs), len(requests), num_hashed) == PUBLIC[name]

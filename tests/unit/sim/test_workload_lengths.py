@@ -1,0 +1,119 @@
+"""Lengths: the five statistics of each row of table 1, draws, and the names that are understood."""
+
+import numpy as np
+import pytest
+
+from controller.sim.workload.length_names import UnknownLengthsError, lengths_named
+from controller.sim.workload.lengths import (
+    MAX_TABLE_TOKENS,
+    TABLE_1,
+    ZIPF,
+    Fixed,
+    Lengths,
+    Tokens,
+    ZipfLengths,
+)
+
+# Table 1 of the paper: mean, P50, P80, P95, P99 in tokens.
+PAPER = {
+    "sharegpt-in": (306, 74, 348, 1484, 3388),
+    "sharegpt-out": (500, 487, 781, 988, 1234),
+    "burstgpt-in": (830, 582, 1427, 2345, 3549),
+    "burstgpt-out": (271, 243, 434, 669, 964),
+    "S": (128, 38, 113, 413, 1464),
+    "M": (256, 32, 173, 1288, 4208),
+    "L": (512, 55, 582, 3113, 5166),
+}
+NUM = 100_000
+
+
+def statistics_of(tokens: Tokens) -> list[float]:
+    ordered = np.sort(tokens)
+    percentiles = [float(ordered[int(share * NUM)]) for share in (0.5, 0.8, 0.95, 0.99)]
+    return [float(tokens.mean()), *percentiles]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_curve_has_the_statistics_of_table_1(name: str) -> None:
+    tokens = TABLE_1[name].at((np.arange(NUM) + 0.5) / NUM)
+    assert statistics_of(tokens) == pytest.approx(PAPER[name], rel=0.001)
+    assert (np.diff(tokens) >= 0).all(), "monotone"
+    assert tokens[0] == 1
+    assert tokens[-1] <= MAX_TABLE_TOKENS
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_draws_follow_the_curve(name: str) -> None:
+    tokens = TABLE_1[name].at(np.random.default_rng(3).random(NUM))
+    assert statistics_of(tokens) == pytest.approx(PAPER[name], rel=0.05)
+
+
+@pytest.mark.parametrize("name", ZIPF)
+def test_zipf_is_near_table_1(name: str) -> None:
+    tokens = ZIPF[name].at(np.random.default_rng(5).random(NUM))
+    mean, _, _, p95, p99 = statistics_of(tokens)
+    paper = PAPER[name]
+    assert mean == pytest.approx(paper[0], rel=0.03)
+    assert p95 == pytest.approx(paper[3], rel=0.05)
+    assert p99 == pytest.approx(paper[4], rel=0.2)
+    assert 1 <= tokens.min() <= tokens.max() <= MAX_TABLE_TOKENS
+
+
+def test_zipf_by_hand() -> None:
+    """Mean 2, alpha 1: ranks 1, 2, 3 of weights 6, 3, 2 of 11; their mean 18 / 11 is scaled to 2,
+    so that the lengths are 11 / 9, 22 / 9 and 33 / 9, rounded up."""
+    edges = np.array([0.0, 5.99, 6.01, 8.99, 9.01, 10.99]) / 11
+    assert ZipfLengths(2, 1.0).at(edges).tolist() == [2, 2, 3, 3, 4, 4]
+
+
+def test_quantiles_by_hand() -> None:
+    """Halfway between P80 and P95 the length is their geometric mean."""
+    curve = TABLE_1["S"]
+    assert curve.at(np.array([0.0, 0.5, 0.8, 0.875, 0.95, 0.99])).tolist() == [
+        1,
+        38,
+        113,
+        round((113 * 413) ** 0.5),
+        413,
+        1464,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("M-M", (ZIPF["M"], ZIPF["M"])),
+        ("s-l", (ZIPF["S"], ZIPF["L"])),
+        ("zipf:L-S", (ZIPF["L"], ZIPF["S"])),
+        ("table1:M-S", (TABLE_1["M"], TABLE_1["S"])),
+        ("ShareGPT", (TABLE_1["sharegpt-in"], TABLE_1["sharegpt-out"])),
+        ("128, 64", (Fixed(128), Fixed(64))),
+    ],
+)
+def test_names(text: str, found: tuple[Lengths, Lengths]) -> None:
+    assert lengths_named(text, "zipf") == found
+
+
+def test_the_caller_says_what_a_name_without_a_prefix_means() -> None:
+    assert lengths_named("M-L", "table1") == (TABLE_1["M"], TABLE_1["L"])
+    assert lengths_named("zipf:M-L", "table1") == (ZIPF["M"], ZIPF["L"])
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("sharegtp", "sharegpt"),
+        ("M_M", "M-M"),
+        ("zipf:S-X", "zipf:S-S"),
+        ("tabel1:L-L", "table1:L-L"),
+        (":M-M", "M-M"),
+        ("128", "M-M"),
+        ("-1,4", "M-M"),
+        ("zipf:sharegpt", "sharegpt"),
+        ("0,10", "128,64"),
+    ],
+)
+def test_unknown_names_get_the_nearest(text: str, nearest: str) -> None:
+    with pytest.raises(UnknownLengthsError) as caught:
+        lengths_named(text, "zipf")
+    assert caught.value.nearest == nearest

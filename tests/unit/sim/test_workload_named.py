@@ -1,0 +1,285 @@
+"""A workload by its name: reproducible, each option by itself, files in every way they are scaled,
+and what no instance could run."""
+
+import hashlib
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.model.config import ModelConfig
+from controller.model.engine_model import EngineModel
+from controller.model.profile import load_profile
+from controller.model.request import ModelRequest
+from controller.sim.workload import scaling
+from controller.sim.workload.named import is_file, workload
+from controller.sim.workload.request import Trace, TraceRequest
+from controller.sim.workload.shapes import burst
+from controller.sim.workload.too_long import too_long
+
+TRACE = Trace(
+    "t",
+    [
+        TraceRequest(0.0, 10, 1, 0, "a", (1, 2)),
+        TraceRequest(1.0, 20, 2, 1, "b", (1, 3)),
+        TraceRequest(4.0, 30, 3, 0, "a", ()),
+    ],
+    8,
+)
+
+
+def lengths(trace: Trace) -> list[tuple[int, int]]:
+    return [(request.num_prompt_tokens, request.num_output_tokens) for request in trace.requests]
+
+
+def arrivals(trace: Trace) -> list[float]:
+    return [request.arrival_s for request in trace.requests]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """Four requests, at 0, 1, 2 and 6 s."""
+    path = tmp_path / "file.jsonl"
+    rows = [(0, 10, 1), (1000, 20, 2), (2000, 30, 3), (6000, 40, 4)]
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {at}, "input_length": {i}, "output_length": {o}}}\n'
+            for at, i, o in rows
+        )
+    )
+    return str(path)
+
+
+# -- names ----------------------------------------------------------------------------------
+
+
+def test_a_name_draws_as_many_as_the_paper_at_its_rate() -> None:
+    trace = workload("M-M", rate=7.5)
+    assert (trace.name, len(trace.requests)) == ("M-M", 10_000)
+    assert trace.rate == pytest.approx(7.5, rel=0.03)
+    prompts, outputs = zip(*lengths(trace), strict=True)
+    assert sum(prompts) / 10_000 == pytest.approx(256, rel=0.1)
+    assert sum(outputs) / 10_000 == pytest.approx(256, rel=0.1)
+    assert prompts != outputs, "they are drawn apart"
+    assert {(r.rank, r.session, r.prefix_hashes) for r in trace.requests} == {(0, "", ())}
+
+
+def test_the_same_seed_draws_the_same_bytes() -> None:
+    """The digest was taken of an earlier run: a change means that published figures change."""
+    options = {"rate": 7.5, "num_requests": 500, "cv": 2.0, "high_fraction": 0.1, "num_clients": 9}
+    trace = workload("S-L", **options, seed=3)  # type: ignore[arg-type]
+    assert trace == workload("S-L", **options, seed=3)  # type: ignore[arg-type]
+    assert trace != workload("S-L", **options, seed=4)  # type: ignore[arg-type]
+    text = repr([r.arriving(round(r.arrival_s, 6)) for r in trace.requests])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "be83fa0e7f48ec70"
+
+
+def test_another_rate_or_variation_keeps_all_but_the_times() -> None:
+    slow = workload("L-S", rate=1.0, num_requests=50, high_fraction=0.3, num_clients=4)
+    fast = workload("L-S", rate=4.0, num_requests=50, high_fraction=0.3, num_clients=4)
+    uneven = workload("L-S", rate=4.0, num_requests=50, cv=4, high_fraction=0.3, num_clients=4)
+    assert arrivals(slow) == pytest.approx([4 * at_s for at_s in arrivals(fast)])
+    for other in (fast, uneven):
+        assert [r.arriving(0.0) for r in other.requests] == [r.arriving(0.0) for r in slow.requests]
+    assert arrivals(uneven) != arrivals(fast)
+
+
+def test_more_requests_begin_with_the_same_ones() -> None:
+    few = workload("sharegpt", rate=2.0, num_requests=20, high_fraction=0.5, num_clients=4)
+    more = workload("sharegpt", rate=2.0, num_requests=200, high_fraction=0.5, num_clients=4)
+    assert more.requests[:20] == few.requests
+
+
+def test_a_shape() -> None:
+    flat = workload("128,64", rate=10.0, num_requests=3000)
+    shaped = workload("128,64", rate=10.0, num_requests=3000, shape=burst(100.0, 10.0, 5.0))
+    assert lengths(shaped) == lengths(flat) == [(128, 64)] * 3000
+    in_burst = sum(at_s % 100.0 >= 90.0 for at_s in arrivals(shaped))
+    assert in_burst / 3000 == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("M-N", "M-M"), ("sharegtp", "sharegpt"), ("azure", "M-M"), ("zipf:L-X", "zipf:L-S")],
+)
+def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match=f"no workload '{name}'; did you mean {nearest}"):
+        workload(name, rate=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "M-M has no rate of its own"),
+        ({"rate": 0.0}, "rate must be a positive"),
+        ({"rate": 1.0, "num_requests": 0}, "num_requests must be positive"),
+        ({"rate": 1.0, "seed": -1}, "seed must not be negative"),
+        ({"rate": 1.0, "cv": -1.0}, "variation must be"),
+        ({"rate": 1.0, "high_fraction": 2.0}, "high_fraction must be"),
+        ({"rate": 1.0, "num_clients": 0}, "num_clients must be"),
+        ({"rate": 1.0, "speed": 2.0}, "speed is for trace files"),
+        ({"rate": 1.0, "start_s": 0.0}, "start_s is for trace files"),
+        ({"rate": 1.0, "duration_s": 5.0}, "duration_s is for trace files"),
+    ],
+)
+def test_bad_options_of_a_name(options: dict[str, float], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        workload("M-M", **options)  # type: ignore[arg-type]
+
+
+# -- files ----------------------------------------------------------------------------------
+
+
+def test_what_is_a_file() -> None:
+    assert is_file("a.CSV")
+    assert is_file("b.jsonl")
+    assert is_file("./trace")
+    assert not is_file("M-M")
+
+
+def test_a_file_as_it_is(file: str) -> None:
+    trace = workload(file)
+    assert lengths(trace) == [(10, 1), (20, 2), (30, 3), (40, 4)]
+    assert (trace.name, trace.prefix_hash_tokens) == ("file", 512)
+    assert arrivals(trace) == [0.0, 1.0, 2.0, 6.0]
+    assert trace.rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "times_s"),
+    [
+        ({"speed": 2.0}, [0.0, 0.5, 1.0, 3.0]),
+        ({"rate": 1.0}, [0.0, 0.5, 1.0, 3.0]),
+        ({"start_s": 1.0}, [0.0, 1.0, 5.0]),
+        ({"duration_s": 2.0}, [0.0, 1.0]),
+        ({"start_s": 0.5, "duration_s": 2.0}, [0.5, 1.5]),
+        ({"num_requests": 2}, [0.0, 1.0]),
+        ({"num_requests": 6}, [0.0, 1.0, 2.0, 6.0, 8.0, 9.0]),
+        ({"num_requests": 5, "start_s": 1.0, "duration_s": 2.0, "speed": 2.0}, [0, 0.5, 1, 1.5, 2]),
+        ({"cv": 0.0}, [2.0, 4.0, 6.0, 8.0]),
+        ({"cv": 0.0, "speed": 2.0}, [1.0, 2.0, 3.0, 4.0]),
+        ({"cv": 0.0, "rate": 4.0}, [0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_a_file_scaled(file: str, options: dict[str, float], times_s: list[float]) -> None:
+    trace = workload(file, **options)  # type: ignore[arg-type]
+    assert arrivals(trace) == pytest.approx(times_s)
+
+
+def test_clients_of_a_file_are_its_own_unless_others_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    row = '{"arrival_s":0,"num_prompt_tokens":1,"num_output_tokens":1,"rank":5,"session":"x"}\n'
+    path.write_text('{"llumctl_recording":1}\n' + row)
+    assert workload(str(path)).requests == [TraceRequest(0.0, 1, 1, 5, "x")]
+    assert workload(str(path), high_fraction=0.0).requests == [TraceRequest(0.0, 1, 1, 0, "x")]
+    assert workload(str(path), num_clients=1).requests == [TraceRequest(0.0, 1, 1, 5, "client-0")]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rate": 1.0, "speed": 2.0}, "give one of them"),
+        ({"speed": 0.0}, "speed must be a positive"),
+        ({"rate": -1.0}, "rate must be a positive"),
+        ({"num_requests": 0}, "num_requests must be positive"),
+        ({"start_s": 3.0, "duration_s": 1.0}, "its last one arrives at 6 s"),
+    ],
+)
+def test_bad_options_of_a_file(file: str, options: dict[str, float], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        workload(file, **options)  # type: ignore[arg-type]
+
+
+def test_requests_that_all_arrive_at_once_have_no_rate_to_scale() -> None:
+    trace = Trace("t", [TraceRequest(0.0, 1, 1)] * 3)
+    assert trace.rate == 0.0
+    with pytest.raises(ValueError, match="all requests of t arrive at once"):
+        scaling.at_rate(trace, 2.0)
+    assert arrivals(scaling.with_requests(trace, 5)) == [0.0] * 5
+
+
+def test_a_repetition_shares_no_prefix_with_the_one_before() -> None:
+    """The mean gap is 2 s, so the second round begins at 6 s; hashes go on behind 3."""
+    assert scaling.with_requests(TRACE, 5).requests == [
+        *TRACE.requests,
+        TraceRequest(6.0, 10, 1, 0, "a", (5, 6)),
+        TraceRequest(7.0, 20, 2, 1, "b", (5, 7)),
+    ]
+
+
+@given(
+    st.lists(st.floats(0, 1e4), min_size=2, max_size=20).filter(lambda at: max(at) - min(at) > 1),
+    st.floats(0.01, 100.0),
+    st.integers(1, 70),
+)
+def test_scaling_keeps_the_requests(times_s: list[float], rate: float, num_requests: int) -> None:
+    ordered = enumerate(sorted(times_s))
+    trace = Trace("t", [TraceRequest(at_s, 1 + i, 1, session=str(i)) for i, at_s in ordered])
+    scaled = scaling.at_rate(trace, rate)
+    assert scaled.rate == pytest.approx(rate)
+    assert [r.session for r in scaled.requests] == [r.session for r in trace.requests]
+    found = scaling.with_requests(trace, num_requests).requests
+    assert len(found) == num_requests
+    names = [r.session for r in trace.requests]
+    assert [r.session for r in found] == [names[i % len(names)] for i in range(num_requests)]
+    assert all(b.arrival_s >= a.arrival_s for a, b in pairwise(found))
+
+
+# -- too long ---------------------------------------------------------------------------------
+
+
+def config(num_total_blocks: int = 4, max_model_len: int = 64) -> ModelConfig:
+    return ModelConfig(
+        16, num_total_blocks, 0, 8, 64, max_model_len, prefix_caching=False, mode="chunked"
+    )
+
+
+def test_too_long_requests_are_named() -> None:
+    """4 blocks hold 64 tokens; the last one of a request needs no room."""
+    sizes = [(40, 24), (40, 25), (64, 1), (63, 1), (1, 64)]
+    trace = Trace("t", [TraceRequest(float(i), *size) for i, size in enumerate(sizes)])
+    found = {late.index: str(late) for late in too_long(trace, config())}
+    assert found == {
+        1: "request 1 (at 1.000 s) wants 65 tokens, but max_model_len is 64",
+        2: "request 2 (at 2.000 s) has 64 prompt tokens, but max_model_len is 64 with the outputs",
+        4: "request 4 (at 4.000 s) wants 65 tokens, but max_model_len is 64",
+    }
+    small = {late.index: late.why for late in too_long(trace, config(max_model_len=1000))}
+    assert small == {}, "65 tokens need 64 slots"
+    assert len(too_long(trace, config(num_total_blocks=3, max_model_len=1000))) == 5
+
+
+def test_the_papers_workloads_fit_an_a10() -> None:
+    a10 = ModelConfig.of(load_profile("a10-llama-7b"))
+    for name in ("L-L", "table1:L-L", "sharegpt", "burstgpt"):
+        assert not too_long(workload(name, rate=1.0), a10)
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(1, 6), st.integers(2, 100))
+def test_what_is_not_too_long_runs_to_its_end(
+    num_prompt: int, num_output: int, num_blocks: int, max_model_len: int
+) -> None:
+    size = config(num_blocks, max_model_len)
+    trace = Trace("t", [TraceRequest(0.0, num_prompt, num_output)])
+    engine = EngineModel(size, load_profile("a10-llama-7b"))
+    num_emitted = 0
+    try:
+        engine.add(ModelRequest("r", num_prompt, num_output))
+    except ValueError:
+        assert too_long(trace, size)
+        return
+    while engine.has_work():
+        num_emitted += len(engine.step().emitted)
+    assert (num_emitted < num_output) == bool(too_long(trace, size))
+
+
+def test_the_public_trace_at_another_rate() -> None:
+    folder = os.environ.get("LLUMCTL_TRACES")
+    if folder is None:
+        pytest.skip("LLUMCTL_TRACES names no folder of traces")
+    trace = workload(f"{folder}/azure-2023-conv.csv", rate=9.0, num_requests=30_000)
+    assert trace.rate == pytest.approx(9.0)
+    assert len(trace.requests) == 30_000
