@@ -113,7 +113,7 @@ def test_what_is_recorded_is_read(
 ) -> None:
     requests = [
         TraceRequest(
-            arrival_s, max(1, size * len(hashes) - 1), outputs, rank, session, tuple(hashes)
+            arrival_s, max(0, len(hashes) - 1) * size + 1, outputs, rank, session, tuple(hashes)
         )
         for arrival_s, hashes, outputs, rank, session in drawn
     ]
