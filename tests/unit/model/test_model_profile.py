@@ -15,6 +15,11 @@ def a10() -> LatencyProfile:
 
 
 @pytest.fixture
+def a10x4() -> LatencyProfile:
+    return load_profile("a10x4-llama-30b")
+
+
+@pytest.fixture
 def text(a10: LatencyProfile) -> str:
     """A profile file that is right."""
     names = (f.name for f in fields(a10) if f.name != "name")
@@ -40,6 +45,7 @@ def test_what_is_shipped(name: str) -> None:
 def test_measured_or_estimated() -> None:
     assert {name: load_profile(name).measured for name in profile_names()} == {
         "a10-llama-7b": True,
+        "a10x4-llama-30b": False,
         "h100-llama-8b": False,
     }
 
@@ -57,6 +63,51 @@ def test_a_prefill_costs_what_the_paper_measured(
     a10: LatencyProfile, num_tokens: int, time_s: float
 ) -> None:
     assert a10.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(time_s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "time_s"),
+    [(256, 0.115), (512, 0.235), (1024, 0.443), (2048, 0.829), (4096, 1.712), (8192, 3.546)],
+)
+def test_a_prefill_of_llama_30b_costs_what_the_paper_measured(
+    a10x4: LatencyProfile, num_tokens: int, time_s: float
+) -> None:
+    assert a10x4.step_time_s([(num_tokens, 0)], 0, 0) == pytest.approx(time_s, rel=0.05)
+
+
+# The same figure: steps of a batch of 8,192 tokens, without migration.
+@pytest.mark.parametrize(
+    ("num_decoding", "time_s", "within"),
+    [
+        (32, 0.06574, 0.01),
+        (16, 0.06176, 0.01),
+        (8, 0.05915, 0.01),
+        (4, 0.05891, 0.01),
+        (2, 0.06064, 0.05),
+        (1, 0.06576, 0.13),
+    ],
+)
+def test_a_decode_of_llama_30b_costs_what_the_paper_measured(
+    a10x4: LatencyProfile, num_decoding: int, time_s: float, within: float
+) -> None:
+    assert a10x4.step_time_s([], num_decoding, 8192) == pytest.approx(time_s, rel=within)
+
+
+# The same figure: blocking copies.
+@pytest.mark.parametrize(("num_tokens", "time_s"), [(2048, 0.744), (4096, 1.349), (8192, 2.76)])
+def test_a_copy_of_llama_30b_takes_as_long_as_the_paper_measured(
+    a10x4: LatencyProfile, num_tokens: int, time_s: float
+) -> None:
+    copy_s = num_tokens * a10x4.kv_bytes_per_token / a10x4.copy_bytes_per_s
+    assert copy_s == pytest.approx(time_s, rel=0.06)
+
+
+def test_the_cache_of_llama_30b(a10x4: LatencyProfile) -> None:
+    assert a10x4.kv_bytes_per_token == 2 * 60 * 6656 * 2
+    num_tokens = a10x4.num_total_blocks * a10x4.block_size
+    assert num_tokens > 8192, "the batches of figure 10 fit"
+    gpu_bytes = num_tokens * a10x4.kv_bytes_per_token / 4 + 2 * 32.5e9 / 4
+    assert gpu_bytes < 19.2 * 2**30, "what LLaMA-7B leaves of one of the GPUs"
 
 
 def test_the_formulas(a10: LatencyProfile) -> None:
@@ -132,7 +183,7 @@ def test_no_watermark_is_fine(text: str, tmp_path: Path) -> None:
     ("name", "complaint"),
     [
         ("a10-lama-7b", "there is no profile 'a10-lama-7b': did you mean a10-llama-7b?"),
-        ("zzz", "there is no profile 'zzz': there are a10-llama-7b, h100-llama-8b"),
+        ("zzz", "no profile 'zzz': there are a10-llama-7b, a10x4-llama-30b, h100-llama-8b"),
         ("no/such/file", "cannot read the profile no/such/file"),
         ("file.toml", "cannot read the profile file.toml"),
     ],
