@@ -1,0 +1,168 @@
+"""One check of auto-scaling.
+
+    up      while F_scale < x, instances that start counted as empty ones: as many as bring it back
+            to x, at most `max_added`; at once, and to the full, below the minimum
+    down    one, if F_scale without its memory, its requests kept, is still above y, or if there is
+            no request at all; at once above the maximum. It is the one with the fewest running
+            requests, then by id
+
+F_scale must have been out of its range for the persistence time. Nothing is decided while an
+earlier action is pending. As x <= y, a load that stays as it is never leads to both.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.autoscale.load import ClusterLoad
+from controller.core.load.snapshot import InstanceSnapshot
+
+
+class ScaleReason(StrEnum):
+    BELOW_MINIMUM = "below_minimum"
+    ABOVE_MAXIMUM = "above_maximum"
+    LOW_FREENESS = "low_freeness"
+    """F_scale is below x."""
+    HIGH_FREENESS = "high_freeness"
+    """F_scale is above y with one instance less too."""
+    NO_TRAFFIC = "no_traffic"
+    """No request runs or waits."""
+    IN_RANGE = "in_range"
+    PENDING = "pending"
+    """An earlier action is not over."""
+    LOW_LATELY = "low_lately"
+    """F_scale is below x, but not for the persistence time."""
+    HIGH_LATELY = "high_lately"
+    """One instance could go, but not for the persistence time."""
+    AT_MINIMUM = "at_minimum"
+    """One instance could go, but for the minimum."""
+    AT_MAXIMUM = "at_maximum"
+    """More instances are wanted, but for the maximum."""
+    START_FAILED = "start_failed"
+    """More instances are wanted, but one failed to start lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleState:
+    """What one check hands to the next one. Times are the caller's, in seconds, of any origin."""
+
+    next_check_s: float
+    low_since_s: float | None = None
+    """Since when every check found F_scale below x."""
+    high_since_s: float | None = None
+    """Since when every check found room for one instance less."""
+
+    @staticmethod
+    def first(config: AutoscaleConfig, now_s: float) -> "ScaleState":
+        return ScaleState(now_s + config.first_check_after_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDecision:
+    """At most one of `num_added` and `removed_id` is set."""
+
+    reason: ScaleReason
+    num_requests: int
+    """Running, queued and held."""
+    freeness_steps: float
+    """F_scale now, of the schedulable instances."""
+    freeness_started_steps: float
+    """F_scale with those that start as empty ones: what is compared with x."""
+    freeness_less_steps: float | None
+    """F_scale without the memory of the one that would go next: what is compared with y. None
+    without a schedulable instance."""
+    num_added: int = 0
+    freeness_added_steps: float | None = None
+    """F_scale when what is added serves, if the load stays."""
+    expected_ready_s: float | None = None
+    """When what is added will serve, where the cold start is known."""
+    removed_id: str | None = None
+
+
+def decide(
+    config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, now_s: float
+) -> tuple[ScaleDecision | None, ScaleState]:
+    """The decision and the state for the next check; None, and the same state, before
+    `state.next_check_s`."""
+    if now_s < state.next_check_s:
+        return None, state
+    victim = _victim(load)
+    less = None if victim is None else load.freeness(-victim.capacity_blocks)
+    idle = load.num_requests == 0
+    low = not idle and load.freeness_started() < config.up_below_steps
+    high = less is not None and (idle or less > config.down_above_steps)
+    state = ScaleState(
+        now_s + config.check_interval_s,
+        _since(state.low_since_s, now_s) if low else None,
+        _since(state.high_since_s, now_s) if high else None,
+    )
+    reason, change = _choose(config, state, load, now_s)
+    decision = ScaleDecision(
+        reason, load.num_requests, load.freeness(), load.freeness_started(), less
+    )
+    if change > 0:
+        ready_s = None if config.cold_start_s is None else now_s + config.cold_start_s
+        added = load.freeness_started(change)
+        decision = replace(
+            decision, num_added=change, freeness_added_steps=added, expected_ready_s=ready_s
+        )
+    elif change < 0 and victim is not None:
+        decision = replace(decision, removed_id=victim.instance_id)
+    return decision, state
+
+
+def _victim(load: ClusterLoad) -> InstanceSnapshot | None:
+    return min(
+        load.schedulable, key=lambda each: (each.num_running, each.instance_id), default=None
+    )
+
+
+def _choose(
+    config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, now_s: float
+) -> tuple[ScaleReason, int]:
+    """Why, and how many instances more (-1: one less)."""
+    if load.action_pending:
+        return ScaleReason.PENDING, 0
+    num_serving = len(load.schedulable)
+    num_coming = num_serving + load.num_starting
+    if num_coming < config.min_instances:
+        num_missing = config.min_instances - num_coming
+        return _more(config, load, now_s, ScaleReason.BELOW_MINIMUM, num_missing)
+    # One that only starts may take long, or fail: no reason to remove one that serves.
+    may_remove = num_serving > config.min_instances
+    if may_remove and num_coming + load.num_unavailable > config.max_instances:
+        return ScaleReason.ABOVE_MAXIMUM, -1
+    if state.low_since_s is not None:
+        if now_s < state.low_since_s + config.up_persistence_s:
+            return ScaleReason.LOW_LATELY, 0
+        return _more(config, load, now_s, ScaleReason.LOW_FREENESS, _num_wanted(config, load))
+    if state.high_since_s is not None:
+        if not may_remove:
+            return ScaleReason.AT_MINIMUM, 0
+        if now_s < state.high_since_s + config.down_persistence_s:
+            return ScaleReason.HIGH_LATELY, 0
+        return ScaleReason.HIGH_FREENESS if load.num_requests else ScaleReason.NO_TRAFFIC, -1
+    return ScaleReason.IN_RANGE, 0
+
+
+def _num_wanted(config: AutoscaleConfig, load: ClusterLoad) -> int:
+    """The fewest that bring F_scale back to x, at most `max_added`."""
+    for num_added in range(1, config.max_added):
+        if load.freeness_started(num_added) >= config.up_below_steps:
+            return num_added
+    return config.max_added
+
+
+def _more(
+    config: AutoscaleConfig, load: ClusterLoad, now_s: float, reason: ScaleReason, num_wanted: int
+) -> tuple[ScaleReason, int]:
+    failed_s = load.last_failed_start_s
+    if failed_s is not None and now_s < failed_s + config.retry_failed_start_s:
+        return ScaleReason.START_FAILED, 0
+    num_in_all = len(load.schedulable) + load.num_starting + load.num_unavailable
+    num_added = min(num_wanted, config.max_instances - num_in_all)
+    return (reason, num_added) if num_added > 0 else (ScaleReason.AT_MAXIMUM, 0)
+
+
+def _since(since_s: float | None, now_s: float) -> float:
+    return now_s if since_s is None else since_s
