@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 
 from controller.api.errors import UsageError
+from controller.sim.workload.request import TraceRequest
 from llumctl.bench import arrivals, lengths, traces
 from llumctl.bench.arrivals import Arrivals
 from llumctl.bench.levels import Level, Shares
-from llumctl.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRow
 
 MAX_REQUESTS = 1_000_000
 TOKEN_IDS = range(300, 1000)
@@ -50,7 +50,8 @@ class Request:
     num_output_tokens: int
     level: str = ""
     priority: int = 0
-    block_ids: tuple[int, ...] = ()
+    prefix_hashes: tuple[int, ...] = ()
+    prefix_hash_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +62,42 @@ class Workload:
     num_shortened: int
 
 
-def rows(load: Load) -> Iterator[TraceRow]:
-    """Times and lengths of requests, without end unless they are from a trace.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Times and lengths of requests, without end unless they are from a trace; what a trace says of
+    ranks and sessions is not replayed. `prefix_hash_tokens` as in a trace."""
+
+    requests: Iterator[TraceRequest]
+    prefix_hash_tokens: int = 0
+
+
+def rows(load: Load) -> Rows:
+    """What is asked for before it is fitted to a model.
 
     Raises:
         UsageError: at once, if the trace, the rate or the name of the lengths is bad.
     """
     if load.trace is not None:
-        recorded = traces.read(load.trace)
-        return (replace(row, at_s=row.at_s / load.speed) for row in recorded)
+        trace = traces.read(load.trace)
+        faster = (request.arriving(request.arrival_s / load.speed) for request in trace.requests)
+        return Rows(faster, trace.prefix_hash_tokens)
     arrivals.check(load.arrivals, load.rate, load.cv)
     prompts, outputs = lengths.parse(load.lengths)
     rng = Random(f"{load.seed}/lengths")
     arrival_rng = Random(f"{load.seed}/arrivals")
-    return (
-        TraceRow(at_s, prompts.draw(rng), outputs.draw(rng))
-        for at_s in arrivals.times_s(load.arrivals, load.rate, load.cv, arrival_rng)
-    )
+    times_s = arrivals.times_s(load.arrivals, load.rate, load.cv, arrival_rng)
+    drawn = zip(times_s, lengths.draws(prompts, outputs, rng), strict=False)
+    return Rows(TraceRequest(at_s, *tokens) for at_s, tokens in drawn)
 
 
-def plan(
-    load: Load, rows: Iterator[TraceRow], shares: Shares, max_model_len: int | None
-) -> Workload:
+def plan(load: Load, rows: Rows, shares: Shares, max_model_len: int | None) -> Workload:
     """Raises UsageError: no request at all, or far too many."""
     names, weights = tuple(shares), tuple(shares.values())
     level_rng = Random(f"{load.seed}/levels")
     requests: list[Request] = []
     num_shortened = 0
-    for row in rows:
-        is_late = load.duration_s is not None and row.at_s >= load.duration_s
+    for row in rows.requests:
+        is_late = load.duration_s is not None and row.arrival_s >= load.duration_s
         if is_late or len(requests) == load.num_requests:
             break
         if len(requests) == MAX_REQUESTS:
@@ -99,7 +107,7 @@ def plan(
         fitted = fit(row, load.max_tokens, max_model_len)
         num_shortened += fitted != row
         (level,) = level_rng.choices(names, weights)
-        requests.append(_request(len(requests), fitted, level))
+        requests.append(_request(len(requests), fitted, level, rows.prefix_hash_tokens))
     if not requests:
         raise UsageError(
             f"no request falls into the first {load.duration_s:g} s", "llumctl bench --requests 10"
@@ -107,7 +115,7 @@ def plan(
     return Workload(tuple(requests), num_shortened)
 
 
-def fit(row: TraceRow, max_tokens: int | None, max_model_len: int | None) -> TraceRow:
+def fit(row: TraceRequest, max_tokens: int | None, max_model_len: int | None) -> TraceRequest:
     """Shortens prompts rather than outputs, of which most of a request's time is made."""
     prompt, outputs = row.num_prompt_tokens, row.num_output_tokens
     if max_tokens is not None:
@@ -119,25 +127,26 @@ def fit(row: TraceRow, max_tokens: int | None, max_model_len: int | None) -> Tra
 
 
 def prompt(seed: int, request: Request) -> list[int]:
-    """The token ids. Where a trace names blocks, equal names mean equal tokens."""
+    """The token ids. Where a trace has prefix hashes, equal hashes mean equal tokens."""
     ids: list[int] = []
-    for block_id in request.block_ids:
+    for number in request.prefix_hashes:
         if len(ids) >= request.num_prompt_tokens:
             break
-        block = Random(f"{seed}/block/{block_id}")
-        ids += block.choices(TOKEN_IDS, k=MOONCAKE_BLOCK_TOKENS)
+        block = Random(f"{seed}/block/{number}")
+        ids += block.choices(TOKEN_IDS, k=request.prefix_hash_tokens)
     own = Random(f"{seed}/prompt/{request.index}")
     ids += own.choices(TOKEN_IDS, k=max(0, request.num_prompt_tokens - len(ids)))
     return ids[: request.num_prompt_tokens]
 
 
-def _request(index: int, row: TraceRow, level: Level) -> Request:
+def _request(index: int, row: TraceRequest, level: Level, prefix_hash_tokens: int) -> Request:
     return Request(
         index,
-        row.at_s,
+        row.arrival_s,
         row.num_prompt_tokens,
         row.num_output_tokens,
         level.name,
         level.priority,
-        row.block_ids,
+        row.prefix_hashes,
+        prefix_hash_tokens,
     )

@@ -44,7 +44,10 @@ Lengths = Annotated[
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Replay a trace: Azure's .csv or Mooncake's .jsonl."),
+    typer.Option(
+        metavar="FILE",
+        help="Replay a trace of Azure, BurstGPT or Mooncake, or a recording of llumctl's.",
+    ),
 ]
 ScaleRate = Annotated[
     float | None,

@@ -258,7 +258,7 @@ def test_a_corrupt_trace_is_named_by_line(capsys: Captured, tmp_path: Path) -> N
     trace = tmp_path / "t.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{"timest')
     assert run(["bench", "--trace", str(trace)]) == 2
-    assert f"error: {trace}:2: not JSON" in capsys.readouterr().err
+    assert f"error: --trace: {trace}:2: not JSON" in capsys.readouterr().err
 
 
 def test_nobody_to_send_to(capsys: Captured) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from controller.api.errors import UsageError
+from controller.sim.workload.request import TraceRequest
 from llumctl.bench import levels, workload
 from llumctl.bench.levels import Level
-from llumctl.bench.traces import TraceRow
 from llumctl.bench.workload import Load, Request, Workload
 
 NORMAL, HIGH = Level("normal", 0), Level("high", -1)
@@ -59,7 +59,7 @@ def test_fit(
     context: int | None,
     fitted: tuple[int, int],
 ) -> None:
-    row = workload.fit(TraceRow(0.0, *lengths), max_tokens, context)
+    row = workload.fit(TraceRequest(0.0, *lengths), max_tokens, context)
     assert (row.num_prompt_tokens, row.num_output_tokens) == fitted
 
 
@@ -122,14 +122,18 @@ def test_prompts_are_as_long_as_planned_and_do_not_repeat() -> None:
 
 
 def test_equal_blocks_are_equal_tokens() -> None:
-    one = workload.prompt(0, Request(0, 0.0, 1200, 1, block_ids=(4, 5, 6)))
-    other = workload.prompt(0, Request(1, 0.0, 1500, 1, block_ids=(4, 5, 7)))
-    short = workload.prompt(0, Request(2, 0.0, 100, 1, block_ids=(4,)))
+    one = workload.prompt(
+        0, Request(0, 0.0, 1200, 1, prefix_hashes=(4, 5, 6), prefix_hash_tokens=512)
+    )
+    other = workload.prompt(
+        0, Request(1, 0.0, 1500, 1, prefix_hashes=(4, 5, 7), prefix_hash_tokens=512)
+    )
+    short = workload.prompt(0, Request(2, 0.0, 100, 1, prefix_hashes=(4,), prefix_hash_tokens=512))
     assert one[:1024] == other[:1024]
     assert one[1024:1200] != other[1024:1200]
     assert short == one[:100]
     assert (len(one), len(other)) == (1200, 1500)
-    beyond = workload.prompt(0, Request(3, 0.0, 600, 1, block_ids=(4,)))
+    beyond = workload.prompt(0, Request(3, 0.0, 600, 1, prefix_hashes=(4,), prefix_hash_tokens=512))
     assert len(beyond) == 600, "fewer blocks than tokens"
 
 
