@@ -249,10 +249,10 @@ PUBLIC = {
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_public_traces(name: str) -> None:
-    folder = os.environ.get("LLUMCTL_TRACES")
-    if folder is None or not (Path(folder) / name).exists():
+    path = Path(os.environ.get("LLUMCTL_TRACES", "")) / name
+    if not path.is_file():
         pytest.skip("LLUMCTL_TRACES names no folder with this trace")
-    requests = read_trace(Path(folder) / name).requests
+    requests = read_trace(path).requests
     prompts = sum(request.num_prompt_tokens for request in requests) / len(requests)
     outputs = sum(request.num_output_tokens for request in requests) / len(requests)
     num_hashed = sum(bool(request.prefix_hashes) for request in requests)

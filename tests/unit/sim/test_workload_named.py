@@ -277,9 +277,9 @@ def test_what_is_not_too_long_runs_to_its_end(
 
 
 def test_the_public_trace_at_another_rate() -> None:
-    folder = os.environ.get("LLUMCTL_TRACES")
-    if folder is None:
-        pytest.skip("LLUMCTL_TRACES names no folder of traces")
-    trace = workload(f"{folder}/azure-2023-conv.csv", rate=9.0, num_requests=30_000)
+    path = Path(os.environ.get("LLUMCTL_TRACES", "")) / "azure-2023-conv.csv"
+    if not path.is_file():
+        pytest.skip("LLUMCTL_TRACES names no folder with this trace")
+    trace = workload(str(path.absolute()), rate=9.0, num_requests=30_000)
     assert trace.rate == pytest.approx(9.0)
     assert len(trace.requests) == 30_000
