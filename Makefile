@@ -16,7 +16,8 @@ help:
 	@echo "make install         only install what is missing, into $(VENV)"
 	@echo "make lint            format, types, import contracts"
 	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
-	@echo "make test-unit       those without Ray, vLLM, other processes and the whole dashboard (a minute)"
+	@echo "make test-unit       after every edit: of the unit tests those that are quick (half a minute):"
+	@echo "                     no processes, dashboards, sweeps over seeds and faults; fewer examples"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make test-vllm VERSION=0.31.0"
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
@@ -74,7 +75,8 @@ else
 endif
 
 test-unit: $(STAMP)
-	$(BIN)/python -m pytest -n 4 -m 'not full and not process and not dashboard' tests/unit $(ARGS)
+	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \
+		-m 'not full and not process and not dashboard and not long' $(ARGS)
 
 test-full:
 	HYPOTHESIS_PROFILE=full $(MAKE) test ARGS='-m "full or not full" $(ARGS)'

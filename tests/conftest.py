@@ -1,5 +1,6 @@
-"""How many examples Hypothesis draws: few for every day, many for `make test-full`, which sets
-HYPOTHESIS_PROFILE=full. What fails is printed with the decorator that draws it again."""
+"""How many examples Hypothesis draws: some for every day, few for `make test-unit` and many for
+`make test-full`, which set HYPOTHESIS_PROFILE to few and full. What fails is printed with the
+decorator that draws it again."""
 
 import gc
 import os
@@ -12,6 +13,7 @@ import tests.environment  # noqa: F401  before any other conftest changes it
 from tests import lanes
 
 settings.register_profile("quick", max_examples=40, deadline=None, print_blob=True)
+settings.register_profile("few", settings.get_profile("quick"), max_examples=10)
 settings.register_profile("full", settings.get_profile("quick"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

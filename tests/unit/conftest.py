@@ -9,8 +9,25 @@ from typing import Any
 
 import pytest
 
+FUZZ = "tests/unit/fuzz/"
+SWEPT = ("seed", "hold")
+"""Parameters that run one test many times: a simulation by its seeds, a fault in each phase that a
+move is held in."""
 NOT_STARTED = {"controller.main.head", "ray", "vllm"}
 _homes = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(FUZZ) or is_one_more(item):
+            item.add_marker("long")
+
+
+def is_one_more(item: pytest.Item) -> bool:
+    """Whether the same test runs with another seed or in another phase as well. The first stays
+    among the quick ones."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and any(callspec.indices.get(name, 0) for name in SWEPT)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +56,8 @@ def _empty_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
     Few tests write there. A folder for each of thousands would take longer to make and to delete
     than most of them take."""
-    home = tmp_path_factory.getbasetemp() / f"home-{next(_homes)}"
+    home = f"{tmp_path_factory.getbasetemp()}/home-{next(_homes)}"
     for variable in ("LLUMCTL_CLUSTER_NAME", "LLUMCTL_CONFIG"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"{home}/config")
+    monkeypatch.setenv("XDG_STATE_HOME", f"{home}/state")

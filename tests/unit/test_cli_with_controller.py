@@ -26,6 +26,7 @@ async def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.05)
     async with listening() as (served, _):
         remember(served.url, token=TOKEN)
         yield served

@@ -37,7 +37,8 @@ Both = tuple[Listener, httpx.AsyncClient]
 
 
 @pytest.fixture
-async def both() -> AsyncIterator[Both]:
+async def both(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Both]:
+    monkeypatch.setattr("controller.runtime.controller.queries.REFUSALS_PATIENCE_S", 0.05)
     async with listening() as (listener, client):
         client.headers.update(AUTHORIZED)
         yield listener, client

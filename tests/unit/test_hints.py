@@ -23,6 +23,7 @@ PROSE = ("runs", "hooks", "hosts", "extends", "moves", "does", "sends", "balance
 """What llumctl does, not what is to be typed."""
 
 
+@cache
 def commands() -> dict[str, Any]:
     found = dict(typer.main.get_command(app).commands)
     config = found["config"].commands
@@ -50,7 +51,8 @@ def literals(file: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def hints() -> list[tuple[str, str, str]]:
-    """(where, command, its arguments)."""
+    """(where, command, its arguments). Tests go through them: as parameters they would be 200
+    tests, for which every collection reads all source."""
     found = []
     for folder in ("llumctl", "controller", "tui"):
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -69,30 +71,41 @@ def test_there_are_hints() -> None:
     assert len(hints()) > 80
 
 
-@pytest.mark.parametrize(("where", "name", "arguments"), hints())
-def test_what_is_to_be_tried_exists(where: str, name: str, arguments: str) -> None:
-    known = commands()
-    assert name in known, where
+def test_what_is_to_be_tried_exists() -> None:
+    faults = [fault for hint in hints() for fault in faults_of(*hint)]
+    assert faults == []
+
+
+def faults_of(where: str, name: str, arguments: str) -> Iterator[str]:
     words = arguments.split()
     if name == "config" and words:
         name = f"config {words[0]}"
-        assert name in known, where
-    params = known[name].get_params(typer.Context(known[name]))
+    command = commands().get(name)
+    if command is None:
+        yield f"{where}: there is no {name}"
+        return
+    params = command.get_params(typer.Context(command))
     positionals = [word for word in words if not word.startswith("-") or re.match(r"-\d", word)]
     required = [p.name for p in params if p.required and p.param_type_name == "argument"]
-    assert "--help" in words or len(positionals) >= len(required), (
-        f"{where}: {name} needs {required}"
-    )
+    if "--help" not in words and len(positionals) < len(required):
+        yield f"{where}: {name} needs {required}"
     options = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
     options |= {"--help", "-h"}
     for word in words:
-        if word.startswith("-") and not re.fullmatch(r"-?[0-9X]+", word):
-            assert word.split("=")[0] in options, f"{where}: {name} has no {word}"
+        is_option = word.startswith("-") and not re.fullmatch(r"-?[0-9X]+", word)
+        if is_option and word.split("=")[0] not in options:
+            yield f"{where}: {name} has no {word}"
 
 
-@pytest.mark.parametrize(("where", "name", "arguments"), hints())
-def test_no_command_says_to_try_itself_again(where: str, name: str, arguments: str) -> None:
+@pytest.mark.parametrize("wrong", ["lauch", "drain", "status --no-such-option", "config nothing"])
+def test_what_does_not_exist_is_found(wrong: str) -> None:
+    name, _, arguments = wrong.partition(" ")
+    assert list(faults_of("here", name, arguments))
+
+
+def test_no_command_says_to_try_itself_again() -> None:
     """Not without anything that is different."""
-    own = re.fullmatch(r"llumctl/commands/(\w+)\.py:\d+", where)
-    if own is not None and own[1].removesuffix("_settings") == name:
-        assert arguments, where
+    for where, name, arguments in hints():
+        own = re.fullmatch(r"llumctl/commands/(\w+)\.py:\d+", where)
+        if own is not None and own[1].removesuffix("_settings") == name:
+            assert arguments, where

@@ -1,73 +1,89 @@
 """Whether further instances would find room: GPUs that Ray has free, memory of this machine."""
 
+from collections.abc import Callable
+from types import ModuleType
+
 import pytest
 
-from controller.adapters.ray import launcher as launcher_module
-from controller.adapters.ray.launcher import GIB, ActorPlan, RayLauncher
+GIB = 1 << 30
+NoRoom = Callable[..., str]
 
 
-def no_room(
-    monkeypatch: pytest.MonkeyPatch,
-    num_instances: int,
-    *,
-    num_gpus: int = 0,
-    free_gpus: float = 0,
-    num_bytes: int = 0,
-    available: int = 0,
-) -> str:
-    plan = ActorPlan("m:f", {}, num_gpus, num_bytes=num_bytes)
-    resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
-    monkeypatch.setattr(launcher_module.ray, "available_resources", lambda: resources)
-    return RayLauncher("n", "/logs", plan, plan, lambda: available).no_room(num_instances)
+@pytest.fixture
+def module() -> ModuleType:
+    """Imported here, as it imports Ray: at the top, each worker of the tests would take 0.4 s."""
+    from controller.adapters.ray import launcher
+
+    return launcher
 
 
-def test_gpus_that_ray_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert no_room(monkeypatch, 2, num_gpus=2, free_gpus=4.0) == ""
-    assert no_room(monkeypatch, 3, num_gpus=2, free_gpus=4.0) == (
-        "6 GPUs are needed, Ray has 4 free"
-    )
-    assert no_room(monkeypatch, 1, num_gpus=1) == "1 GPUs are needed, Ray has 0 free"
+@pytest.fixture
+def no_room(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> NoRoom:
+    def asked(
+        num_instances: int,
+        *,
+        num_gpus: int = 0,
+        free_gpus: float = 0,
+        num_bytes: int = 0,
+        available: int = 0,
+    ) -> str:
+        plan = module.ActorPlan("m:f", {}, num_gpus, num_bytes=num_bytes)
+        resources = {"CPU": 4.0} | ({"GPU": free_gpus} if free_gpus else {})
+        monkeypatch.setattr(module.ray, "available_resources", lambda: resources)
+        launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: available)
+        told: str = launcher.no_room(num_instances)
+        return told
+
+    return asked
 
 
-def test_memory_that_the_machine_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert no_room(monkeypatch, 2, num_bytes=GIB, available=2 * GIB) == ""
-    assert no_room(monkeypatch, 3, num_bytes=GIB, available=2 * GIB) == (
+def test_gpus_that_ray_has_not(no_room: NoRoom) -> None:
+    assert no_room(2, num_gpus=2, free_gpus=4.0) == ""
+    assert no_room(3, num_gpus=2, free_gpus=4.0) == ("6 GPUs are needed, Ray has 4 free")
+    assert no_room(1, num_gpus=1) == "1 GPUs are needed, Ray has 0 free"
+
+
+def test_memory_that_the_machine_has_not(no_room: NoRoom) -> None:
+    assert no_room(2, num_bytes=GIB, available=2 * GIB) == ""
+    assert no_room(3, num_bytes=GIB, available=2 * GIB) == (
         "about 3.0 GiB are needed, 2.0 GiB are available"
     )
 
 
-def test_what_is_not_known_speaks_against_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert no_room(monkeypatch, 1000) == ""
+def test_what_is_not_known_speaks_against_nothing(no_room: NoRoom) -> None:
+    assert no_room(1000) == ""
 
 
 def test_a_process_that_could_not_be_ended_is_ended_when_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = ActorPlan("m:f", {})
-    launcher = RayLauncher("n", "/logs", plan, plan, lambda: 0)
+    plan = module.ActorPlan("m:f", {})
+    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 0)
     launcher._handles["i-0"] = "handle"
     killed: list[str] = []
 
     def fails(_handle: str, **_: object) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr(launcher_module.ray, "kill", fails)
+    monkeypatch.setattr(module.ray, "kill", fails)
     with pytest.raises(ConnectionError):
         launcher.terminate("i-0")
-    monkeypatch.setattr(launcher_module.ray, "kill", lambda handle, **_: killed.append(handle))
+    monkeypatch.setattr(module.ray, "kill", lambda handle, **_: killed.append(handle))
     launcher.terminate("i-0")
     launcher.terminate("i-0")
     assert killed == ["handle"]
 
 
-def test_a_process_that_is_restarted_stays_the_launcher_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_restarted_stays_the_launcher_s(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray starts another process for the same actor, which can be ended for good later."""
-    plan = ActorPlan("m:f", {})
-    launcher = RayLauncher("n", "/logs", plan, plan, lambda: 0)
+    plan = module.ActorPlan("m:f", {})
+    launcher = module.RayLauncher("n", "/logs", plan, plan, lambda: 0)
     launcher._handles["i-0"] = "handle"
     killed: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        launcher_module.ray, "kill", lambda handle, no_restart: killed.append((handle, no_restart))
+        module.ray, "kill", lambda handle, no_restart: killed.append((handle, no_restart))
     )
     launcher.restart("i-1")
     launcher.restart("i-0")

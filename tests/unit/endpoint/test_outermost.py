@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -64,6 +63,8 @@ async def test_the_root_path_is_taken_away(path: str, inner: str) -> None:
 @pytest.mark.parametrize("root_path", ["/llm", "/v1", "/v1/models"])
 async def test_the_root_path_is_taken_away_once(root_path: str) -> None:
     """Though vLLM's app, a FastAPI, has the root path too, for its /docs."""
+    from fastapi import FastAPI  # takes 0.2 s, which each worker of the tests would pay
+
     inner = FastAPI(root_path=root_path)
     inner.add_api_route("/v1/models", lambda: "here", methods=["GET"])
     gate, given = Gate(), arguments(root_path=root_path)

@@ -24,6 +24,8 @@ from tests.unit.migration.simulated_engine import SimulatedEngine
 from tests.unit.migration.simulated_instance import Instance
 from tests.unit.migration.simulation import HistoryError, run_seed
 
+pytestmark = pytest.mark.long
+
 MAX_SEEDS = 300
 PutBack = Callable[[pytest.MonkeyPatch], None]
 

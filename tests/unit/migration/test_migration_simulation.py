@@ -5,6 +5,8 @@ import pytest
 
 from tests.unit.migration.simulation import HistoryError, Simulation, run_seed
 
+pytestmark = pytest.mark.long
+
 GROUP = 100
 """So many seeds take about a second."""
 

@@ -1,21 +1,20 @@
 """Textual's pilot waits until the process has idled for 20 ms after each key: 4 ms will do."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 from textual import _wait
 
 from tui import app
 
-HERE = Path(__file__).parent
+HERE = "tests/unit/tui/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An asynchronous test here runs the whole dashboard, which takes some 300 ms of CPU."""
     for item in items:
         function = getattr(item, "function", None)
-        if HERE in item.path.parents and inspect.iscoroutinefunction(function):
+        if item.nodeid.startswith(HERE) and inspect.iscoroutinefunction(function):
             item.add_marker("dashboard")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib import image
 
 from tests.unit import fake_controller
 from tests.unit.cli_support import remember
@@ -144,5 +143,7 @@ def test_a_browser_watches_and_pages_of_others_do_not(
 
 
 def _num_colours(png: bytes) -> int:
+    from matplotlib import image  # takes 0.2 s, which each worker of the tests would pay
+
     pixels = image.imread(io.BytesIO(png))
     return len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0))
