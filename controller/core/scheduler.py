@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import assert_never
 
+from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
@@ -71,14 +73,13 @@ class GlobalScheduler:
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
-        self._board = ScoreBoard(
-            self._records, find_policy(config.policy), config.levels, config.stall_timeout_s
-        )
+        self._policy = find_policy(config.policy)
+        self._board = ScoreBoard(self._records, self._policy, config.levels, config.stall_timeout_s)
         self._held: dict[tuple[str, str], _Held] = {}
         """By (frontend id, request id), the longest held first; sorted only on release."""
         self._draining: set[str] = set()
         """Instances that are to get no requests, known or not."""
-        self._last_choice: str | None = None
+        self._history = History()
 
     def reconfigure(self, config: SchedulerConfig, now_s: float) -> list[Instruction]:
         """Goes by another configuration from now on; returns what to do now, as `handle`. Held
@@ -87,7 +88,7 @@ class GlobalScheduler:
         Raises ValueError if it names an unknown policy; nothing changed then.
         """
         policy = find_policy(config.policy)
-        self._config = config
+        self._config, self._policy = config, policy
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
@@ -129,6 +130,7 @@ class GlobalScheduler:
             case InstanceRemoved():
                 self._records.pop(event.instance_id, None)
                 self._draining.discard(event.instance_id)
+                self._history.prefixes.forget(event.instance_id)
             case DrainBegan():
                 self._on_drain_began(event)
             case DrainEnded():
@@ -152,6 +154,7 @@ class GlobalScheduler:
                 stall_timeout_s=self._config.stall_timeout_s,
                 draining=event.instance_id in self._draining,
             )
+            self._history.prefixes.forget(event.instance_id)
 
     def _on_drain_began(self, event: DrainBegan) -> None:
         self._draining.add(event.instance_id)
@@ -168,6 +171,7 @@ class GlobalScheduler:
         if record is not None and event.incarnation >= record.incarnation:
             # The record stays: it refuses what the dead incarnation still sends.
             record.die()
+            self._history.prefixes.forget(event.instance_id)
 
     def _on_status(self, event: StatusReported, now_s: float) -> None:
         record = self._records.get(event.snapshot.instance_id)
@@ -197,8 +201,20 @@ class GlobalScheduler:
 
     def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
         level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
-        chosen, candidates = self._board.choose(level, self._last_choice)
-        self._last_choice = chosen.instance_id
+        newcomer = Newcomer(
+            request.request_id,
+            level,
+            request.num_prompt_tokens,
+            request.session,
+            request.prefix_hashes,
+            request.prefix_hash_tokens,
+        )
+        history = self._history
+        chosen, candidates = self._board.choose(newcomer, history)
+        history.last = chosen.instance_id
+        if self._policy.by_prefix and chosen.snapshot is not None:
+            capacity = chosen.snapshot.capacity_blocks * chosen.snapshot.block_size
+            history.prefixes.note(chosen.instance_id, newcomer, capacity)
         seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
         self._board.changed(chosen, now_s)
         return Dispatch(
@@ -223,6 +239,7 @@ class GlobalScheduler:
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
         self._board.check()
+        self._history.prefixes.check()
         for key, held in self._held.items():
             assert key == (held.request.frontend_id, held.request.request_id)
         for instance_id, record in self._records.items():

@@ -59,13 +59,16 @@ class DrainEnded:
 @dataclass(frozen=True, slots=True)
 class DispatchRequested:
     """A frontend asks where to send a request. It asks again for a replay, and if the rank changed
-    while the request was held."""
+    while the request was held. Session and prefix as `dispatch.newcomer.Newcomer` has them."""
 
     request_id: str
     frontend_id: str
     num_prompt_tokens: int
     rank: int
     arrival_time_s: float
+    session: str = ""
+    prefix_hashes: tuple[int, ...] = ()
+    prefix_hash_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,41 @@
 """Which instance gets a new request: filter, score, pick.
 
-A policy is a score of one instance and a way to pick among the scores, both without side
-effects. Round-robin is no exception: its only state, the last choice, is an argument.
+A policy is a score of one instance and a way to pick among the scores (`picks`), both without side
+effects: what they go by of earlier choices is an argument.
 Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
 """
 
 import difflib
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from controller.core.dispatch.picks import (
+    PickFunction,
+    pick_by_session,
+    pick_highest,
+    pick_least_work,
+    pick_longest_match,
+    pick_lower_of_two,
+    pick_lowest,
+    pick_next,
+)
 from controller.core.load.freeness import dispatch_freeness
-from controller.core.load.loads import LOADS, LoadFunction
+from controller.core.load.loads import LOADS, LoadFunction, num_requests, outstanding_tokens
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
 
 ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported], float]
-PickFunction = Callable[[Sequence[str], Sequence[float], str | None], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`pick` takes ids (at least one, ascending), their scores and the instance chosen last; it
-    returns an index into them, of equal scores the first."""
+    """`by_prefix`: the pick wants to know which prompts went where."""
 
     name: str
     score: ScoreFunction
     pick: PickFunction
     low_is_better: bool = False
-
-
-def pick_highest(_ids: Sequence[str], scores: Sequence[float], _last: str | None) -> int:
-    return scores.index(max(scores))
-
-
-def pick_lowest(_ids: Sequence[str], scores: Sequence[float], _last: str | None) -> int:
-    return scores.index(min(scores))
-
-
-def pick_next(ids: Sequence[str], _scores: Sequence[float], last: str | None) -> int:
-    """The id that follows `last`, which may be gone by now; after the highest id the first."""
-    place = 0 if last is None else bisect_right(ids, last)
-    return place if place < len(ids) else 0
+    by_prefix: bool = False
 
 
 def _vllm_dp(
@@ -51,23 +45,28 @@ def _vllm_dp(
     return 4 * (snapshot.num_queued + unreported.num_requests) + snapshot.num_running
 
 
-def _by_load(name: str, load: LoadFunction) -> Policy:
+def _by_load(
+    name: str, load: LoadFunction, pick: PickFunction = pick_lowest, *, by_prefix: bool = False
+) -> Policy:
     def score(
         snapshot: InstanceSnapshot, _level: Level, _levels: Sequence[Level], unreported: Unreported
     ) -> float:
         return load(snapshot, unreported)
 
-    return Policy(name, score, pick_lowest, low_is_better=True)
+    return Policy(name, score, pick, low_is_better=True, by_prefix=by_prefix)
 
 
-POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {
-        "llumnix": Policy("llumnix", dispatch_freeness, pick_highest),
-        **{name: _by_load(name, load) for name, load in LOADS.items()},
-        "vllm-dp": Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
-        "round-robin": Policy("round-robin", lambda *_: 0.0, pick_next),
-    }
+_POLICIES = (
+    Policy("llumnix", dispatch_freeness, pick_highest),
+    *(_by_load(name, load) for name, load in LOADS.items()),
+    Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
+    Policy("round-robin", lambda *_: 0.0, pick_next),
+    _by_load("power-of-two", num_requests, pick_lower_of_two),
+    _by_load("session-hash", outstanding_tokens, pick_by_session),
+    _by_load("prefix-aware", outstanding_tokens, pick_least_work, by_prefix=True),
+    _by_load("cache-aware", num_requests, pick_longest_match, by_prefix=True),
 )
+POLICIES: Mapping[str, Policy] = MappingProxyType({each.name: each for each in _POLICIES})
 
 
 def find_policy(name: str) -> Policy:

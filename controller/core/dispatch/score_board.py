@@ -10,7 +10,9 @@ it names; the outcome is as if each instance had been asked.
 import heapq
 from collections.abc import Mapping, Sequence
 
+from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import Policy
 from controller.core.load.snapshot import Level
 
@@ -72,14 +74,14 @@ class ScoreBoard:
         return bool(self._ready)
 
     def choose(
-        self, level: Level, last: str | None
+        self, newcomer: Newcomer, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
-        """Chooses for a new request of `level`, after `any_schedulable` was true, and names the
-        chosen instance and the best others with their scores. `last` is the choice before this
-        one."""
+        """Chooses for a new request, after `any_schedulable` was true, and names the chosen
+        instance and the best others with their scores. Changes nothing of the history."""
+        level = newcomer.level
         known = self._scores.get(level.rank)
         scores = self._begin(level) if known is None else known[1]
-        place = self._policy.pick(self._ids, scores, last)
+        place = self._policy.pick(self._ids, scores, newcomer, history)
         find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
         best = find(MAX_CANDIDATES, range(len(scores)), key=scores.__getitem__)
         named = [place, *(other for other in best if other != place)][:MAX_CANDIDATES]

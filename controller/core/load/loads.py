@@ -16,13 +16,7 @@ LoadFunction = Callable[[InstanceSnapshot, Unreported], float]
 
 def kv_ratio(snapshot: InstanceSnapshot, unreported: Unreported) -> float:
     """Memory in use or waited for, as a share of M; above 1 when the queue does not fit."""
-    wanted_blocks = (
-        snapshot.num_used_blocks
-        + snapshot.fill_blocks
-        + snapshot.queued_demand_blocks
-        + unreported.demand_blocks
-    )
-    return wanted_blocks / max(1, snapshot.capacity_blocks)
+    return _wanted_blocks(snapshot, unreported) / max(1, snapshot.capacity_blocks)
 
 
 def remaining_steps(snapshot: InstanceSnapshot, unreported: Unreported) -> float:
@@ -44,11 +38,26 @@ def num_requests(snapshot: InstanceSnapshot, unreported: Unreported) -> float:
     return snapshot.num_running + snapshot.num_queued + unreported.num_requests
 
 
+def outstanding_tokens(snapshot: InstanceSnapshot, unreported: Unreported) -> float:
+    """Prompts and outputs so far of all that runs or waits, in whole blocks."""
+    return snapshot.block_size * _wanted_blocks(snapshot, unreported)
+
+
+def _wanted_blocks(snapshot: InstanceSnapshot, unreported: Unreported) -> int:
+    return (
+        snapshot.num_used_blocks
+        + snapshot.fill_blocks
+        + snapshot.queued_demand_blocks
+        + unreported.demand_blocks
+    )
+
+
 LOADS: Mapping[str, LoadFunction] = MappingProxyType(
     {
         "kv-ratio": kv_ratio,
         "remaining-steps": remaining_steps,
         "queue-length": queue_length,
         "num-requests": num_requests,
+        "least-tokens": outstanding_tokens,
     }
 )

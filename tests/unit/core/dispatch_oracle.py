@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from controller.core.dispatch.history import History
+from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import Policy
 from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import InstanceSnapshot, Level, Unreported
@@ -31,14 +33,27 @@ def choose(
     levels: Sequence[Level],
     last: str | None = None,
 ) -> Choice | None:
-    """The instance for a new request of `level`; None if none may take it.
+    """`choose_for` a request of which only the level is known, after the choice of `last`."""
+    history = History()
+    history.last = last
+    return choose_for(Newcomer("r", level, 160), policy, candidates, levels, history)
+
+
+def choose_for(
+    newcomer: Newcomer,
+    policy: Policy,
+    candidates: Iterable[Candidate],
+    levels: Sequence[Level],
+    history: History,
+) -> Choice | None:
+    """The instance for a new request; None if none may take it.
 
     Draining instances are left out here, whatever the policy; that an instance is alive and
-    reporting is for the caller to know. `last` is the choice before this one, if any.
+    reporting is for the caller to know.
     """
     scores = {
         candidate.snapshot.instance_id: policy.score(
-            candidate.snapshot, level, levels, candidate.unreported
+            candidate.snapshot, newcomer.level, levels, candidate.unreported
         )
         for candidate in candidates
         if not candidate.snapshot.draining
@@ -46,5 +61,5 @@ def choose(
     if not scores:
         return None
     ids = sorted(scores)
-    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], last)
+    place = policy.pick(ids, [scores[instance_id] for instance_id in ids], newcomer, history)
     return Choice(ids[place], scores)

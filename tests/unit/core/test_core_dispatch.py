@@ -26,6 +26,8 @@ from tests.unit.core.core_builders import (
 from tests.unit.core.dispatch_oracle import Candidate, choose
 
 ALL_POLICIES = pytest.mark.parametrize("name", list(POLICIES))
+# Two choices by chance: their tie may be elsewhere, and what they spread is not even.
+NOT_BY_CHANCE = [name for name in POLICIES if name != "power-of-two"]
 
 
 def _candidate(
@@ -42,6 +44,7 @@ def _candidate(
         ("remaining-steps", -16 * 30 / 6),
         ("queue-length", 2 + 2),
         ("num-requests", 2 + 2 + 2),
+        ("least-tokens", 16 * (30 + 20 + 15 + 5)),
     ],
 )
 def test_loads(load: str, expected: float) -> None:
@@ -72,6 +75,10 @@ def test_an_unreported_request_makes_no_load_smaller_while_there_is_room(
         ("kv-ratio", "c", {"a": 0.1, "b": 0.06, "c": 0.05}),
         ("queue-length", "a", {"a": 0, "b": 2, "c": 1}),
         ("num-requests", "a", {"a": 1, "b": 3, "c": 1}),
+        ("least-tokens", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("session-hash", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("prefix-aware", "c", {"a": 1600, "b": 960, "c": 800}),
+        ("cache-aware", "a", {"a": 1, "b": 3, "c": 1}),
         ("vllm-dp", "a", {"a": 1, "b": 9, "c": 4}),
         ("round-robin", "a", {"a": 0, "b": 0, "c": 0}),
     ],
@@ -109,7 +116,7 @@ def test_vllm_dp_counts_the_unreported_as_waiting() -> None:
     assert choice.instance_id == "b"
 
 
-@ALL_POLICIES
+@pytest.mark.parametrize("name", NOT_BY_CHANCE)
 def test_ties_go_to_the_smallest_id(name: str) -> None:
     for order in ("bca", "cab", "abc"):
         candidates = [_candidate(instance_id) for instance_id in order]
@@ -161,7 +168,7 @@ def test_a_draining_instance_is_never_chosen_nor_scored(
 
 
 @given(
-    st.sampled_from(list(POLICIES)),
+    st.sampled_from(NOT_BY_CHANCE),
     st.sampled_from([NORMAL, HIGH]),
     st.integers(1, 8),
     st.integers(0, 60),

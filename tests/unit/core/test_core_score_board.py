@@ -1,5 +1,6 @@
 """What the scheduler keeps between decisions changes no decision."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.dispatch import policies as dispatch_module
+from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
+from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import POLICIES, find_policy
 from controller.core.dispatch.score_board import MAX_CANDIDATES, MAX_RANKS
-from controller.core.load.snapshot import Level
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
@@ -27,7 +29,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from tests.unit.core.core_builders import THREE_LEVELS, queued, request, running, status
-from tests.unit.core.dispatch_oracle import Candidate, choose
+from tests.unit.core.dispatch_oracle import Candidate, choose_for
 
 STALL_S = 5.0
 IDS = [f"i-{index}" for index in range(12)]  # i-10 comes before i-2
@@ -56,11 +58,11 @@ class SimpleBoard:
         return bool(self._ready)
 
     def choose(
-        self, level: Level, last: str | None
+        self, newcomer: Newcomer, history: History
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
         policy = find_policy(self._config.policy)
         candidates = [Candidate(r.snapshot, r.unreported) for r in self._ready if r.snapshot]
-        choice = choose(policy, candidates, level, self._config.levels, last)
+        choice = choose_for(newcomer, policy, candidates, self._config.levels, history)
         assert choice is not None
         sign = 1 if policy.low_is_better else -1
         best = sorted(
@@ -86,10 +88,15 @@ def steps(draw: st.DrawFn) -> tuple[float, Event]:
     rank = draw(st.sampled_from([0, 1, 2, 7]))
     requests = [running("x", held, rank)] if held else []
     requests += [queued(f"q{i}", 30) for i in range(waits)]
-    asked = request(
-        f"r{draw(st.integers(0, 1000))}",
-        rank=draw(st.sampled_from([0, 0, 1, 2, *RANKS])),
-        tokens=draw(st.integers(1, 900)),
+    asked = replace(
+        request(
+            f"r{draw(st.integers(0, 1000))}",
+            rank=draw(st.sampled_from([0, 0, 1, 2, *RANKS])),
+            tokens=draw(st.integers(1, 900)),
+        ),
+        session=draw(st.sampled_from(["", "alice", "bob"])),
+        prefix_hashes=draw(st.sampled_from([(), (1,), (1, 2), (1, 2, 3), (4,), (4, 5)])),
+        prefix_hash_tokens=300,
     )
     report = status(
         name,
@@ -208,7 +215,7 @@ def test_the_chosen_one_leads_the_best_of_all_that_were_considered(
     for index in range(10):  # the higher its number, the freer
         scheduler.handle(InstanceStarted(f"i{index}", 1), 0.0)
         scheduler.handle(status(f"i{index}", requests=[running("x", 30 - index)]), 0.0)
-    scheduler._last_choice = "i1"
+    scheduler._history.last = "i1"
     [found] = scheduler.handle(request("r"), 0.0)
     assert isinstance(found, Dispatch)
     assert [instance_id for instance_id, _ in found.candidates] == expected

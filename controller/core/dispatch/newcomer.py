@@ -1,0 +1,21 @@
+"""What a dispatch may know of the request that it is for."""
+
+from dataclasses import dataclass
+
+from controller.core.load.snapshot import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """`session` names the client or conversation; empty: not known.
+
+    Each of `prefix_hashes` names the prompt from its beginning to the end of one more block of
+    `prefix_hash_tokens` tokens, the last of which the prompt's end may cut. Empty: not known.
+    """
+
+    request_id: str
+    level: Level
+    num_prompt_tokens: int
+    session: str = ""
+    prefix_hashes: tuple[int, ...] = ()
+    prefix_hash_tokens: int = 0
