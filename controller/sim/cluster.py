@@ -19,15 +19,16 @@ from controller.core.scheduler_events import (
     StatusReported,
 )
 from controller.model.config import ModelConfig
-from controller.model.request import ModelRequest
 from controller.sim.event_queue import EventQueue
 from controller.sim.fragmentation import fragmented_blocks
+from controller.sim.incoming import model_request
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.moves import Links
 from controller.sim.outcome import Outcome
 from controller.sim.request_run import RequestRun
 from controller.sim.rescheduler import SimRescheduler
 from controller.sim.setup import ClusterSetup, Fault
+from controller.sim.workload.request import Trace, TraceRequest
 
 FRONTEND = "f-0"
 NEVER_S = float("inf")
@@ -46,6 +47,7 @@ class SimCluster:
         self._runs: dict[str, RequestRun] = {}
         """Requests that have arrived and not ended, by id."""
         self._num_to_come = 0
+        self._hash_tokens = 0
         self._scheduler = GlobalScheduler(
             SchedulerConfig(policy.levels, policy.dispatch, stall_timeout_s=NEVER_S)
         )
@@ -58,7 +60,7 @@ class SimCluster:
             Links(self.events, profile.copy_bytes_per_s, setup.message_s),
             policy.rescheduling,
             policy.levels,
-            setup.max_moves,
+            policy.max_moves,
             profile.kv_bytes_per_token * profile.block_size,
             setup.limit_factor,
         )
@@ -67,11 +69,11 @@ class SimCluster:
         for fault in setup.faults:
             self.events.at(fault.time_s, lambda fault=fault: self._suffer(fault))  # type: ignore[misc]
 
-    def run(self, requests: Sequence[ModelRequest]) -> Outcome:
-        """Until all requests have ended. They must be in order of arrival."""
-        self._num_to_come = len(requests)
-        coming = iter(requests)
-        self._schedule_next(coming)
+    def run(self, trace: Trace) -> Outcome:
+        """Until all requests have ended."""
+        self._num_to_come = len(trace.requests)
+        self._hash_tokens = trace.prefix_hash_tokens
+        self._schedule_next(enumerate(trace.requests))
         if self.setup.policy.rescheduling.enabled:
             self._round()
         self._sample()
@@ -86,15 +88,19 @@ class SimCluster:
 
     # -- requests --------------------------------------------------------------------------
 
-    def _schedule_next(self, coming: Iterator[ModelRequest]) -> None:
-        request = next(coming, None)
-        if request is not None:
-            self.events.at(request.arrival_time_s, lambda: self._arrive(request, coming))
+    def _schedule_next(self, coming: Iterator[tuple[int, TraceRequest]]) -> None:
+        found = next(coming, None)
+        if found is not None:
+            number, traced = found
+            self.events.at(traced.arrival_s, lambda: self._arrive(number, traced, coming))
 
-    def _arrive(self, request: ModelRequest, coming: Iterator[ModelRequest]) -> None:
+    def _arrive(
+        self, number: int, traced: TraceRequest, coming: Iterator[tuple[int, TraceRequest]]
+    ) -> None:
         self._num_to_come -= 1
-        run = RequestRun(request)
-        self._runs[request.request_id] = run
+        rank = traced.rank if self.setup.policy.by_rank else 0
+        request = model_request(number, traced, rank, self._hash_tokens, self._config.block_size)
+        self._runs[request.request_id] = RequestRun(request, traced)
         self._report_all()
         self._follow(
             self._scheduler.handle(
@@ -104,6 +110,9 @@ class SimCluster:
                     request.num_prompt_tokens,
                     request.rank,
                     request.arrival_time_s,
+                    traced.session,
+                    traced.prefix_hashes,
+                    self._hash_tokens,
                 ),
                 self.events.now_s,
             )

@@ -45,7 +45,7 @@ class Rows:
             run.loss_s,
             run.num_evictions,
             len(run.moves),
-            request.rank,
+            run.traced.rank,
             request.num_prompt_tokens,
             num_outputs,
         )

@@ -1,12 +1,14 @@
 """One request in a run: what its client asked for, and what the client has seen so far."""
 
 from controller.model.request import ModelRequest
+from controller.sim.workload.request import TraceRequest
 
 
 class RequestRun:
     """Times are virtual, in seconds; those that have not come are `inf` where they are compared, or
     None. `decoding_since_s` is None unless the request decodes: it then is the time of the token up
-    to which `longest_pause_s` is known."""
+    to which `longest_pause_s` is known. `traced` is what the client sent, `request` what engines
+    get of it: a policy may ignore its rank."""
 
     __slots__ = (
         "decoding_since_s",
@@ -22,12 +24,12 @@ class RequestRun:
         "num_evictions",
         "num_overtaken",
         "request",
-        "session",
+        "traced",
     )
 
-    def __init__(self, request: ModelRequest, session: str = "") -> None:
+    def __init__(self, request: ModelRequest, traced: TraceRequest) -> None:
         self.request = request
-        self.session = session
+        self.traced = traced
         self.instance_id = ""
         self.dispatched_s: float | None = None
         self.first_token_s: float | None = None

@@ -11,13 +11,16 @@ from controller.model.profile import LatencyProfile
 @dataclass(frozen=True, slots=True)
 class SimPolicy:
     """`dispatch`: a name in `core.dispatch.policies.POLICIES`. `status_age_s`: the statuses that
-    dispatch looks at may be so old."""
+    dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
+    0. `max_moves`: of one instance at a time, both directions together."""
 
     name: str
     dispatch: str
     rescheduling: ReschedulingConfig
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     status_age_s: float = 0.0
+    by_rank: bool = True
+    max_moves: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,6 @@ class ClusterSetup:
     num_instances: int = 16
     mode: Mode = "chunked"
     prefix_caching: bool = False
-    max_moves: int = 4
     message_s: float = 0.001
     """How long a message between two instances is on its way."""
     sample_s: float = 1.0

@@ -1,14 +1,14 @@
 """Small clusters and traces in virtual time, for tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.model.profile import load_profile
-from controller.model.request import ModelRequest
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Outcome
 from controller.sim.setup import ClusterSetup, SimPolicy
+from controller.sim.workload.request import Trace, TraceRequest
 
 A10 = load_profile("a10-llama-7b")
 SMALL = replace(A10, num_total_blocks=60, max_model_len=900, watermark_ratio=0.02)
@@ -20,15 +20,12 @@ def policy(rescheduling: ReschedulingConfig = MOVE, dispatch: str = "llumnix") -
     return SimPolicy("test", dispatch, rescheduling)
 
 
-def requests(rows: Iterable[tuple[float, int, int]]) -> list[ModelRequest]:
+def requests(rows: Iterable[tuple[float, int, int]]) -> Trace:
     """Of (arrival in seconds, prompt tokens, output tokens)."""
-    return [
-        ModelRequest(f"r-{number}", num_prompt, num_output, 0, arrival_s)
-        for number, (arrival_s, num_prompt, num_output) in enumerate(rows)
-    ]
+    return Trace("test", [TraceRequest(*row) for row in rows])
 
 
-def run(setup: ClusterSetup, trace: Sequence[ModelRequest]) -> tuple[SimCluster, Outcome]:
+def run(setup: ClusterSetup, trace: Trace) -> tuple[SimCluster, Outcome]:
     cluster = SimCluster(setup)
     return cluster, cluster.run(trace)
 

@@ -1,0 +1,129 @@
+"""Settings of the live cluster, by their names there, applied to a simulated policy.
+
+A value is one of its setting's type, or its text as on a command line.
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from functools import reduce
+from typing import Any
+
+from controller.core.dispatch.policies import find_policy
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.pairing import PAIRINGS
+from controller.core.rescheduling.victims import VICTIMS
+from controller.sim.setup import SimPolicy
+
+Value = bool | int | float | str | None
+
+_RESCHEDULING = {f"migration.{field.name}": field.name for field in fields(ReschedulingConfig)}
+_NAMES: Mapping[str, Collection[str]] = {
+    "migration.pairing": PAIRINGS,
+    "migration.victim": VICTIMS,
+}
+_LEAST: Mapping[str, float] = {
+    "migration.interval_s": 0.01,
+    "migration.source_below_steps": -math.inf,
+    "migration.destination_above_steps": -math.inf,
+}
+"""Others are not negative."""
+_SWITCH = {"true": True, "on": True, "false": False, "off": False}
+
+
+def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
+    """The policy with these settings changed: those of `migration` that decide, `max_moves` among
+    them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`.
+
+    Raises:
+        ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
+            have.
+    """
+    changed = reduce(lambda so_far, each: _with(so_far, *each), settings.items(), policy)
+    rescheduling = changed.rescheduling
+    if rescheduling.source_below_steps > rescheduling.destination_above_steps:
+        raise ValueError(
+            f"migration.source_below_steps ({rescheduling.source_below_steps:g}) must not exceed"
+            f" migration.destination_above_steps ({rescheduling.destination_above_steps:g})"
+        )
+    return changed
+
+
+def setting_names(policy: SimPolicy) -> list[str]:
+    return [
+        *_RESCHEDULING,
+        "migration.max_moves",
+        "scheduler.policy",
+        "scheduler.status_interval_s",
+        *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
+    ]
+
+
+def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
+    if key not in setting_names(policy):
+        near = difflib.get_close_matches(key, setting_names(policy), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(
+            f"{policy.name} has no setting {key[:60]!r}: {hint}"
+            f"there are {', '.join(setting_names(policy))}"
+        )
+    if name := _RESCHEDULING.get(key):
+        found: Any = _like(getattr(policy.rescheduling, name), key, value)
+        return replace(policy, rescheduling=replace(policy.rescheduling, **{name: found}))
+    if key == "migration.max_moves":
+        return replace(policy, max_moves=_whole(key, value))
+    if key == "scheduler.policy":
+        return replace(policy, dispatch=find_policy(str(value)).name)
+    if key == "scheduler.status_interval_s":
+        return replace(policy, status_age_s=_number(key, value))
+    target_load_tokens = None if value is None or value == "none" else _whole(key, value)
+    levels = tuple(
+        replace(level, target_load_tokens=target_load_tokens)
+        if key == f"priority.{level.name}.target_load_tokens"
+        else level
+        for level in policy.levels
+    )
+    return replace(policy, levels=levels)
+
+
+def _like(present: Value, key: str, value: Value) -> Value:
+    """A value of the type of the present one."""
+    if isinstance(present, bool):
+        return _switch(key, value)
+    if isinstance(present, int):
+        return _whole(key, value)
+    if isinstance(present, float):
+        return _number(key, value)
+    names = _NAMES[key]
+    if value not in names:
+        raise ValueError(f"{key} must be one of {', '.join(names)}, not {value!r}")
+    return value
+
+
+def _switch(key: str, value: Value) -> bool:
+    found = _SWITCH.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(found, bool):
+        raise ValueError(f"{key} must be true or false, not {value!r}")
+    return found
+
+
+def _whole(key: str, value: Value) -> int:
+    found = _number(key, value)
+    if not found.is_integer():
+        raise ValueError(f"{key} must be a whole number, not {value!r}")
+    return int(found)
+
+
+def _number(key: str, value: Value) -> float:
+    try:
+        if value is None or isinstance(value, bool):
+            raise ValueError
+        found = float(value)
+    except ValueError:
+        raise ValueError(f"{key} must be a number, not {value!r}") from None
+    least = _LEAST.get(key, 0.0)
+    if not math.isfinite(found) or found < least:
+        bound = f" of at least {least:g}" if math.isfinite(least) else ""
+        raise ValueError(f"{key} must be a number{bound}, not {value!r}")
+    return found

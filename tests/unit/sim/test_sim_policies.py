@@ -1,0 +1,161 @@
+"""Policies by name, and the settings of the live cluster applied to them."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.api.settings.settings import MigrationTable
+from controller.core.load.snapshot import DEFAULT_LEVELS
+from controller.sim.cluster import SimCluster
+from controller.sim.policies import SIM_POLICIES, sim_policy
+from controller.sim.policy_settings import setting_names, with_settings
+from controller.sim.setup import ClusterSetup
+from controller.sim.workload.request import Trace, TraceRequest
+from tests.unit.sim.runs import A10, SMALL, column, run
+
+MOVING = {"llumnix", "llumnix-base"}
+BY_RANK = {"llumnix", "dispatch-only"}
+ROWS = [(n / 11, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(120)]
+
+
+def _trace(*, ranks: bool = False) -> Trace:
+    return Trace(
+        "test", [TraceRequest(*row, n % 5 == 0 if ranks else 0) for n, row in enumerate(ROWS)]
+    )
+
+
+def _num_steps(cluster: SimCluster) -> list[int]:
+    return [each.num_steps for each in cluster.instances.values()]
+
+
+@pytest.mark.parametrize("name", list(SIM_POLICIES))
+def test_each_policy_serves_everybody_and_moves_if_it_says_so(name: str) -> None:
+    cluster, outcome = run(ClusterSetup(SMALL, sim_policy(name), 3), _trace(ranks=True))
+    assert len(outcome.rows) == len(ROWS)
+    assert (outcome.num_moved > 0) == (name in MOVING)
+    assert min(_num_steps(cluster)) > 0
+    assert sum(column(outcome, "rank")) == len(ROWS) / 5, "rows have the ranks that were sent"
+
+
+@pytest.mark.parametrize("name", list(SIM_POLICIES))
+def test_only_llumnix_and_its_dispatch_know_ranks(name: str) -> None:
+    setup = ClusterSetup(SMALL, sim_policy(name), 2)
+    with_ranks, without = (run(setup, _trace(ranks=ranks))[1] for ranks in (True, False))
+    same = column(with_ranks, "ttft_s") == column(without, "ttft_s")
+    assert same == (name not in BY_RANK)
+
+
+def test_dispatch_only_is_llumnix_without_moves() -> None:
+    switched = with_settings(sim_policy("llumnix"), {"migration.enabled": False})
+    assert replace(switched, name="dispatch-only") == sim_policy("dispatch-only")
+
+
+def test_infaas_is_llumnix_base_without_moves() -> None:
+    switched = with_settings(sim_policy("llumnix-base"), {"migration.enabled": False})
+    assert replace(switched, name="infaas++") == sim_policy("infaas++")
+
+
+def test_a_session_stays_on_one_instance() -> None:
+    trace = Trace("test", [TraceRequest(*row, session="alice") for row in ROWS[:20]])
+    cluster, _ = run(ClusterSetup(A10, sim_policy("session-hash"), 4), trace)
+    assert sorted(_num_steps(cluster))[:3] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["prefix-aware", "cache-aware"])
+def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
+    """Of two long prompts, each a second time with 100 new tokens: only those are computed."""
+    first = [TraceRequest(float(n), 1024, 1, prefix_hashes=(n, n + 10)) for n in (0, 1)]
+    again = [TraceRequest(float(n + 2), 1124, 1, prefix_hashes=(n, n + 10, n + 20)) for n in (0, 1)]
+    setup = ClusterSetup(A10, sim_policy(name), 2, prefix_caching=True)
+    _, outcome = run(setup, Trace("test", [*first, *again], 512))
+    expected_s = A10.step_time_s([(100, 1024)], 0, 0)
+    assert column(outcome, "ttft_s")[2:] == [pytest.approx(expected_s)] * 2
+
+
+def test_vllm_dp_goes_by_what_was_so_100_ms_ago() -> None:
+    """The second request is over after 8 ms; a fresh status would show its instance idle."""
+    rows = [(0.0, 50, 100), (0.01, 10, 1), (0.05, 10, 5)]
+    policy = sim_policy("vllm-dp")
+    fresh = with_settings(policy, {"scheduler.status_interval_s": 0.0})
+    trace = Trace("test", [TraceRequest(*row) for row in rows])
+    (stale_steps, fresh_steps) = (
+        _num_steps(run(ClusterSetup(A10, each, 2), trace)[0])[1] for each in (policy, fresh)
+    )
+    assert (stale_steps, fresh_steps) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("lumnix", "'llumnix'"), ("infaas", "'infaas++'"), ("xyz", "valid are")]
+)
+def test_an_unknown_policy_is_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match="unknown policy") as error:
+        sim_policy(name)
+    assert near in str(error.value)
+    assert all(valid in str(error.value) for valid in SIM_POLICIES)
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def test_settings_by_their_live_names() -> None:
+    policy = with_settings(
+        sim_policy("llumnix"),
+        {
+            "migration.guard": "off",
+            "migration.source_below_steps": "160",
+            "migration.destination_above_steps": 160,
+            "migration.victim": "SR",
+            "migration.max_moves": "8",
+            "migration.max_moves_per_minute": 3,
+            "scheduler.policy": "least-tokens",
+            "scheduler.status_interval_s": "0.05",
+            "priority.high.target_load_tokens": "3200",
+        },
+    )
+    found = policy.rescheduling
+    assert (found.guard, found.source_below_steps, found.victim) == (False, 160.0, "SR")
+    assert (found.max_moves_per_minute, policy.max_moves, policy.dispatch) == (3, 8, "least-tokens")
+    assert policy.status_age_s == 0.05
+    assert policy.levels == (
+        DEFAULT_LEVELS[0],
+        replace(DEFAULT_LEVELS[1], target_load_tokens=3200),
+    )
+    assert sim_policy("llumnix").rescheduling.guard
+
+
+def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_here() -> None:
+    live = {f"migration.{name}" for name in MigrationTable.model_fields}
+    here = {name for name in setting_names(sim_policy("llumnix")) if name.startswith("migration")}
+    assert live - here == {"migration.max_bytes_per_s", "migration.cooling_s"}
+    assert here <= live
+
+
+def test_the_defaults_are_the_live_clusters() -> None:
+    live, policy = MigrationTable(), sim_policy("llumnix")
+    for name in setting_names(policy):
+        table, _, field = name.partition(".")
+        if table == "migration":
+            here = policy.max_moves if field == "max_moves" else getattr(policy.rescheduling, field)
+            assert here == getattr(live, field)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("migration.sourcebelow", 1, "did you mean migration.source_below_steps"),
+        ("priority.top.target_load_tokens", 1, "no setting"),
+        ("migration.guard", "maybe", "must be true or false"),
+        ("migration.guard", 1, "must be true or false"),
+        ("migration.max_moves", "2.5", "must be a whole number"),
+        ("migration.max_moves", "-1", "at least 0"),
+        ("migration.interval_s", "0", "at least 0.01"),
+        ("migration.not_back_s", "soon", "must be a number"),
+        ("migration.source_below_steps", "nan", "must be a number"),
+        ("migration.source_below_steps", 49, "must not exceed"),
+        ("migration.victim", "XY", "must be one of llumnix"),
+        ("scheduler.policy", "lumnix", "did you mean 'llumnix'"),
+    ],
+)
+def test_what_a_setting_cannot_be(key: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_settings(sim_policy("llumnix"), {key: value})
