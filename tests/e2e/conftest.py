@@ -36,10 +36,17 @@ def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "XDG_STATE_HOME": str(root / "state"),
         "XDG_CACHE_HOME": str(root / "cache"),
         "XDG_CONFIG_HOME": str(root / "config"),
+        # vLLM's own, which is no cluster's. Where it is empty, each engine of a first cluster has
+        # a process of its own import the model's class, just to look at it.
+        "VLLM_CACHE_ROOT": AT_START.get("VLLM_CACHE_ROOT", str(_cache_home() / "vllm")),
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "LLUMCTL_CLUSTER_FRONTENDS": "1",
     }
+
+
+def _cache_home() -> Path:
+    return Path(AT_START.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 @pytest.fixture(scope="session")
