@@ -24,6 +24,9 @@ LLUMCTL = str(Path(sys.executable).with_name("llumctl"))
 NONCE_VARIABLE = "LLUMCTL_NONCE"
 READY_S = 180.0
 DOWN_S = 60.0
+PATIENCE_S = 60.0
+"""Of clients that look at something else than how long it takes. By default they give up after 5 s,
+which a machine that starts another cluster may need."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 OWN_PORTS = range(20_000 + WORKER, 32_768, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Above those of Ray's workers, below Linux's ip_local_port_range. No other worker takes them: a
@@ -176,7 +179,8 @@ class Cluster:
     @contextmanager
     def control(self) -> Iterator[ControlClient]:
         state = json.loads((self.state_dir / "run.json").read_text())
-        with ControlClient(state["control_url"], state["control_token"]) as client:
+        token = state["control_token"]
+        with ControlClient(state["control_url"], token, PATIENCE_S) as client:
             yield client
 
     def status(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.cluster import Cluster, marked_processes, wait_for
+from tests.e2e.cluster import PATIENCE_S, Cluster, marked_processes, wait_for
 
 STATUS_FIELDS = {
     "id", "state", "incarnation", "freeness_steps", "virtual_usage_blocks", "num_total_blocks",
@@ -59,8 +59,9 @@ def test_state_is_private(cluster: Cluster) -> None:
 
 def test_control_api_wants_its_token(cluster: Cluster) -> None:
     url = f"http://127.0.0.1:{cluster.control_port}/v1/status"
-    assert httpx.get(url).status_code == 401
-    assert httpx.get(url, headers={"Authorization": "Bearer none"}).status_code == 403
+    assert httpx.get(url, timeout=PATIENCE_S).status_code == 401
+    stranger = {"Authorization": "Bearer none"}
+    assert httpx.get(url, headers=stranger, timeout=PATIENCE_S).status_code == 403
 
 
 def test_second_up_is_refused(cluster: Cluster) -> None:

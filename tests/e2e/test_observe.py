@@ -22,7 +22,7 @@ import pytest
 from controller.api.recording import RecordingReader
 from controller.api.token_sequence import start
 from tests.certificates import make
-from tests.e2e.cluster import Cluster, hear_interrupts, marked_processes, wait_for
+from tests.e2e.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
 from tests.emulated_answers import first_wrong
 from tests.unit.tui.pty_process import terminal
 
@@ -48,7 +48,7 @@ def emulated(
 
 @pytest.fixture
 def its_client(emulated: Cluster) -> Iterator[openai.OpenAI]:
-    http = httpx.Client(verify=emulated.tls)
+    http = httpx.Client(verify=emulated.tls, timeout=PATIENCE_S)
     with openai.OpenAI(**emulated.openai_options, http_client=http) as client:
         yield client
 
@@ -261,14 +261,20 @@ def test_members_run_at_the_priority_of_their_user(emulated: Cluster) -> None:
     assert {psutil.Process(pid).nice() for pid in pids} == {psutil.Process().nice()}
 
 
+def metrics_of(cluster: Cluster) -> str:
+    """Of the frontend that answers."""
+    return httpx.get(f"{cluster.url}/metrics", verify=cluster.tls, timeout=PATIENCE_S).text
+
+
 def test_metrics_on_both_listeners(emulated: Cluster) -> None:
     view_token = (emulated.state_dir / "view-token").read_text().strip()
     control = f"http://127.0.0.1:{emulated.control_port}/metrics"
-    assert httpx.get(control).status_code == 401
-    page = httpx.get(control, headers={"Authorization": f"Bearer {view_token}"}).text
+    assert httpx.get(control, timeout=PATIENCE_S).status_code == 401
+    viewer = {"Authorization": f"Bearer {view_token}"}
+    page = httpx.get(control, headers=viewer, timeout=PATIENCE_S).text
     assert 'llumctl_instance_freeness_steps{instance_id="i-0"}' in page
     # Two frontends share the port and answer as one, whichever is asked.
-    pages = [httpx.get(f"{emulated.url}/metrics", verify=emulated.tls).text for _ in range(8)]
+    pages = [metrics_of(emulated) for _ in range(8)]
     for frontend in pages:
         assert "llumctl_request_ttft_seconds_bucket" in frontend
         assert "vllm:" in frontend
@@ -297,10 +303,7 @@ def test_no_secret_in_argv_logs_metrics_or_events(emulated: Cluster) -> None:
     audit = (emulated.state_dir / "audit.log").read_text()
     control = f"http://127.0.0.1:{emulated.control_port}/metrics"
     viewer = {"Authorization": f"Bearer {secrets[1]}"}
-    metrics = (
-        httpx.get(f"{emulated.url}/metrics", verify=emulated.tls).text
-        + httpx.get(control, headers=viewer).text
-    )
+    metrics = metrics_of(emulated) + httpx.get(control, headers=viewer, timeout=PATIENCE_S).text
     told = emulated.run("events", "-o", "json").stdout
     shown = emulated.run("config", "show").stdout
     for secret in secrets:
@@ -369,7 +372,9 @@ def new_answers(cluster: Cluster) -> set[int]:
     """Of clients with new connections, all at once: every frontend that can accept has its turn."""
 
     def ask(_number: int) -> int:
-        return httpx.get(f"{cluster.url}/v1/models", verify=cluster.tls, timeout=20).status_code
+        return httpx.get(
+            f"{cluster.url}/v1/models", verify=cluster.tls, timeout=PATIENCE_S
+        ).status_code
 
     with ThreadPoolExecutor(32) as pool:
         return set(pool.map(ask, range(32)))
@@ -385,7 +390,7 @@ def test_a_frontend_that_hangs_or_dies_costs_no_new_connection(emulated: Cluster
     victim.kill()
     assert isinstance(emulated.tls, ssl.SSLContext)
     for each in connected:
-        each.settimeout(20)
+        each.settimeout(PATIENCE_S)
         with emulated.tls.wrap_socket(each, server_hostname="127.0.0.1") as secure:
             secure.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert secure.recv(4096).startswith(b"HTTP/1.1 200")

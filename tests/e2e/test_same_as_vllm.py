@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engine_plan import make_plan
 from benchmarks.servers import VllmServer, running
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import PATIENCE_S, Cluster
 
 MESSAGES = [{"role": "user", "content": "tell me of the quiet river and its stones"}]
 LONG_PROMPT = " ".join(f"stone {n} of the river" for n in range(400))
@@ -32,7 +32,7 @@ def vllm_url(base_env: dict[str, str]) -> Iterator[str]:
 def ask(base_url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The choices, less what differs from call to call."""
     body = {"model": "embedded", "return_token_ids": True} | body
-    answer = httpx.post(f"{base_url}{path}", json=body, timeout=60)
+    answer = httpx.post(f"{base_url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     choices = answer.json()["choices"]
     assert all(choice["token_ids"] for choice in choices)

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import PATIENCE_S, Cluster, wait_for
 
 MODEL = "embedded"
 PERSON = {
@@ -124,8 +124,10 @@ def test_responses_and_tokenize(cluster: Cluster, client: openai.OpenAI) -> None
     tokens = httpx.post(
         f"{cluster.url}/tokenize",
         json={"model": MODEL, "prompt": text, "add_special_tokens": False},
+        timeout=PATIENCE_S,
     ).json()["tokens"]
-    back = httpx.post(f"{cluster.url}/detokenize", json={"model": MODEL, "tokens": tokens}).json()
+    asked = {"model": MODEL, "tokens": tokens}
+    back = httpx.post(f"{cluster.url}/detokenize", json=asked, timeout=PATIENCE_S).json()
     assert back["prompt"] == text
 
 
@@ -185,7 +187,7 @@ def test_bad_requests_are_refused_by_name(
     cluster: Cluster, change: dict[str, object], status: int
 ) -> None:
     body = {"model": MODEL, "prompt": "one", "max_tokens": 4} | change
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body)
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
     assert len(answer.content) < 8192
@@ -208,7 +210,8 @@ def test_vllms_own_load_generator_finds_no_fault(
 
 
 def test_vllms_own_scaling_routes_are_not_served(cluster: Cluster) -> None:
-    assert httpx.post(f"{cluster.url}/scale_elastic_ep", json={}).status_code == 404
+    answer = httpx.post(f"{cluster.url}/scale_elastic_ep", json={}, timeout=PATIENCE_S)
+    assert answer.status_code == 404
 
 
 def test_high_priority_is_accepted(client: openai.OpenAI) -> None:
