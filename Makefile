@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-tui pictures bench-against bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-tui pictures bench-against bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -60,19 +60,23 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The quick ones first; half of their time is waiting. What starts real engines or clusters has the machine
-# for itself: side by side on two cores a client may be too slow for what it looks at. LANES=2 is for four.
-LANES ?= 1
+# Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
+# running cluster steps back behind the clients of one. There is one such cluster at a time: with two, on
+# two cores, clients were too slow for what they looked at.
+test: $(STAMP)
+	$(MAKE) -j2 lint test-all-units
+	$(MAKE) -j2 test-clusters test-beside
 
-test: lint
+test-all-units: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
-ifeq ($(LANES),1)
-	$(BIN)/python -m pytest --durations=25 tests/contract tests/faults $(ARGS)
-	$(BIN)/python -m pytest --durations=25 tests/e2e $(ARGS)
-else
-	$(BIN)/python -m pytest -n $(LANES) --dist loadfile --no-loadscope-reorder --durations=25 \
-		tests/e2e tests/faults tests/contract $(ARGS)
-endif
+
+BESIDE := tests/e2e/test_starts.py tests/e2e/test_wheel.py
+
+test-clusters: $(STAMP)
+	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE)) $(ARGS)
+
+test-beside: $(STAMP)
+	TESTS_LANE=1 nice $(BIN)/python -m pytest --durations=25 $(BESIDE) tests/faults tests/contract $(ARGS)
 
 test-unit: $(STAMP)
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \

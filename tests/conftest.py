@@ -4,13 +4,10 @@ decorator that draws it again."""
 
 import gc
 import os
-from typing import Any
 
-import pytest
 from hypothesis import settings
 
 import tests.environment  # noqa: F401  before any other conftest changes it
-from tests import lanes
 
 settings.register_profile("quick", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("few", settings.get_profile("quick"), max_examples=10)
@@ -24,8 +21,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return lanes.scheduler(config, log)

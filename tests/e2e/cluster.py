@@ -27,10 +27,9 @@ DOWN_S = 60.0
 PATIENCE_S = 60.0
 """Of clients that look at something else than how long it takes. By default they give up after 5 s,
 which a machine that starts another cluster may need."""
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-OWN_PORTS = range(20_000 + WORKER, 32_768, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-"""Above those of Ray's workers, below Linux's ip_local_port_range. No other worker takes them: a
-cluster listens on its own half a minute after they were chosen."""
+OWN_PORTS = range(20_000 + int(os.environ.get("TESTS_LANE", "0")), 32_768, 2)
+"""Above those of Ray's workers, below Linux's ip_local_port_range. Of `make test`'s other lane none
+takes them: a cluster listens on its own half a minute after they were chosen."""
 NOTHING_MOVES = {"LLUMCTL_MIGRATION_ENABLED": "false"}
 """By itself: for tests that say what is where."""
 
