@@ -15,7 +15,7 @@ help:
 	@echo "make down            stop it"
 	@echo "make install         only install what is missing, into $(VENV)"
 	@echo "make lint            format, types, import contracts"
-	@echo "make test            lint, then all tests but those marked full (real vLLM engines)"
+	@echo "make test            lint, and all tests but those marked full (real vLLM engines)"
 	@echo "make test-unit       after every edit: of the unit tests those that are quick (half a minute):"
 	@echo "                     no processes, dashboards, sweeps over seeds and faults; fewer examples"
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
