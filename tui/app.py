@@ -345,6 +345,8 @@ class Dashboard(App[None]):
         self.theme = name
 
     def leave(self) -> None:
+        """Nothing is heard from here on: parsing it would take the time of what ends."""
+        self.source.stop()
         self.exit()
 
     def show_requests(self) -> None:
@@ -404,7 +406,7 @@ class Dashboard(App[None]):
         self.owning.begin(name)
 
     async def action_quit(self) -> None:
-        self.exit()
+        self.leave()
 
     def action_command_palette(self) -> None:
         if self.glyphs is ASCII:
