@@ -26,7 +26,7 @@ from controller.api.errors import (
     UnreachableError,
     UsageError,
 )
-from controller.api.frames import AbsurdFigureError, check_figures, parse_frame
+from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
 from controller.api.wire.audit import OperationList
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
@@ -294,7 +294,8 @@ class ControlClient:
 
         Raises:
             UnreachableError: nothing, not even a ping, came for 5 s, the stream ended, it is no
-                stream of llumctl's, or has absurd figures.
+                stream of llumctl's, or has absurd figures. Of an event that has some, and of one
+                that cannot be read, a gap is told instead.
         """
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
@@ -305,8 +306,9 @@ class ControlClient:
                 if not stream.is_success:
                     stream.read()
                     raise self._refusal(stream)
+                reader = FrameReader()
                 for line in stream.iter_lines():
-                    if line and (frame := self._frame(line)) is not None:
+                    if line and (frame := self._frame(reader, line)) is not None:
                         yield frame
         except httpx.TimeoutException as error:
             raise UnreachableError(
@@ -389,9 +391,9 @@ class ControlClient:
             lost = method != "GET" and not isinstance(error, _NEVER_SENT)
             raise self._unreachable(error, timeout_s, lost=lost) from error
 
-    def _frame(self, line: str) -> Frame | None:
+    def _frame(self, reader: FrameReader, line: str) -> Frame | None:
         try:
-            return parse_frame(line.encode())
+            return reader.read(line.encode())
         except AbsurdFigureError as error:
             raise self._bad_answer(error) from error
         except ValueError as error:

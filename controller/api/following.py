@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.api.errors import LlumctlError
-from controller.api.wire.models import EventFrame, Frame, StatusFrame
+from controller.api.wire.models import EventFrame, Frame, GapFrame, StatusFrame
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient
@@ -82,5 +82,7 @@ class Follower:
     def _remember(self, frame: Frame) -> None:
         if isinstance(frame, EventFrame):
             self._after = frame.event.position or self._after
+        elif isinstance(frame, GapFrame):
+            self._after = frame.position or self._after
         elif isinstance(frame, StatusFrame) and self._after == "latest":
             self._after = frame.status.last_event or self._after

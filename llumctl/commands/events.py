@@ -151,7 +151,7 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
     try:
         for frame in following.follow(cluster, after):
             if isinstance(frame, GapFrame):
-                _tell_gap(frame.missed)
+                _tell_gap(frame.missed, frame.reason)
             elif isinstance(frame, EventFrame) and wanted.fits(frame.event):
                 show(frame.event)
             if output.reader_left():
@@ -162,8 +162,11 @@ def _follow(cluster: str, after: str, wanted: Wanted, show: "EventLines") -> Non
         output.say(told(cluster))
 
 
-def _tell_gap(missed: int | None) -> None:
-    if missed is None:
+def _tell_gap(missed: int | None, reason: str = "") -> None:
+    """`reason`: why an event was left out here; else the controller has it no more."""
+    if reason:
+        output.say(f"gap: an event was left out: {reason}")
+    elif missed is None:
         output.say("gap: the controller restarted; events before that may be missing")
     else:
         output.say(f"gap: {missed} events are missing here: the controller keeps only the last")

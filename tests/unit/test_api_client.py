@@ -3,6 +3,7 @@
 import ast
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import controller
 from controller.api import client as client_module
 from controller.api.client import ControlClient
 from controller.api.errors import AnswerLostError, LlumctlError, UnreachableError
-from controller.api.wire.models import ClusterState, PingFrame, StopRequest
+from controller.api.wire.models import ClusterState, EventFrame, GapFrame, PingFrame, StopRequest
 from controller.api.wire.moves import MigrateRequest
 from controller.api.wire.operations import (
     AbortRequest,
@@ -281,6 +282,29 @@ def test_a_stream_with_figures_that_nobody_measures_is_an_error(figure: str) -> 
         control.status()
     with client(answering(200, answer)) as control, pytest.raises(AnswerLostError, match="bad"):
         control.scale(ScaleRequest(target=2), key="k")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [('"time_s": 1e30', "1e30 is no figure"), ('"time_s": "noon"', "no event of llumctl's")],
+)
+def test_an_event_that_cannot_be_shown_is_a_gap_and_the_stream_goes_on(
+    bad: str, reason: str
+) -> None:
+    """It stays in the controller's log: asked for again, it ended every stream."""
+    good = '{"kind": "a", "time_s": 3, "cause_id": "c", "position": "a-2"}'
+    lines = [
+        '{"type": "ping", "time_s": 7}',
+        f'{{"type": "event", "time_s": 8, "event": {{{bad}, "position": "a-1"}}}}',
+        f'{{"type": "event", "time_s": 8, "event": {good}}}',
+    ]
+    with client(answering(200, "\n".join([*lines, ""]).encode())) as control:
+        _, gap, event = islice(control.watch(), 3)
+    assert isinstance(gap, GapFrame)
+    assert (gap.missed, gap.position, gap.time_s) == (1, "a-1", 7)
+    assert reason in gap.reason
+    assert isinstance(event, EventFrame)
+    assert event.event.position == "a-2"
 
 
 def test_a_stream_goes_over_frames_of_later_versions_and_ends_as_an_error() -> None:

@@ -9,7 +9,7 @@ import pytest
 from controller.api import following
 from controller.api.errors import LlumctlError, UnreachableError
 from controller.api.following import Follower, Lost
-from controller.api.wire.models import EventFrame, Frame, PingFrame, StatusFrame
+from controller.api.wire.models import EventFrame, Frame, GapFrame, PingFrame, StatusFrame
 from tests.unit.cli_support import cluster
 from tests.unit.fake_controller import event, until
 
@@ -83,6 +83,13 @@ def test_it_goes_on_behind_the_last_event() -> None:
     kinds = [type(item) for item in heard]
     assert kinds[:5] == [EventFrame, EventFrame, Lost, PingFrame, Lost]
     assert client.num_closed >= 2
+
+
+def test_it_goes_on_behind_an_event_that_was_left_out() -> None:
+    left_out = GapFrame(time_s=1.0, missed=1, reason="absurd", position="a-2")
+    client = FakeClient(gone(happened("a-1"), left_out, GapFrame(time_s=1.0)))
+    follow(client, 2, after="")
+    assert client.asked[:2] == ["", "a-2"]
 
 
 def test_who_wants_only_the_latest_misses_nothing_of_a_break() -> None:

@@ -74,7 +74,7 @@ class Replaying:
             return
         tone = Tone.WARN
         if isinstance(found, GapFrame):
-            words = "events were missed"
+            words = event_words.gap(found.missed, found.reason)
         else:
             event = found.event
             words = f"{event.kind.replace('_', ' ')} {event_words.subject(event)}"

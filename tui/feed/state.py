@@ -160,6 +160,8 @@ class Entry:
     time_s: float
     event: Event | None = None
     missed: int | None = None
+    reason: str = ""
+    """Why the event of a gap is not here; empty where the controller has forgotten it."""
     weight: Weight = Weight.ROUTINE
 
     @property
@@ -279,7 +281,8 @@ class _Unread:
         self._last = at_s, frame.time_s
         seq = self._first + len(self._entries)
         if isinstance(frame, GapFrame):
-            gap = Entry(seq, frame.time_s, missed=frame.missed, weight=Weight.TROUBLE)
+            missed, reason = frame.missed, frame.reason
+            gap = Entry(seq, frame.time_s, None, missed, reason, Weight.TROUBLE)
             self._entries.append(gap)
         elif isinstance(frame, EventFrame):
             event, of = frame.event, weight(frame.event)

@@ -149,7 +149,7 @@ def figures(event: Event) -> str:
 
 
 def missed(entry: Entry) -> str:
-    return "events were missed" if entry.missed is None else f"{entry.missed} events were missed"
+    return printable(event_words.gap(entry.missed, entry.reason))
 
 
 def _kind(row: EventRow, _: int) -> Span:

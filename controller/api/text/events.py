@@ -190,3 +190,10 @@ def figure(name: str, value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+def gap(missed: int | None, reason: str) -> str:
+    """What stands where events are missing; `reason`: why one was left out."""
+    if reason:
+        return f"an event was left out: {reason}"
+    return "events were missed" if missed is None else f"{missed} events were missed"

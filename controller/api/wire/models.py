@@ -336,6 +336,10 @@ class GapFrame(WireModel):
     type: Literal["gap"] = "gap"
     time_s: float
     missed: int | None = None
+    reason: str = ""
+    """Why the reader of a stream left an event out; empty where the controller forgot some."""
+    position: str = ""
+    """Behind the event that was left out, in the controller's log; empty where it is not known."""
 
 
 class PingFrame(WireModel):

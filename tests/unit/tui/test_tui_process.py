@@ -22,8 +22,8 @@ pytestmark = pytest.mark.process
 # a machine that is busy with other things may double that.
 QUIT_S = 4.0
 QUIT_CPU_S = 0.2
-"""Of CPU, however busy the machine is: 0.05 s here. It was 0.3 to 1 s while the interpreter looked at
-every object once more, and bad answers were read on meanwhile."""
+"""Of CPU, however busy the machine is: 0.05 s here. It was 0.3 to 1 s while the interpreter looked
+at every object once more, and bad answers were read on meanwhile."""
 
 
 class HangingController(FakeController):
