@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks import incidents
+from controller.api.text.queue_heads import head_wait_s
 from controller.api.wire.models import StatusFrame
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
 
@@ -51,3 +52,13 @@ def test_each_level_has_its_figures() -> None:
     for item in status.instances:
         assert sum(item.num_waiting_by_level.values()) == item.num_waiting_reqs
         assert item.ttft_p99_s is None or max(item.ttft_p99_by_level_s.values()) >= item.ttft_p99_s
+
+
+def test_an_evicted_head_tells_how_long_it_has_waited_since() -> None:
+    *_, frame = incidents.frames("priority-burst", incidents.SHOWN_S)
+    assert isinstance(frame, StatusFrame)
+    heads = [each.queue_head for each in frame.status.instances if each.queue_head is not None]
+    (evicted,) = [each for each in heads if each.evicted]
+    waited_s = head_wait_s(evicted)
+    assert waited_s is not None
+    assert 0 < waited_s < evicted.waited_s
