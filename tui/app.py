@@ -43,6 +43,7 @@ from tui.screens.dialog import Dialog
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
 from tui.screens.log import LogScreen
+from tui.screens.member_log import MemberLogScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
@@ -352,6 +353,9 @@ class Dashboard(App[None]):
     def show_requests(self) -> None:
         self.push_screen(RequestsScreen())
 
+    def show_member_log(self, member_id: str) -> None:
+        self.push_screen(MemberLogScreen(member_id))
+
     def show_events(self, text: str) -> None:
         """On the main screen, whatever lies above it."""
         while not isinstance(self.screen, DashboardScreen):
@@ -401,6 +405,11 @@ class Dashboard(App[None]):
     @property
     def own_names(self) -> Sequence[str]:
         return self.owning.names
+
+    @property
+    def typed_names(self) -> Sequence[str]:
+        found = self._actions([Place.ROWS])
+        return [each.typed.partition(" ")[0] for each in found if each.typed]
 
     def action_own(self, name: str) -> None:
         self.owning.begin(name)

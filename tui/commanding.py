@@ -22,6 +22,13 @@ from tui.input.commands import Command, Known
 from tui.input.completion import Typing
 from tui.screens.base import PaintedScreen
 
+NO_MEMBERS = ("controller", "head")
+"""What has a log and is no member."""
+
+
+class Runs(Protocol):
+    def of_llumctl(self, name: str, *arguments: str, of_cluster: bool) -> None: ...
+
 
 class Commanded(Console, Protocol):
     """The application, as commands see it."""
@@ -29,10 +36,17 @@ class Commanded(Console, Protocol):
     acting: Acting
 
     @property
+    def owning(self) -> Runs: ...
+
+    @property
     def screen(self) -> Screen[Any]: ...
 
     @property
     def own_names(self) -> Sequence[str]: ...
+
+    @property
+    def typed_names(self) -> Sequence[str]:
+        """The commands that do something now."""
 
     def action_own(self, name: str) -> None: ...
     def set_theme(self, name: str) -> None: ...
@@ -40,6 +54,7 @@ class Commanded(Console, Protocol):
     def action_help(self) -> None: ...
     def action_picture(self) -> None: ...
     def show_requests(self) -> None: ...
+    def show_member_log(self, member_id: str) -> None: ...
     def show_events(self, text: str) -> None: ...
 
 
@@ -62,6 +77,9 @@ class Commanding:
             "requests": self._requests,
             "explain": lambda command: app.open(Target(request_id=command.argument)),
             "instance": lambda command: app.open(Target(command.argument)),
+            "logs": lambda command: app.show_member_log(command.argument or "controller"),
+            "doctor": lambda _: app.owning.of_llumctl("doctor", of_cluster=False),
+            "wait": self._wait,
             "events": lambda command: app.show_events(command.argument),
             "sort": lambda command: self._screen().sort_by(command.argument),
             "filter": lambda command: self._screen().filter_by(command.argument),
@@ -86,13 +104,15 @@ class Commanding:
         app = self._app
         screen, state = app.screen, app.shown
         return Known(
-            columns=screen.sorts if isinstance(screen, PaintedScreen) else (),
+            columns=list(screen.orders) if isinstance(screen, PaintedScreen) else (),
             themes=list(THEMES),
             instances=list(state.histories),
+            members=[*state.histories, *_frontends(state), *NO_MEMBERS],
             requests=requests_in(state),
             levels=[level.name for level in state.status.levels] if state.status else (),
             settings=self._settings,
             own=app.own_names,
+            offered=app.typed_names,
         )
 
     def run(self, text: str) -> None:
@@ -155,6 +175,10 @@ class Commanding:
         else:
             self._app.ask(lambda client: client.settings(), told)
 
+    def _wait(self, command: Command) -> None:
+        wanted = f"--for={command.argument}"
+        self._app.owning.of_llumctl("wait", wanted, of_cluster=True)
+
     def _requests(self, command: Command) -> None:
         if command.argument:
             self._app.open(Target(command.argument))
@@ -181,6 +205,10 @@ def requests_in(state: DashboardState) -> list[str]:
         if entry.event is not None and entry.event.request_id:
             found[entry.event.request_id] = None
     return list(found)
+
+
+def _frontends(state: DashboardState) -> list[str]:
+    return [each.id for each in state.status.frontends] if state.status else []
 
 
 def _target(id_: str, kind: Kind) -> Target:

@@ -19,6 +19,7 @@ from tui.screens.base import PaintedScreen
 from tui.screens.confirm import ConfirmScreen
 from tui.screens.output import OutputScreen
 
+DAY_S = 86_400.0
 Push = Callable[[Screen[Any], Callable[[Any], None]], object]
 
 
@@ -64,6 +65,18 @@ class Owning:
             else:
                 self._push(ConfirmScreen(run), self._agreed)
 
+    def of_llumctl(self, name: str, *arguments: str, of_cluster: bool) -> None:
+        """Shows what a command of the command line writes; it changes nothing, so nobody is asked.
+        It knows the time that it may take. `of_cluster`: it is about the cluster shown here."""
+        if self._app.options.in_browser or self._app.replay is not None:
+            where = "browser" if self._app.options.in_browser else "replay"
+            self._app.say(f"a {where} runs no commands here", Tone.BAD)
+            return
+        command = OwnCommand(name, (sys.executable, "-P", "-m", "llumctl", name), timeout_s=DAY_S)
+        cluster = self._app.options.cluster if of_cluster else ""
+        named = ("--cluster", cluster) if cluster else ()
+        self._show(Run(command, (*command.run, *arguments, *named)))
+
     def _locked(self) -> str:
         if self._app.options.in_browser:
             return "a browser runs no commands here"
@@ -86,9 +99,11 @@ class Owning:
         if run.command.terminal:
             self._hand_over(run)
         else:
-            timeout_s = run.command.timeout_s
-            self._program = Program(run.arguments, run.environment, timeout_s, self._wake)
-            self._push(OutputScreen(run, self._program), lambda _: None)
+            self._show(run)
+
+    def _show(self, run: Run) -> None:
+        self._program = Program(run.arguments, run.environment, run.command.timeout_s, self._wake)
+        self._push(OutputScreen(run, self._program), lambda _: None)
 
     def stop(self) -> None:
         """No program outlives the dashboard."""

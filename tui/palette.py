@@ -41,7 +41,7 @@ def entries(below: Below, console: Console, actions: Sequence[Action], do: Do) -
     """`actions`: those of the screen. `do(action, where)` runs a screen's or a table's own."""
     for name in THEMES:
         yield _typed(console, f"theme {name}", "colours")
-    for name in below.screen.sorts:
+    for name in below.screen.orders:
         yield _typed(console, f"sort {name}", "order of this table")
     for each in actions:
         is_own = each.action_id.startswith(OWN)

@@ -21,6 +21,15 @@ async def test_the_last_lines_of_a_member() -> None:
         assert (await client.get(most, headers=HEADERS)).json()["lines"] == ["x" * MAX_LINE_CHARS]
 
 
+async def test_the_controller_and_the_head_process_have_logs_too() -> None:
+    async with listening() as (listener, client):
+        (listener.server._log_dir / "controller.log").write_text("decided\n")
+        found = (await client.get("/v1/members/controller/log", headers=HEADERS)).json()
+        assert found["lines"] == ["decided"]
+        answer = await client.get("/v1/members/head/log", headers=HEADERS)
+        assert answer.json()["code"] == "no_log"
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [

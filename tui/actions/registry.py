@@ -24,6 +24,8 @@ class Place(StrEnum):
     DIALOG = "dialog"
     CHOICE = "choice"
     """Something is chosen or typed that an order is to say."""
+    SORTING = "sorting"
+    """The column is chosen by which a table is sorted."""
     TUNING = "tuning"
     HELP = "help"
     ANYWHERE = "anywhere"
@@ -63,6 +65,8 @@ class Action:
     """What is typed after `:` instead, with the name of its argument; empty: a key only."""
     replay: bool = False
     """Whether the key works in a replay only."""
+    live: bool = False
+    """Whether it works with a live controller only: a recording has nothing to show for it."""
     in_browser: bool = True
     """Whether it works in a browser: nothing there reaches a shell or a file of this machine."""
     change: Change | None = None
@@ -160,8 +164,8 @@ ACTIONS: tuple[Action, ...] = (
         typed="scale N",
         change=Change(Kind.CLUSTER, "llumctl scale N", Danger.CONFIRM),
     ),
-    Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS),
-    Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS),
+    Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
+    Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
     Action(
         "tune",
         ("t",),
@@ -170,6 +174,7 @@ ACTIONS: tuple[Action, ...] = (
         Place.ROWS,
         "tune",
         "tune",
+        live=True,
     ),
     Action(
         "setting_edit",
@@ -198,7 +203,15 @@ ACTIONS: tuple[Action, ...] = (
         typed="undo",
         change=Change(Kind.CLUSTER, "llumctl undo", Danger.CONFIRM),
     ),
-    Action("log", ("L",), "log", "what was done here, and its outcome", Place.ROWS, typed="log"),
+    Action(
+        "log",
+        ("L",),
+        "log",
+        "what was done here, and its outcome",
+        Place.ROWS,
+        typed="log",
+        live=True,
+    ),
     Action(
         "read_only",
         ("R",),
@@ -206,6 +219,7 @@ ACTIONS: tuple[Action, ...] = (
         "allow changes, or do not",
         Place.ROWS,
         typed="read_only",
+        live=True,
     ),
     Action("dialog_yes", ("y",), "yes", "do it", Place.DIALOG),
     Action("dialog_no", ("n", "escape"), "no", "do nothing", Place.DIALOG),
@@ -214,7 +228,11 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "filter", ("slash",), "filter", "filter this pane", Place.ROWS, "filter", "filter [TEXT]"
     ),
-    Action("sort", ("s",), "sort", "sort by the next column", Place.ROWS, "sort", "sort COLUMN"),
+    Action(
+        "sort", ("s",), "sort", "choose the order of this table", Place.ROWS, "sort", "sort COLUMN"
+    ),
+    Action("sort_same", ("s",), "same", "the order in force, reversed", Place.SORTING),
+    Action("sort_none", ("escape",), "no", "leave the order as it is", Place.SORTING),
     Action("sort_reverse", ("S",), "sort_reverse", "reverse the order", Place.ROWS),
     Action(
         "freeze",
@@ -312,7 +330,38 @@ ACTIONS: tuple[Action, ...] = (
     Action("explain", (), "", "a request's life, by its id", Place.ROWS, typed="explain REQUEST"),
     Action("requests", (), "", "all requests, or an instance's", Place.ROWS, typed="requests [ID]"),
     Action("events", (), "", "all events, or some", Place.ROWS, typed="events [TEXT]"),
-    Action("get", (), "", "settings, or the value of one", Place.ROWS, typed="get [KEY]"),
+    Action(
+        "get", (), "", "settings, or the value of one", Place.ROWS, typed="get [KEY]", live=True
+    ),
+    Action(
+        "logs",
+        (),
+        "",
+        "a member's log, or the controller's",
+        Place.ROWS,
+        typed="logs [MEMBER]",
+        live=True,
+    ),
+    Action(
+        "wait",
+        (),
+        "",
+        "until a condition holds, as ready, idle or drained=ID",
+        Place.ROWS,
+        typed="wait CONDITION",
+        live=True,
+        in_browser=False,
+    ),
+    Action(
+        "doctor",
+        (),
+        "",
+        "what would keep a cluster from starting on this machine",
+        Place.ROWS,
+        typed="doctor",
+        live=True,
+        in_browser=False,
+    ),
     Action("copy_id", ("y",), "copy", "copy the whole id", Place.TABLE, footer="copy id"),
     Action("command", ("colon",), "command", "type a command", Place.ROWS, footer="cmd"),
     Action("palette", ("ctrl+p",), "command_palette", "choose an action", Place.ANYWHERE),
@@ -372,8 +421,7 @@ def of_places(
         each
         for each in ACTIONS
         if each.place in wanted
-        and (replay or not each.replay)
-        and ((changes and not replay) or each.change is None)
+        and _works(each, replay=replay, changes=changes)
         and (each.in_browser or not in_browser)
     ]
 
@@ -389,8 +437,11 @@ def footer(
             "pause" if replay and each.action_id == "freeze" else each.footer,
         )
         for each in ACTIONS
-        if each.footer
-        and each.place in wanted
-        and (replay or not each.replay)
-        and ((changes and not replay) or each.change is None)
+        if each.footer and each.place in wanted and _works(each, replay=replay, changes=changes)
     ]
+
+
+def _works(action: Action, *, replay: bool, changes: bool) -> bool:
+    if replay:
+        return not action.live and action.change is None
+    return not action.replay and (changes or action.change is None)

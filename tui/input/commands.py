@@ -33,6 +33,8 @@ class Known:
     columns: Sequence[str] = ()
     themes: Sequence[str] = ()
     instances: Sequence[str] = ()
+    members: Sequence[str] = ()
+    """What has a log."""
     requests: Sequence[str] = ()
     levels: Sequence[str] = ()
     settings: Sequence[str] = ()
@@ -44,11 +46,16 @@ class Known:
             "COLUMN": self.columns,
             "THEME": self.themes,
             "ID": self.instances,
+            "MEMBER": self.members,
+            "CONDITION": ["ready", "idle", *(f"drained={each}" for each in self.instances)],
             "REQUEST": self.requests,
             "LEVEL": self.levels,
             "KEY": self.settings,
             "KEY=VALUE": [f"{each}=" for each in self.settings],
         }.get(kind, ())
+
+    offered: Sequence[str] = ()
+    """The commands that do something now: others say why they do not."""
 
     @property
     def names(self) -> list[str]:
@@ -69,18 +76,29 @@ FORMS = {
 }
 """What is typed, and what it wants after it."""
 ALIASES = {"q": "quit", "q!": "quit", "i": "instance", "request": "explain"}
+ELSEWHERE = {
+    "up": "it starts another cluster, in a shell",
+    "down": "it would end what is shown here: type it in a shell",
+    "top": "this is it",
+    "status": "this screen is it, and -o of it is for a shell",
+    "record": "llumctl top --record FILE, or llumctl record FILE in a shell",
+    "bench": "it loads an endpoint and fills its terminal: type it in a shell",
+    "config": "it is about the files of a shell's user: tune has the cluster's settings",
+}
+"""Commands of the command line that are none here, and why."""
 FEW = 12
 """Words that an error names all."""
 FILLERS = ("--to", "--")
 """What the command line wants and `:` can do without."""
 _WHAT = {
     "ID": "instance",
+    "MEMBER": "member",
     "COLUMN": "column",
     "THEME": "theme",
     "LEVEL": "priority level",
     "KEY": "setting",
 }
-_CLOSED = ("COLUMN", "THEME", "ID", "LEVEL", "KEY")
+_CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "KEY")
 """Kinds of which all words are known here."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
@@ -111,6 +129,8 @@ def parse(text: str, known: Known) -> Command:
     """
     name, given = split(text)
     if name not in known.names:
+        if name in ELSEWHERE:
+            raise UsageError(f"no {name} here: {ELSEWHERE[name]}")
         raise UsageError(_unknown("command", name, known.names))
     wanted = words_of(name)
     if wanted and wanted[0].kind == "TEXT":

@@ -24,7 +24,7 @@ def complete(text: str, known: Known) -> Completion:
     head, word = _cut(text)
     name, given = split(head)
     if not name:
-        words = [each for each in known.names if each.startswith(word)]
+        words = [each for each in (known.offered or known.names) if each.startswith(word)]
         return Completion(head, tuple(sorted(words)), "command")
     form = words_of(name)
     if len(given) >= len(form) and not (form and form[-1].many):

@@ -295,6 +295,8 @@ _WORST = (
 )
 """States that are less free than any figure says, the worst first."""
 
+_BY_TROUBLE = (InstanceState.ACTIVE, InstanceState.STARTING, InstanceState.STOPPING, *_WORST[::-1])
+
 Value = tuple[float, ...] | None
 
 
@@ -314,7 +316,7 @@ def _figure(of: Callable[[InstanceRow], float | None]) -> Callable[[InstanceRow]
 SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "freeness": _freeness,
     "id": lambda _: (),
-    "state": _figure(lambda row: list(InstanceState).index(row.item.state)),
+    "state": _figure(lambda row: _BY_TROUBLE.index(row.item.state)),
     "kv": _figure(lambda row: row.item.kv_cache_usage),
     "virtual": _figure(lambda row: virtual_ratio(row.item)),
     "run": _figure(lambda row: row.item.num_running_reqs),
@@ -324,9 +326,11 @@ SORTS: Mapping[str, Callable[[InstanceRow], Value]] = {
     "ttft": _figure(lambda row: row.item.ttft_p99_s),
     "up": _figure(lambda row: row.item.up_s),
 }
-"""The key that sorts goes through them in this order."""
+"""The order of the list from which one is chosen."""
 
-LARGEST_FIRST = ("kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
+_LARGEST_FIRST = ("state", "kv", "virtual", "run", "wait", "moves", "headroom", "ttft")
+ORDERS: Mapping[str, bool] = {name: name in _LARGEST_FIRST for name in SORTS}
+"""The orders, and whether the largest comes first: what an operator looks for."""
 
 
 def ordered(found: list[InstanceRow], column: str, *, descending: bool) -> list[InstanceRow]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tui.drawing.layout import Pane
-from tui.panes.instances import LARGEST_FIRST, SORTS
+from tui.panes.instances import ORDERS
 
 
 @dataclass
@@ -20,14 +20,10 @@ class View:
     follow: bool = True
     """The newest event stays in view."""
 
-    def sort_by_next(self) -> None:
-        names = list(SORTS)
-        self.sort_by(names[(names.index(self.sort) + 1) % len(names)])
-
     def sort_by(self, column: str) -> None:
         """In the direction that puts what an operator looks for first; again: reversed."""
         again = column == self.sort
-        self.descending = not self.descending if again else column in LARGEST_FIRST
+        self.descending = not self.descending if again else ORDERS[column]
         self.sort = column
 
     def go_to(self, pane: Pane) -> None:

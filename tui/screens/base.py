@@ -1,6 +1,6 @@
 """What the dashboard's screens share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from textual.screen import Screen
@@ -10,15 +10,10 @@ from tui.actions.registry import Place
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
 from tui.panes import alarm_line, header, replay_bar
+from tui.screens.sorting import SortScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
-
-
-def can_draw(screen: Screen[Any]) -> bool:
-    """Whether a screen's widgets are there: they come after the screen, and go one by one while
-    statuses, sizes and the focus still change."""
-    return screen.is_mounted and screen.display and bool(screen.size.width)
 
 
 class PaintedScreen(Screen[None]):
@@ -107,9 +102,29 @@ class PaintedScreen(Screen[None]):
             self.console.replay.to_event(weight, direction)
 
     @property
-    def sorts(self) -> Sequence[str]:
-        """The columns by which the table with the focus can be sorted."""
-        return ()
+    def orders(self) -> Mapping[str, bool]:
+        """The columns by which the table with the focus can be sorted, and whether the largest
+        comes first."""
+        return {}
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        """The column by which it is sorted, and whether the largest comes first now."""
+        return "", False
+
+    def action_sort(self) -> None:
+        """Chosen again, a column's order is reversed."""
+        if self.orders:
+            self.app.push_screen(SortScreen(self.orders, *self.order), self._sort)
+
+    def _sort(self, column: str | None) -> None:
+        if column == self.order[0]:
+            self.action_sort_reverse()
+        elif column is not None:
+            self.sort_by(column)
+
+    def action_sort_reverse(self) -> None:
+        """The other end of the order first."""
 
     def sort_by(self, column: str) -> None:
         """Sorts that table by one of `sorts`."""

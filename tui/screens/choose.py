@@ -15,8 +15,8 @@ from tui.actions.registry import Place, bindings
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
-from tui.screens.base import can_draw
 from tui.screens.dialog import Dialog
+from tui.screens.ready import can_draw
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import HEAD_LINES, TableView
 

@@ -14,8 +14,8 @@ from tui.actions.order import Asked, Order, Plan, Together
 from tui.actions.own import Run
 from tui.actions.registry import Place, bindings
 from tui.drawing.format import Line, Span, Tone
-from tui.screens.base import can_draw
 from tui.screens.dialog import Dialog
+from tui.screens.ready import can_draw
 from tui.widgets.lines import Lines
 
 FRAME_LINES = 6

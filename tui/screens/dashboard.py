@@ -22,7 +22,8 @@ from tui.panes.migrations import MigrationRow
 from tui.panes.names import names
 from tui.panes.queue_heads import HeadRow
 from tui.panes.view import View
-from tui.screens.base import PaintedScreen, can_draw
+from tui.screens.base import PaintedScreen
+from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView
@@ -238,10 +239,6 @@ class DashboardScreen(PaintedScreen):
             self.view.back()
             self.show()
 
-    def action_sort(self) -> None:
-        self.view.sort_by_next()
-        self.show()
-
     def action_sort_reverse(self) -> None:
         self.view.descending = not self.view.descending
         self.show()
@@ -280,8 +277,12 @@ class DashboardScreen(PaintedScreen):
         self.query_one(Bottom).ask(":", typing=self.console.begin_command())
 
     @property
-    def sorts(self) -> Sequence[str]:
-        return list(instances.SORTS)
+    def orders(self) -> Mapping[str, bool]:
+        return instances.ORDERS
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        return self.view.sort, self.view.descending
 
     def sort_by(self, column: str) -> None:
         if column != self.view.sort:

@@ -38,8 +38,12 @@ class DetailScreen(PaintedScreen):
         self._filter_before = ""
 
     @property
-    def sorts(self) -> Sequence[str]:
-        return list(self.SORTS[self.focused_table])
+    def orders(self) -> Mapping[str, bool]:
+        return self.SORTS[self.focused_table]
+
+    @property
+    def order(self) -> tuple[str, bool]:
+        return self.choice.sort, self.choice.descending
 
     @property
     def choice(self) -> Choice:
@@ -94,10 +98,6 @@ class DetailScreen(PaintedScreen):
     def action_back(self) -> None:
         if not self.unmark():
             self.dismiss()
-
-    def action_sort(self) -> None:
-        names = self.sorts
-        self.sort_by(names[(names.index(self.choice.sort) + 1) % len(names)])
 
     def action_sort_reverse(self) -> None:
         self.choice.descending = not self.choice.descending

@@ -15,8 +15,8 @@ from tui.actions.registry import Place, bindings
 from tui.actions.tuning import SetSettings
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import setting_list
-from tui.screens.base import can_draw
 from tui.screens.dialog import Dialog
+from tui.screens.ready import can_draw
 from tui.widgets.lines import Lines
 
 

@@ -16,7 +16,7 @@ from tui.panes import event_list, instances, log_lines, request_list
 from tui.panes.facts import facts
 from tui.panes.log_lines import LogRow
 from tui.panes.request_list import RequestRow
-from tui.screens.base import can_draw
+from tui.screens.ready import can_draw
 from tui.screens.requests import RequestsScreen
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines

@@ -8,7 +8,8 @@ from tui.actions import log
 from tui.actions.log import LogRow
 from tui.actions.registry import Place, bindings
 from tui.drawing.format import Span, Tone
-from tui.screens.base import PaintedScreen, can_draw
+from tui.screens.base import PaintedScreen
+from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

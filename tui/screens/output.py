@@ -12,7 +12,8 @@ from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Span, Tone
 from tui.drawing.table import Column
 from tui.feed.program import Program
-from tui.screens.base import PaintedScreen, can_draw
+from tui.screens.base import PaintedScreen
+from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

@@ -12,8 +12,8 @@ from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.panes import timeline
 from tui.panes.timeline import TimelineRow
-from tui.screens.base import can_draw
 from tui.screens.detail import DetailScreen
+from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

@@ -12,8 +12,8 @@ from tui.feed.state import DashboardState
 from tui.panes import request_list
 from tui.panes.names import names
 from tui.panes.request_list import RequestRow
-from tui.screens.base import can_draw
 from tui.screens.detail import DetailScreen
+from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
 from tui.widgets.table_view import TableView

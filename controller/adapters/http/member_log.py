@@ -1,4 +1,5 @@
-"""`GET /v1/members/{id}/log`: the last lines of a member's log, if that is on this machine."""
+"""`GET /v1/members/{id}/log`: the last lines of the log of a member, of the controller or of the
+head process, if that is on this machine."""
 
 import asyncio
 from contextlib import closing
@@ -11,6 +12,8 @@ from controller.api.state.log_tail import LogTail
 from controller.api.wire.models import MemberLog
 from controller.runtime.controller.controller import Controller
 
+OURS = ("controller", "head")
+"""Processes that are no members, and write logs all the same."""
 MAX_LINES = 500
 MAX_LINE_CHARS = 1000
 """Of a longer line the beginning is told: an answer has half a million characters at most."""
@@ -25,8 +28,8 @@ class LogQuery(BaseModel):
 async def member_log(
     controller: Controller, log_dir: Path, member_id: str, query: LogQuery
 ) -> MemberLog:
-    """Only a member's id names a file, so a path cannot."""
-    if member_id not in controller.roster.members:
+    """Only a member's id, or one of `OURS`, names a file, so a path cannot."""
+    if member_id not in controller.roster.members and member_id not in OURS:
         raise ApiError(404, "not_found", f"there is no member {member_id[:60]!r}", "llumctl status")
     path = log_dir / f"{member_id}.log"
     if not path.exists():

@@ -1,5 +1,7 @@
 """What is typed after `:`: forms, completion, history, and the calls that are made."""
 
+from pathlib import Path
+
 import pytest
 from textual.command import CommandPalette
 from textual.events import Key
@@ -14,9 +16,11 @@ from controller.api.wire.operations import (
 )
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
-from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, settle
+from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
+from tui import owning
 from tui.actions.registry import ACTIONS
 from tui.drawing.layout import Pane
+from tui.feed.program import Program
 from tui.input import completion
 from tui.input.commands import Command, Known, parse
 from tui.input.completion import History, Tabbing, complete
@@ -24,6 +28,7 @@ from tui.screens.choose import ChooseScreen
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
+from tui.screens.output import OutputScreen
 from tui.screens.request import RequestScreen
 from tui.screens.requests import RequestsScreen
 from tui.screens.tuning import TuningScreen
@@ -32,6 +37,7 @@ KNOWN = Known(
     columns=("freeness", "wait"),
     themes=("default", "light"),
     instances=("i-1", "i-10", "i-2"),
+    members=("i-1", "f-0", "controller"),
     requests=("cmpl-8d36", "chat-77d4"),
     levels=("high", "normal"),
     settings=("migration.max_moves", "scheduler.policy"),
@@ -64,6 +70,10 @@ def test_what_is_understood(text: str, name: str, arguments: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("text", "words", "kind"),
     [
+        ("bench --rate 3", "no bench here: it loads an endpoint", UsageError),
+        ("down", "no down here: it would end what is shown", UsageError),
+        ("logs f-9", "no member 'f-9': did you mean f-0?", UsageError),
+        ("wait", "wait what?  wait CONDITION", UsageError),
         ("drian i-1", "no command 'drian': did you mean drain?", UsageError),
         ("zzz", "no command 'zzz': Tab lists them", UsageError),
         ("drain", "drain what?  drain ID...", UsageError),
@@ -98,6 +108,8 @@ def test_what_is_not(text: str, words: str, kind: type[LlumctlError]) -> None:
         ("priority r1 ", ("high", "normal"), "LEVEL"),
         ("sort w", ("wait",), "COLUMN"),
         ("get m", ("migration.max_moves",), "KEY"),
+        ("logs c", ("controller",), "MEMBER"),
+        ("wait drained=i-1", ("drained=i-1", "drained=i-10"), "CONDITION"),
         ("undo ", (), ""),
         ("restart i-1 ", (), ""),
     ],
@@ -285,6 +297,56 @@ async def test_what_the_command_line_can_show() -> None:
         assert isinstance(app.screen, DashboardScreen)
         table = app.screen.table(Pane.EVENTS)
         assert {item.entry.event.kind for item in table.items} == {"evicted"}
+
+
+async def test_the_log_of_the_controller_or_of_a_member() -> None:
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        source.log = ("decided", "went on")
+        await settle(app, pilot)
+        for text, title in (("logs", "Log of controller"), ("logs f-0", "Log of f-0")):
+            app.run_command(text)
+            await settle(app, pilot)
+            assert title in await drawn(pilot)
+            assert "went on" in await drawn(pilot)
+            await pilot.press("escape")
+
+
+class FakeProgram(Program):
+    def start(self) -> None:
+        self.lines.append(" ".join(self._arguments[4:]))
+        self.num_lines += 1
+        self.outcome = "exit status 0"
+
+
+async def test_doctor_and_wait_are_those_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owning, "Program", FakeProgram)
+    async with acting(cluster="prod") as bed:
+        await bed.type("colon", "wait drained=i-1")
+        assert "wait --for=drained=i-1 --cluster prod" in await drawn(bed.pilot)
+        await bed.press("escape")
+        await bed.type("colon", "doctor")
+        assert isinstance(bed.app.screen, OutputScreen)
+        text = await drawn(bed.pilot)
+        assert "exit status 0" in text
+        assert "doctor --cluster" not in text, "it is about this machine"
+    async with acting(in_browser=True) as bed:
+        await bed.type("colon", "doctor")
+        assert "a browser runs no commands here" in await bed.bottom()
+
+
+async def test_a_replay_offers_what_it_can_do(tmp_path: Path) -> None:
+    async with replaying(tmp_path, synthetic.frames(3)) as (app, pilot, _):
+        offered = complete("", app.commanding.known()).words
+        assert {"seek", "sort", "explain", "requests"} <= set(offered)
+        assert not {"drain", "set", "get", "tune", "logs", "wait", "doctor"} & set(offered)
+        app.run_command("wait idle")
+        assert "a replay runs no commands here" in await drawn(pilot)
+    async with acting() as bed:
+        assert "seek" not in complete("", bed.app.commanding.known()).words
 
 
 async def test_the_palette_acts_on_the_row_that_was_under_the_cursor() -> None:

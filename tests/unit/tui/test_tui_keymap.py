@@ -67,7 +67,7 @@ def test_every_usual_key_is_known_by_name() -> None:
         (
             {"sort": "o", "filter": "o"},
             "filter",
-            "o is the key of sort (sort by the next column) too",
+            "o is the key of sort (choose the order of this table) too",
         ),
         ({"sort": "/"}, "sort", "/ is the key of filter (filter this pane) too"),
         ({"sort": "ctrl+i"}, "sort", "ctrl+i is the key of pane_next"),
@@ -104,7 +104,7 @@ async def test_rebound_keys_work_and_the_old_ones_do_not() -> None:
     async with dashboard(source, keymap=wanted) as (app, pilot):
         source.feed(synthetic.frames(10))
         await settle(app, pilot)
-        await pilot.press("z")
+        await pilot.press("z", "n", "enter")
         assert main(app).view.sort == "id"
         assert main(app).view.zoomed is None
         await pilot.press("s")
@@ -153,7 +153,7 @@ async def test_the_screens_name_the_keys_in_force() -> None:
         text = await drawn(pilot)
         assert "Help  (b closes)" in text
         lines = [line.split() for line in text.splitlines()]
-        assert ["o", "sort", "by", "the", "next", "column"] in lines
+        assert ["o", "choose", "the", "order", "of", "this", "table"] in lines
         await pilot.press("b")
         assert isinstance(app.screen, DashboardScreen)
 

@@ -33,7 +33,7 @@ from tui.app import Dashboard
 from tui.drawing.format import ASCII
 from tui.drawing.layout import Pane
 from tui.input.keymap import TOGETHER
-from tui.panes.instances import LARGEST_FIRST, SORTS
+from tui.panes.instances import ORDERS
 from tui.screens.dashboard import DashboardScreen
 from tui.screens.help import HelpScreen
 from tui.screens.instance import InstanceScreen
@@ -149,7 +149,7 @@ async def test_open(source: FakeSource, key: str) -> None:
         await fed(app, pilot, source)
         await pilot.press("j", "j")
         chosen = cursor(app)
-        await pilot.press("S", "s")
+        await pilot.press("S", "s", "j", "enter")
         assert cursor(app) == chosen
         await pilot.press(key)
         assert isinstance(app.screen, InstanceScreen)
@@ -225,20 +225,43 @@ async def test_sort(source: FakeSource, key: str) -> None:
         await fed(app, pilot, source)
         await pilot.press("j", "j")
         chosen = cursor(app)
-        for column in [*list(SORTS)[1:], "freeness"]:
-            await pilot.press(key)
-            way = "v" if column in LARGEST_FIRST else "^"
+        for column in [*list(ORDERS)[1:], "freeness"]:
+            steps = list(ORDERS).index(column) - list(ORDERS).index(main(app).order[0])
+            moves = ["j"] * steps + ["k"] * -steps
+            await pilot.press(key, *moves, "enter")
+            way = "v" if ORDERS[column] else "^"
             assert f"sort:{column}{way}" in await drawn(pilot)
             assert cursor(app) == chosen
-        await pilot.press(key)
+        await pilot.press(key, "j", "enter")
         assert order(app)[:3] == ["i-0", "i-1", "i-2"]
+
+
+@presses("sort_same")
+async def test_the_same_order_is_reversed(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("s")
+        assert "largest first: it is the other way now" in await drawn(pilot)
+        await pilot.press(key)
+        assert "sort:freenessv" in await drawn(pilot)
+        await pilot.press("s", "enter")
+        assert "sort:freeness^" in await drawn(pilot)
+
+
+@presses("sort_none")
+async def test_an_order_need_not_be_chosen(source: FakeSource, key: str) -> None:
+    async with dashboard(source) as (app, pilot):
+        await fed(app, pilot, source)
+        await pilot.press("s", "j", key)
+        assert app.screen is main(app)
+        assert "sort:freeness^" in await drawn(pilot)
 
 
 @presses("sort_reverse")
 async def test_reverse(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
-        await pilot.press("s", key)
+        await pilot.press("s", "j", "enter", key)
         assert order(app)[:2] == ["i-15", "i-14"]
         assert "sort:idv" in await drawn(pilot)
 
@@ -607,7 +630,7 @@ async def test_keys_can_be_rebound_by_action_id(source: FakeSource) -> None:
         await fed(app, pilot, source)
         await pilot.press("s")
         assert "sort:freeness^" in await drawn(pilot)
-        await pilot.press("b")
+        await pilot.press("b", "n", "enter")
         assert "sort:id^" in await drawn(pilot)
         assert " b sort " in (await drawn(pilot)).splitlines()[-1]
         first = cursor(app)

@@ -132,7 +132,8 @@ async def test_filter_sort_and_commands(source: FakeSource) -> None:
         assert {row.moment.at_s for row in screen.table("timeline").items} == {9.0}
         await pilot.press("colon", *"filter", "space", "f", "i", "r", "s", "t", "enter")
         assert "first token" in screen.table("timeline").items[0].moment.what
-        await pilot.press("slash", *["backspace"] * 5, "enter", "s")
+        await pilot.press("slash", *["backspace"] * 5, "enter")
+        await pilot.press("s", "j", "enter")
         assert "sort:lengthv" in await drawn(pilot)
         assert screen.table("timeline").items[0].moment.length_s is None
         await pilot.press("S")

@@ -703,3 +703,5 @@ def test_the_footer_shows_rebound_keys_and_those_of_a_replay() -> None:
     replayed = registry.footer({}, places, replay=True)
     assert ("[", "slower") in replayed
     assert ("Space", "pause") in replayed
+    assert "tune" not in [word for _, word in replayed], "a recording has no settings"
+    assert "tune" in [word for _, word in registry.footer({}, places, replay=False)]

@@ -225,7 +225,7 @@ async def test_only_what_changed_is_painted(source: FakeSource) -> None:
 
 async def test_a_table_of_nothing_takes_keys(source: FakeSource) -> None:
     async with dashboard(source) as (app, pilot):
-        for key in ("j", "k", "g", "G", "pagedown", "pageup", "enter", "s", "z", "e", "space"):
+        for key in ("j", "k", "g", "G", "pagedown", "pageup", "enter", "z", "e", "space"):
             await pilot.press(key)
         assert isinstance(app.screen, DashboardScreen)
         assert all(table.cursor_id is None for table in app.screen.query(TableView))
@@ -240,7 +240,22 @@ async def test_every_key_of_the_main_screen_works_at_any_size(
     async with dashboard(source, size) as (app, pilot):
         source.feed(synthetic.overloaded(12))
         await settle(app, pilot)
-        for key in ("e", "e", "z", "1", "z", "2", "3", "0", "tab", "j", "enter", "escape", "s"):
+        for key in (
+            "e",
+            "e",
+            "z",
+            "1",
+            "z",
+            "2",
+            "3",
+            "0",
+            "tab",
+            "j",
+            "enter",
+            "escape",
+            "s",
+            "escape",
+        ):
             await pilot.press(key)
             await settle(app, pilot)
             lines = (await drawn(pilot)).splitlines()

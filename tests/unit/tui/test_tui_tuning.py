@@ -97,6 +97,8 @@ async def test_the_setting_is_that_under_the_cursor_when_the_key_was_pressed(key
         assert isinstance(bed.app.screen, TuningScreen)
         await bed.type("slash", "migration.max")
         await bed.press("s")
+        await bed.press("j")
+        await bed.press("enter")
         assert "sort:changed" in await drawn(bed.pilot)
         await bed.press("enter")
         assert isinstance(bed.app.screen, EditScreen)
