@@ -15,7 +15,6 @@ from textual.events import Event, Key, Resize
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
-from controller.api.wire.settings import Setting
 from tui import palette, terminal
 from tui.acting import Acting
 from tui.actions import log, registry
@@ -276,26 +275,8 @@ class Dashboard(App[None]):
 
     # What the operator asks
 
-    def locked(self) -> str:
-        return self.acting.locked()
-
     def ask(self, question: Work, then: Then) -> None:
         self.acting.orders.ask(question, then)
-
-    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
-        self.acting.act(action_id, *targets, marked=marked)
-
-    def scale(self, number: str) -> None:
-        self.acting.scale(number)
-
-    def undo(self) -> None:
-        self.acting.undo()
-
-    def edit_setting(self, setting: Setting) -> None:
-        self.acting.edit_setting(setting)
-
-    def toggle_read_only(self) -> None:
-        self.acting.toggle_read_only()
 
     def show_log(self) -> None:
         self.push_screen(LogScreen())

@@ -64,15 +64,15 @@ class Commanding:
         self._settings: tuple[str, ...] = ()
         self._typing = Typing(self.known)
         self._does: Mapping[str, Callable[[Command], None]] = {
-            "scale": lambda command: app.scale(command.argument),
+            "scale": lambda command: app.acting.scale(command.argument),
             "priority": self._priority,
             "migrate": self._migrate,
             "get": self._get,
             "set": lambda command: app.acting.order(SetSettings.to(command.arguments)),
             "tune": lambda _: app.show_tuning(),
-            "undo": lambda _: app.undo(),
+            "undo": lambda _: app.acting.undo(),
             "log": lambda _: app.show_log(),
-            "read_only": lambda _: app.toggle_read_only(),
+            "read_only": lambda _: app.acting.toggle_read_only(),
             "freeze": lambda _: app.toggle_freeze(),
             "requests": self._requests,
             "explain": lambda command: app.open(Target(request_id=command.argument)),
@@ -136,7 +136,9 @@ class Commanding:
     def _act(self, command: Command) -> None:
         change = action_of(command.name).change
         assert change is not None
-        self._app.act(command.name, *(_target(each, change.target) for each in command.arguments))
+        self._app.acting.act(
+            command.name, *(_target(each, change.target) for each in command.arguments)
+        )
 
     def _screen(self) -> PaintedScreen:
         screen = self._app.screen
@@ -148,14 +150,14 @@ class Commanding:
         if level:
             self._app.acting.order(SetPriority(request_id, level[0]))
         else:
-            self._app.act("priority", Target(request_id=request_id))
+            self._app.acting.act("priority", Target(request_id=request_id))
 
     def _migrate(self, command: Command) -> None:
         request_id, *to = command.arguments
         if to:
             self._app.acting.order(Migrate(request_id, to[0]))
         else:
-            self._app.act("migrate", Target(request_id=request_id))
+            self._app.acting.act("migrate", Target(request_id=request_id))
 
     def _get(self, command: Command) -> None:
         key = command.argument

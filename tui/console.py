@@ -20,6 +20,24 @@ from tui.options import Options
 from tui.panes.header import Liveness
 
 
+class Acts(Protocol):
+    """What changes the cluster, and what may change it."""
+
+    def locked(self) -> str:
+        """Why nothing may be changed now; else empty."""
+
+    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
+        """Begins an action that changes the cluster, or says why it does not."""
+
+    def scale(self, number: str) -> None: ...
+    def undo(self) -> None: ...
+
+    def edit_setting(self, setting: Setting) -> None:
+        """Asks for another value, or says why none can be set."""
+
+    def toggle_read_only(self) -> None: ...
+
+
 class Console(Protocol):
     source: Source
     options: Options
@@ -27,6 +45,9 @@ class Console(Protocol):
 
     replay: Replaying | None
     """None for a live controller."""
+
+    @property
+    def acting(self) -> Acts: ...
 
     @property
     def shown(self) -> DashboardState:
@@ -61,20 +82,6 @@ class Console(Protocol):
 
     def open_instance(self, instance_id: str, request_id: str = "") -> None:
         """Opens an instance's screen, with a request in view."""
-
-    def locked(self) -> str:
-        """Why nothing may be changed now; else empty."""
-
-    def act(self, action_id: str, *targets: Target, marked: bool = False) -> None:
-        """Begins an action that changes the cluster, or says why it does not."""
-
-    def scale(self, number: str) -> None: ...
-    def undo(self) -> None: ...
-
-    def edit_setting(self, setting: Setting) -> None:
-        """Asks for another value, or says why none can be set."""
-
-    def toggle_read_only(self) -> None: ...
 
     def ask(self, question: Work, then: Then) -> None:
         """Asks the controller; `then` gets the answer or the error on the screen's own thread."""

@@ -80,7 +80,7 @@ class Owning:
     def _locked(self) -> str:
         if self._app.options.in_browser:
             return "a browser runs no commands here"
-        return self._app.locked()
+        return self._app.acting.locked()
 
     def _target(self, screen: PaintedScreen, command: OwnCommand) -> Target | None:
         targets, _ = screen.targets()

@@ -64,7 +64,7 @@ def _of_action(each: Action, below: Below, console: Console, do: Do) -> Iterator
         yield Entry(
             f"{each.action_id} {title}",
             help_text,
-            lambda: console.act(each.action_id, *below.targets, marked=below.marked),
+            lambda: console.acting.act(each.action_id, *below.targets, marked=below.marked),
         )
 
 

@@ -43,6 +43,15 @@ class Look:
     in_browser: bool
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A recording, how fast it is shown, and where that begins."""
+
+    path: Path
+    speed: float
+    at_s: float
+
+
 def top(
     cluster: Cluster = None,
     refresh: Annotated[
@@ -104,24 +113,13 @@ def top(
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
     look = Look(chosen, ascii_only, *_keys_and_commands(), settings.load_console(), in_browser)
+    shown = None if replay is None else Replay(replay, speed or 1.0, at_s)
     if web:
-        shown = ["--theme", chosen, "--refresh", f"{refresh:g}"]
-        shown += ["--ascii"] * ascii_only + ["--readonly"] * (not write)
-        if replay is None:
-            name = choosing.attached_or_asked(cluster)
-            watching.reached(name)
-            shown += ["--cluster", name]
-        else:
-            with _recorded(replay, speed or 1.0, at_s, look.limits):
-                shown += ["--replay", str(replay.resolve())]
-            shown += ["--speed", f"{speed or 1.0:g}", "--at", at or "0s"]
-        from llumctl.web import serving
-
-        serving.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port or 0)
+        _serve(look, cluster, shown, refresh=refresh, write=write, port=port or 0)
         return
     with contextlib.ExitStack() as stack:
-        if replay is not None:
-            source = stack.enter_context(_recorded(replay, speed or 1.0, at_s, look.limits))
+        if shown is not None:
+            source = stack.enter_context(_recorded(shown, look.limits))
             _run(source, look, recording=False, readonly=True)
             return
         name = choosing.attached_or_asked(cluster)
@@ -140,6 +138,32 @@ def top(
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
 
+def _serve(
+    look: Look,
+    cluster: str | None,
+    replay: Replay | None,
+    *,
+    refresh: float,
+    write: bool,
+    port: int,
+) -> None:
+    """Serves the dashboard to browsers, a process for each window, until Ctrl-C. What is wrong with
+    the cluster or the recording is told here, and not in each of them."""
+    shown = ["--theme", look.theme, "--refresh", f"{refresh:g}"]
+    shown += ["--ascii"] * look.ascii_only + ["--readonly"] * (not write)
+    if replay is None:
+        name = choosing.attached_or_asked(cluster)
+        watching.reached(name)
+        shown += ["--cluster", name]
+    else:
+        with _recorded(replay, look.limits):
+            shown += ["--replay", str(replay.path.resolve())]
+        shown += ["--speed", f"{replay.speed:g}", "--at", f"{replay.at_s:.3f}s"]
+    from llumctl.web import serving
+
+    serving.serve([sys.executable, "-P", "-m", "llumctl", "top", *shown], port)
+
+
 def _check_terminal() -> None:
     """The screen is read from stdin and drawn on stderr; stdout is what a pipe takes."""
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
@@ -152,12 +176,12 @@ def _check_terminal() -> None:
 
 
 @contextlib.contextmanager
-def _recorded(path: Path, speed: float, at_s: float, limits: "ConsoleTable") -> Iterator["Source"]:
+def _recorded(replay: Replay, limits: "ConsoleTable") -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
     from tui.feed.replay import ReplaySource
 
-    with RecordingReader(path) as reader:
-        yield ReplaySource(reader, speed=speed, at_s=at_s, limits=limits)
+    with RecordingReader(replay.path) as reader:
+        yield ReplaySource(reader, speed=replay.speed, at_s=replay.at_s, limits=limits)
 
 
 def _keys_and_commands() -> "tuple[dict[str, str], tuple[OwnCommand, ...]]":

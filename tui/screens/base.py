@@ -43,7 +43,7 @@ class PaintedScreen(Screen[None]):
 
     def action_act(self, action_id: str) -> None:
         targets, marked = self.targets()
-        self.console.act(action_id, *targets, marked=marked)
+        self.console.acting.act(action_id, *targets, marked=marked)
 
     def targets(self) -> tuple[tuple[Target, ...], bool]:
         """What a key acts on: the marked rows of the table with the focus, and True; without any
@@ -63,16 +63,16 @@ class PaintedScreen(Screen[None]):
         return table is not None and table.unmark()
 
     def action_scale(self, number: str) -> None:
-        self.console.scale(number)
+        self.console.acting.scale(number)
 
     def action_undo(self) -> None:
-        self.console.undo()
+        self.console.acting.undo()
 
     def action_tune(self) -> None:
         self.console.show_tuning()
 
     def action_read_only(self) -> None:
-        self.console.toggle_read_only()
+        self.console.acting.toggle_read_only()
 
     def action_log(self) -> None:
         self.console.show_log()

@@ -85,7 +85,7 @@ class ChooseScreen(Dialog[Order | Together | None]):
 
     def _words(self) -> Line:
         """What the choice under the cursor would take, or why none can be taken."""
-        if locked := self.console.locked():
+        if locked := self.console.acting.locked():
             return (Span(f"not now: {locked}", Tone.BAD),)
         choice = self._chosen()
         if choice is None or choice.estimate is None:
@@ -124,7 +124,7 @@ class ChooseScreen(Dialog[Order | Together | None]):
     def on_table_view_opened(self, event: TableView.Opened) -> None:
         event.stop()
         choice = self._chosen()
-        if choice is None or self.console.locked():
+        if choice is None or self.console.acting.locked():
             self.show()
             return
         estimate = self._estimates.get(choice.name)

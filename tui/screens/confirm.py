@@ -92,7 +92,7 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
         if self.found.name_to_type:
             words = f"Nothing else would serve. Type {self.found.name_to_type} and Enter to go on:"
             last = [(), (Span(words, Tone.BAD),)]
-        if locked := self.console.locked():
+        if locked := self.console.acting.locked():
             last = [(Span(f"not now: {locked}", Tone.BAD),), *last]
         room -= len(found) + len(last)
         if len(plan) > room:
@@ -127,7 +127,7 @@ class ConfirmScreen(Dialog[Order | Together | Run | None]):
 
     def _give(self) -> None:
         """A screen that went stale under the dialog gives no order."""
-        if self.found is not None and not self.console.locked():
+        if self.found is not None and not self.console.acting.locked():
             self.dismiss(self.found.order)
         else:
             self.show()

@@ -56,7 +56,7 @@ class EditScreen(Dialog[SetSettings | None]):
         below.show([self._told_about(), (keys,)])
 
     def _told_about(self) -> Line:
-        if locked := self.console.locked():
+        if locked := self.console.acting.locked():
             return (Span(f" not now: {locked}", Tone.BAD),)
         if self._asking is not None:
             return (Span(" asking what it would do ...", Tone.DIM),)
@@ -68,7 +68,7 @@ class EditScreen(Dialog[SetSettings | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if self._asking is not None or self.console.locked():
+        if self._asking is not None or self.console.acting.locked():
             self.show()
             return
         value = event.value.strip()

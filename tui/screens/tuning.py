@@ -67,7 +67,7 @@ class TuningScreen(DetailScreen):
 
     def action_edit(self) -> None:
         if (setting := self._chosen_setting()) is not None:
-            self.console.edit_setting(setting)
+            self.console.acting.edit_setting(setting)
 
     def action_tune(self) -> None:
         """This is the screen of it."""

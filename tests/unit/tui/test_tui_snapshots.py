@@ -46,10 +46,10 @@ async def test_live_then_read_only_then_frozen_then_stale() -> None:
         source.clock_s += 0.4
         await settle(app, pilot)
         await checked(app, pilot, "live")
-        app.toggle_read_only()
+        app.acting.toggle_read_only()
         app.unsay()
         await checked(app, pilot, "readonly")
-        app.toggle_read_only()
+        app.acting.toggle_read_only()
         app.unsay()
         app.toggle_freeze()
         source.clock_s += 2
