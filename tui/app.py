@@ -81,6 +81,7 @@ class Dashboard(App[None]):
     #dialog { height: auto; padding: 0 1; background: $background; border: round $warning; }
     .-ascii #dialog { border: ascii $warning; }
     ChooseScreen #words { height: 2; }
+    SortScreen #words { height: 1; }
     #buttons { height: 1; align: right middle; }
     #buttons Button { margin: 0 0 0 2; }
     #name, #value { background: $background; margin: 0 0 1 0; }

@@ -34,9 +34,13 @@ class OrderRow:
         return self.id
 
 
+_WORDS = {"state": ("the best first", "the worst first")}
+"""Of orders without figures, either way."""
+
+
 def _direction(row: OrderRow, _: int) -> Span:
-    words = "largest first" if row.largest_first else "smallest first"
-    return Span(f"{words}: it is the other way now" if row.in_force else words)
+    words = _WORDS.get(row.id, ("smallest first", "largest first"))[row.largest_first]
+    return Span(f"in force; again: {words}" if row.in_force else words)
 
 
 COLUMNS: tuple[Column[OrderRow], ...] = (
@@ -79,7 +83,7 @@ class SortScreen(Dialog[str | None]):
         if not can_draw(self):
             return
         self.query_one("#dialog").styles.width = min(WIDTH, self.frame_width)
-        room = max(1, self.size.height - 3)
+        room = max(1, self.size.height - 4)
         self._table.styles.height = min(room, HEAD_LINES + len(self._rows))
         self._table.show(self._rows, (Span("Sort by", Tone.STRONG),))
         console = self.console

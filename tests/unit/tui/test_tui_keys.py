@@ -241,7 +241,7 @@ async def test_the_same_order_is_reversed(source: FakeSource, key: str) -> None:
     async with dashboard(source) as (app, pilot):
         await fed(app, pilot, source)
         await pilot.press("s")
-        assert "largest first: it is the other way now" in await drawn(pilot)
+        assert "in force; again: largest first" in await drawn(pilot)
         await pilot.press(key)
         assert "sort:freenessv" in await drawn(pilot)
         await pilot.press("s", "enter")
