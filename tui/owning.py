@@ -75,7 +75,8 @@ class Owning:
         command = OwnCommand(name, (sys.executable, "-P", "-m", "llumctl", name), timeout_s=DAY_S)
         cluster = self._app.options.cluster if of_cluster else ""
         named = ("--cluster", cluster) if cluster else ()
-        self._show(Run(command, (*command.run, *arguments, *named)))
+        told = " ".join(("llumctl", name, *arguments, *named))
+        self._show(Run(command, (*command.run, *arguments, *named), told=told))
 
     def _locked(self) -> str:
         if self._app.options.in_browser:

@@ -60,6 +60,8 @@ class Run:
     command: OwnCommand
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    told: str = ""
+    """What is said to run, where that is not the very arguments."""
 
     @property
     def word(self) -> str:
@@ -72,7 +74,7 @@ class Run:
     @property
     def line(self) -> str:
         """The arguments as a shell would take them, to be read."""
-        return printable(shlex.join(self.arguments))
+        return printable(self.told or shlex.join(self.arguments))
 
     def plan(self, _: object) -> Plan:
         """The very arguments, one a line: what a value holds cannot look like two of them, and a

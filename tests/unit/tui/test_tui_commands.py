@@ -327,6 +327,7 @@ async def test_doctor_and_wait_are_those_of_the_command_line(
     async with acting(cluster="prod") as bed:
         await bed.type("colon", "wait drained=i-1")
         assert "wait --for=drained=i-1 --cluster prod" in await drawn(bed.pilot)
+        assert "llumctl wait --for=drained=i-1" in await drawn(bed.pilot)
         await bed.press("escape")
         await bed.type("colon", "doctor")
         assert isinstance(bed.app.screen, OutputScreen)
