@@ -22,6 +22,7 @@ from llumctl.commands import (
     logs,
     migrate,
     priority,
+    profile,
     record,
     requests,
     restart,
@@ -70,6 +71,7 @@ app.command("wait")(wait.wait)
 app.add_typer(config.app)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
+app.command("profile")(profile.profile)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -28,7 +28,18 @@ from typing import Any
 
 MAX_FILE_BYTES = 1 << 14
 """Ours have some 600; tomllib is slow with long dotted keys."""
-_MAY_BE_ZERO = frozenset({"watermark_ratio"})
+_CONSTANTS = frozenset(
+    {
+        "prefill_base_s",
+        "prefill_per_token_s",
+        "prefill_per_token_squared_s",
+        "decode_base_s",
+        "decode_per_context_token_s",
+        "decode_per_request_s",
+    }
+)
+_MAY_BE_ZERO = _CONSTANTS | {"watermark_ratio"}
+"""A fit finds a constant of zero where what it stands for takes too little time to be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +148,30 @@ def _parse(text: str, name: str, where: str) -> LatencyProfile:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not TOML: {error}") from error
-    wanted = {f.name: f.type for f in fields(LatencyProfile) if f.name != "name"}
-    for key in found:
-        if key not in wanted:
-            near = difflib.get_close_matches(key, wanted, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{where}: unknown key {key!r}{hint}")
-    missing = [key for key in wanted if key not in found]
+    values = {key: checked(key, value, where) for key, value in found.items()}
+    missing = [f.name for f in fields(LatencyProfile) if f.name not in (*values, "name")]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}")
-    values = {key: _checked(key, found[key], wanted[key], where) for key in wanted}
-    if values["watermark_ratio"] >= 1:
-        raise ValueError(f"{where}: watermark_ratio must be below 1")
-    return LatencyProfile(name=name, **values)
+    profile = LatencyProfile(name=name, **values)
+    for what, time_s in (
+        ("prefill", profile.step_time_s([(1, 0)], 0, 0)),
+        ("decode", profile.step_time_s([], 1, 1)),
+    ):
+        if not time_s:
+            raise ValueError(
+                f"{where}: all constants of {what} are 0: its steps would take no time"
+            )
+    return profile
 
 
-def _checked(key: str, value: Any, wanted: Any, where: str) -> Any:
+def checked(key: str, value: Any, where: str) -> Any:
+    """The value of one key of a profile. Raises ValueError, which begins with `where`."""
+    known = {f.name: f.type for f in fields(LatencyProfile) if f.name != "name"}
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{where}: unknown key {key!r}{hint}")
+    wanted: Any = known[key]
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
@@ -162,4 +181,6 @@ def _checked(key: str, value: Any, wanted: Any, where: str) -> Any:
     least = 0.0 if key in _MAY_BE_ZERO else math.nextafter(0.0, 1.0)
     if wanted in (int, float) and not least <= value < math.inf:
         raise ValueError(f"{where}: {key} must be positive, not {value}")
+    if key == "watermark_ratio" and value >= 1:
+        raise ValueError(f"{where}: watermark_ratio must be below 1")
     return value

@@ -82,6 +82,10 @@ COMMAND_LINES = {
     "a profile of a real engine": ("up --profile x", "only emulated engines have a profile"),
     "an empty profile": ("up --engine emulated --profile ''", "emulated.profile is empty"),
     "an absent profile": ("up --engine emulated --profile ./p.toml", "there is no profile file"),
+    "no rounds of a profile": ("profile --rounds 0", "--rounds: must be at least 1, not 0"),
+    "a figure of no form": ("profile --set x", "--set: 'x' is not of the form key=value"),
+    "an unknown figure": ("profile --set block_siez=3", "did you mean block_size?"),
+    "a profile of another ending": ("profile -o p.txt", "-o: p.txt does not end in .toml"),
     "an upper-case cluster": ("up --cluster Prod", "--cluster: cluster.name 'Prod' does not match"),
     "a cluster that climbs out": ("down --cluster ../x", "--cluster: '../x' is not a cluster name"),
     "a config file that is absent": ("up --config none.toml", "none.toml: there is no such config"),
@@ -220,7 +224,7 @@ def test_every_timeout_is_a_number_of_seconds(
     assert "--timeout" in refused(arguments, capsys)
 
 
-@every(having("-o"))
+@every(having("--output"))
 def test_every_format_is_one_that_there_is(path: tuple[str, ...], capsys: Captured) -> None:
     err = refused([*path, *NEEDED.get(path[0], []), "-o", "xml"], capsys)
     assert err.startswith("error: Invalid value for '-o' / '--output'")

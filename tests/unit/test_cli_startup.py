@@ -62,6 +62,7 @@ def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
         (("config", "path"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("config", "show"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("doctor",), None, ("rich", "yaml")),
+        (("profile", "--rounds", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
         (("up", "-n", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
         (("down", "--confirm", "other"), 5, ("httpx", "rich")),
     ],

@@ -28,13 +28,18 @@ def explain_failure(status: ClusterStatus, plan: ClusterPlan) -> LlumctlError:
     members: list[InstanceStatus | FrontendStatus] = [*status.instances, *status.frontends]
     failed = next(m for m in members if m.state == InstanceState.FAILED)
     log = Path(plan.log_dir) / f"{failed.id}.log"
-    cause = " ".join(PYDANTIC_ADDS.sub("", failed.detail).split())[:600]
+    return explain_cause(f"{failed.id} could not start {plan.model_name}", failed.detail, log)
+
+
+def explain_cause(what: str, detail: str, log: Path) -> LlumctlError:
+    """`detail`: the exception's type and its text, as an engine reports them."""
+    cause = " ".join(PYDANTIC_ADDS.sub("", detail).split())[:600]
     hint = next(
         (hint for part, hint in KNOWN_CAUSES if part.lower() in cause.lower()), f"less {log}"
     )
     wrong_input = cause.startswith(("ValueError", "ValidationError", "TypeError"))
     kind = UsageError if wrong_input else LlumctlError
-    return kind(f"{failed.id} could not start {plan.model_name}: {cause}", hint)
+    return kind(f"{what}: {cause}", hint)
 
 
 def refuse_given_up(log_dir: Path, run: str) -> None:

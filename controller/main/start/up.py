@@ -4,14 +4,12 @@ Ray is not imported here: the head process starts Ray and the controller, and fr
 process is a client of the control API like any other.
 """
 
-import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +33,7 @@ from controller.main.checks.vllm_version import check_vllm_version
 from controller.main.down import note, present_grace_s, tear_down
 from controller.main.machine import previous_logs, temp_folder
 from controller.main.machine.cache import cache_dir
+from controller.main.machine.interrupts import no_interrupts, sigterm_interrupts
 from controller.main.machine.memory import available_bytes
 from controller.main.machine.processes import processes_of, same_process
 from controller.main.machine.ray_environment import head_environment, make_token, ray_authentication
@@ -68,7 +67,7 @@ def run(
     arguments, or with `wait` when everything serves. If it is interrupted or fails, it leaves
     nothing behind."""
     deadline_s = time.monotonic() + (timeout_s or settings.cluster.start_timeout_s)
-    with _sigterm_interrupts():
+    with sigterm_interrupts():
         with run_state.lock(settings.cluster.name):
             _refuse_running(settings.cluster.name, progress)
             plan = make_plan(settings)
@@ -82,7 +81,7 @@ def run(
                 until_ready = wait or not detach
                 status = _watch_start(head, state, plan, deadline_s, until_ready, progress)
             except BaseException as error:
-                with _no_interrupts():
+                with no_interrupts():
                     is_failure = not isinstance(error, KeyboardInterrupt)
                     tear_down(state, drain=False, grace_s=0.0, keep_ray_logs=is_failure)
                 raise
@@ -297,7 +296,7 @@ def _stop_on_request(state: RunState, progress: Progress) -> None:
         grace_s = present_grace_s(state)
         tear_down(state, drain=True, grace_s=grace_s, progress=progress, action=action)
     except KeyboardInterrupt:
-        with _no_interrupts():
+        with no_interrupts():
             tear_down(state, drain=False, grace_s=0.0, action=action)
     progress(f"cluster {state.cluster} has stopped")
 
@@ -339,26 +338,3 @@ def _api_keys(settings: Settings) -> tuple[str, ...]:
     except (OSError, ValueError) as error:
         raise LlumctlError(f"cannot read {file}: {error}", f"ls -l {file}") from error
     return tuple(line.strip() for line in lines if line.strip())
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ignores interrupts, so that an impatient third Ctrl-C leaves no half cluster."""
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

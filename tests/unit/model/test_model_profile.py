@@ -173,6 +173,19 @@ def test_a_file_that_is_wrong(
     assert str(path) in str(caught.value)
 
 
+def test_a_constant_may_be_zero_but_no_step(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = text.replace("decode_base_s = 0.035", "decode_base_s = 0")
+    path.write_text(text)
+    assert load_profile(str(path)).step_time_s([], 1, 1) == pytest.approx(0.45e-3 + 2.1e-6)
+    text = text.replace("decode_per_request_s = 0.00045", "decode_per_request_s = 0.0")
+    path.write_text(
+        text.replace("decode_per_context_token_s = 2.1e-06", "decode_per_context_token_s = 0.0")
+    )
+    with pytest.raises(ValueError, match="all constants of decode are 0"):
+        load_profile(str(path))
+
+
 def test_no_watermark_is_fine(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text.replace("watermark_ratio = 0.01", "watermark_ratio = 0"))

@@ -4,7 +4,9 @@ Touch points of vLLM: v1/engine/core.py `EngineCore`, `preprocess_add_request`, 
 `post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
 v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`,
 `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
-v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`; on CPU
+v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`;
+config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`;
+config/model.py `get_vocab_size`; on CPU
 v1/worker/gpu_model_runner.py `requests`, `input_batch`; v1/worker/gpu_input_batch.py
 `generators` (cpu_generators.py).
 """
@@ -72,6 +74,12 @@ class VllmEngine:
         self.num_gpu_blocks: int = config.cache_config.num_gpu_blocks
         self.block_size: int = config.cache_config.block_size
         self.max_num_running: int = config.scheduler_config.max_num_seqs
+        self.max_num_batched_tokens: int = config.scheduler_config.max_num_batched_tokens
+        threshold: int = config.scheduler_config.long_prefill_token_threshold
+        self.max_chunk_tokens = min(
+            threshold or self.max_num_batched_tokens, self.max_num_batched_tokens
+        )
+        self.vocab_size: int = config.model_config.get_vocab_size()
         self.supported_tasks: tuple[str, ...] = tuple(self._core.get_supported_tasks())
 
     def prepare(self, frames: Frames, frontend_index: int) -> Any:

@@ -1,0 +1,1 @@
+"""`llumctl profile`: measures an engine, and fits and writes its latency profile."""

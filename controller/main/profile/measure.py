@@ -1,0 +1,104 @@
+"""Measures the grid's points on an engine.
+
+Every round goes through the whole grid, so that what else the machine does meets all points alike;
+a point is the median over the rounds. A batch grows from one request to as many as fit, and its
+decode steps are timed at each size. The steps in which it grows, where one step takes all prompts
+that are new, are the mixed ones.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+
+from controller.main.profile.driver import DrivenEngine, TakenStep, UnexpectedError
+from controller.main.profile.grid import STEPS_PER_RUNG, Grid, chunks_of, next_batch
+from controller.main.profile.points import EngineSizes, Point, Step, StepPoints
+
+Report = Callable[[str], None]
+Rung = tuple[int, int]
+"""Tokens of each prompt, and requests in the batch."""
+
+
+def measure(
+    engine: DrivenEngine, sizes: EngineSizes, grid: Grid, num_rounds: int, report: Report
+) -> StepPoints:
+    """Raises UnexpectedError."""
+    prefill: dict[int, list[float]] = defaultdict(list)
+    decode: dict[Rung, list[TakenStep]] = defaultdict(list)
+    mixed: dict[Rung, list[TakenStep]] = defaultdict(list)
+    report("warming up")
+    for num_tokens in (grid.lengths[-1], grid.lengths[0]):
+        _prefill_s(engine, num_tokens)
+    for number in range(1, num_rounds + 1):
+        report(f"round {number} of {num_rounds}: prompts of up to {grid.lengths[-1]:,} tokens")
+        for num_tokens in grid.lengths:
+            prefill[num_tokens].append(_prefill_s(engine, num_tokens))
+        for context in grid.contexts:
+            report(f"round {number} of {num_rounds}: batches of prompts of {context:,} tokens")
+            _grow(engine, sizes, context, decode, mixed)
+    return StepPoints(
+        tuple(
+            Point(
+                tuple(Step((chunk,)) for chunk in chunks_of(n, sizes.max_chunk_tokens)),
+                median(times),
+            )
+            for n, times in prefill.items()
+        ),
+        tuple(_point(steps) for steps in decode.values()),
+        tuple(_point(steps) for steps in mixed.values()),
+    )
+
+
+def _prefill_s(engine: DrivenEngine, num_tokens: int) -> float:
+    """Seconds from a prompt's admission to its token, on an engine with nothing else to do."""
+    engine.add(num_tokens, 1)
+    took_s = 0.0
+    while engine.num_pending:
+        took_s += engine.step().time_s
+    engine.clear()
+    return took_s
+
+
+def _grow(
+    engine: DrivenEngine,
+    sizes: EngineSizes,
+    prompt: int,
+    decode: dict[Rung, list[TakenStep]],
+    mixed: dict[Rung, list[TakenStep]],
+) -> None:
+    """Adds what it measures. Contexts grow a little by what is decoded meanwhile."""
+    wanted = 1
+    while (size := next_batch(sizes, engine.contexts, prompt, wanted)) is not None:
+        num_before = len(engine.contexts)
+        num_new = size - num_before
+        for _ in range(num_new):
+            engine.add(prompt, sizes.max_model_len - prompt)
+        while engine.num_pending:
+            step = engine.step()
+            if _is_mixed(step, num_before, num_new, prompt, sizes):
+                mixed[prompt, size].append(step)
+        for _ in range(STEPS_PER_RUNG):
+            step = engine.step()
+            if step.work.num_decoding != size:
+                raise UnexpectedError(f"{step.work.num_decoding} of {size} requests decoded")
+            decode[prompt, size].append(step)
+        wanted = size * 2
+    engine.clear()
+
+
+def _is_mixed(
+    step: TakenStep, num_before: int, num_new: int, prompt: int, sizes: EngineSizes
+) -> bool:
+    """Whether this step computed all new prompts, whole, beside the decodes."""
+    in_one_step = num_new * prompt + num_before <= sizes.max_num_batched_tokens
+    whole = in_one_step and prompt <= sizes.max_chunk_tokens
+    work = step.work
+    return whole and len(work.prefill) == num_new and 0 < work.num_decoding == num_before
+
+
+def _point(steps: list[TakenStep]) -> Point:
+    """All are of one batch, whose context grows evenly: the median of one is that of the other."""
+    first = steps[0].work
+    context = round(median(step.work.num_context_tokens for step in steps))
+    work = Step(first.prefill, first.num_decoding, context)
+    return Point((work,), median(step.time_s for step in steps))

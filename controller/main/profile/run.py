@@ -1,0 +1,251 @@
+"""`llumctl profile`: starts an engine in a process of its own, has it measured, fits its profile
+and writes the file.
+
+The process is in a session of its own, so that Ctrl-C reaches this one alone, which ends it, with
+all that it has started.
+"""
+
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from controller.api.errors import LlumctlError, UsageError
+from controller.api.settings.settings import Settings
+from controller.api.state import run_state
+from controller.api.version import own_version
+from controller.main.checks import preflight
+from controller.main.checks.engine_args import check_engine_args
+from controller.main.checks.vllm_version import check_vllm_version
+from controller.main.doctor.doctor import visible_gpus
+from controller.main.machine.cache import cache_dir
+from controller.main.machine.interrupts import no_interrupts, sigterm_interrupts
+from controller.main.machine.processes import sweep
+from controller.main.machine.ray_environment import NONCE_VARIABLE
+from controller.main.profile import profile_file
+from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said, Task
+from controller.main.profile.fit import DegenerateError, StepConstants, fit
+from controller.main.profile.points import FitError, Measured
+from controller.main.start import emulation
+from controller.main.start.frontends import default_frontends, num_cores
+from controller.main.start.start_errors import explain_cause
+from controller.model.profile import LatencyProfile
+
+COMMAND = (sys.executable, "-P", "-m", "controller.main.profile.engine_process")
+LOG = "profile.log"
+"""In the state folder: what vLLM says while it is measured."""
+LINK_KEYS = frozenset({"kv_bytes_per_token", "copy_bytes_per_s"})
+BUSY_RATIO = 0.05
+"""Of the time; with longer waits for a core a profile says that the machine was busy."""
+CPU_INFO = Path("/proc/cpuinfo")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`given`: figures of the profile that stand whatever is measured."""
+
+    path: Path
+    force: bool
+    num_rounds: int
+    given: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    profile: LatencyProfile
+    measured: Measured
+
+
+def run(settings: Settings, wanted: Wanted, report: Report) -> Profiled:
+    """Raises LlumctlError; then there is no file."""
+    if emulation.is_emulated(settings):
+        raise UsageError(
+            "the engines of this configuration are emulated: they have a profile, and give none",
+            "LLUMCTL_CLUSTER_ENGINE=vllm llumctl profile",
+        )
+    profile_file.check_target(wanted.path, force=wanted.force)
+    check_vllm_version()
+    check_engine_args(settings.engine)
+    engine_args, num_threads = _engine(settings)
+    task = Task(
+        engine_args=engine_args,
+        num_rounds=wanted.num_rounds,
+        status_interval_s=settings.scheduler.status_interval_s,
+        with_link=not wanted.given.keys() >= LINK_KEYS,
+    )
+    model = settings.cluster.model
+    with sigterm_interrupts():
+        measured = _measured(task, num_threads, model, report)
+        try:
+            constants = fit(measured.points)
+        except DegenerateError as error:
+            raise LlumctlError(
+                f"{model} gives no profile: {error}",
+                "llumctl profile --engine-arg max_model_len=8192",
+            ) from error
+        profile = profile_of(measured, constants, wanted, _subject(model, num_threads))
+        text = profile_file.text_of(profile, measured.points)
+        profile_file.write(wanted.path, text, force=wanted.force)
+    return Profiled(profile, measured)
+
+
+def profile_of(
+    measured: Measured, constants: StepConstants, wanted: Wanted, subject: str
+) -> LatencyProfile:
+    """The profile as its file will have it, with the fit's error in `source`."""
+    sizes, link = measured.sizes, measured.link
+    values = {
+        "description": subject,
+        "measured": True,
+        "block_size": sizes.block_size,
+        "num_total_blocks": sizes.num_total_blocks,
+        "watermark_ratio": sizes.watermark_ratio,
+        "max_num_running": sizes.max_num_running,
+        "max_num_batched_tokens": sizes.max_num_batched_tokens,
+        "max_model_len": sizes.max_model_len,
+        "kv_bytes_per_token": sizes.kv_block_bytes // sizes.block_size,
+        "copy_bytes_per_s": link.bytes_per_s if link else 0.0,
+        **asdict(constants),
+    }
+    figures = profile_file.rounded(values | wanted.given)
+    profile = LatencyProfile(name=wanted.path.stem, **{"source": "", **figures})
+    if "source" in wanted.given:
+        return profile
+    source = "\n".join(_source(measured, profile, wanted))
+    return LatencyProfile(name=wanted.path.stem, **figures, source=source)
+
+
+def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iterator[str]:
+    vllm = " ".join(check_vllm_version())
+    yield (
+        f"Measured on {time.strftime('%Y-%m-%d')} by llumctl profile {own_version()} with {vllm},"
+        f" medians of {wanted.num_rounds} rounds,"
+    )
+    yield "without a prefix cache. Errors are relative, of what this profile gives."
+    for kind, points in measured.points.by_kind():
+        error = FitError.of(points, profile)
+        if error is not None:
+            fitted = " Nothing is fitted to them." if kind == "mixed" else ""
+            yield (
+                f"{kind.capitalize()}: {len(points)} points, {error.median:.1%} off in the median,"
+                f" {error.largest:.1%} at most.{fitted}"
+            )
+    if (link := measured.link) is not None:
+        yield (
+            f"Copy: the fastest stage of {link.num_bytes / 1e6:.1f} MB over the KV link between two"
+            f" ends on this machine, no network; one block took {link.one_block_s * 1e3:.2f} ms."
+        )
+    if measured.waited_ratio > BUSY_RATIO:
+        yield (
+            f"The machine was busy: for {measured.waited_ratio:.0%} of the time the engine's thread"
+            " waited for a core, which is not counted."
+        )
+    if wanted.given:
+        yield f"Given by hand: {', '.join(wanted.given)}."
+
+
+def _engine(settings: Settings) -> tuple[dict[str, Any], int]:
+    """vLLM's arguments and the threads of one instance as `up` would start it."""
+    gpus = preflight.num_gpus()
+    per_instance = preflight.gpus_per_instance(settings) if gpus else 0
+    num_instances = settings.cluster.instances or preflight.default_instances(gpus, per_instance)
+    model, config_file = preflight.resolve_model(settings.cluster.model, cache_dir())
+    args = preflight.engine_args(settings, model, num_instances, gpus)
+    if not gpus:
+        preflight.check_kv_cache(args, config_file)
+        preflight.check_memory(args, config_file.parent, 1)
+    num_frontends = settings.cluster.frontends or default_frontends(num_cores(), 0)
+    num_threads = preflight.threads_per_instance(num_instances, num_frontends)
+    return args | {"enable_prefix_caching": False}, num_threads
+
+
+def _measured(task: Task, num_threads: int, model: str, report: Report) -> Measured:
+    log = run_state.state_root() / LOG
+    report(f"starting an engine of {model}; log: {log}")
+    with _engine_process(task, num_threads, log) as messages:
+        for line in messages:
+            match msgspec.json.decode(line, type=Message):
+                case Said(text):
+                    report(text)
+                case Failed(doing, detail):
+                    raise explain_cause(f"{doing} ({model})", detail, log)
+                case NoLink():
+                    raise UsageError(
+                        f"nothing can be copied from the KV cache of {model}: its engine keeps it"
+                        " in other processes",
+                        "llumctl profile --set copy_bytes_per_s=... --set kv_bytes_per_token=...",
+                    )
+                case Done(measured):
+                    return measured
+    raise LlumctlError(f"the engine of {model} died while it was measured", f"less {log}")
+
+
+@contextmanager
+def _engine_process(task: Task, num_threads: int, log: Path) -> Iterator[IO[bytes]]:
+    """Its messages. When the block is left, no process of it is."""
+    nonce = secrets.token_hex(8)
+    environment = os.environ | {NONCE_VARIABLE: nonce, "OMP_NUM_THREADS": str(num_threads)}
+    ours, theirs = os.pipe()
+    process: subprocess.Popen[bytes] | None = None
+    with os.fdopen(ours, "rb") as messages:
+        try:
+            with _log_file(log) as output, os.fdopen(theirs, "wb"):
+                process = subprocess.Popen(
+                    [*COMMAND, str(theirs)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs],
+                    env=environment,
+                    start_new_session=True,
+                )
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(task) + b"\n")
+            process.stdin.flush()
+            yield messages
+        finally:
+            with no_interrupts():
+                _end(process, nonce)
+
+
+def _end(process: subprocess.Popen[bytes] | None, nonce: str) -> None:
+    if process is not None:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+    sweep(nonce)
+
+
+def _log_file(path: Path) -> IO[bytes]:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _subject(model: str, num_threads: int) -> str:
+    gpus = visible_gpus()
+    if gpus and preflight.num_gpus():
+        return f"{model} on {gpus[0].partition(': ')[2]}"
+    threads = f"{num_threads} thread{'s' * (num_threads > 1)}"
+    return f"{model} on a CPU ({_cpu_name()}), {threads}"
+
+
+def _cpu_name() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.machine()

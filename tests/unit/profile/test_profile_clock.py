@@ -1,0 +1,40 @@
+"""The clock that stands still while its thread waits for a core."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.main.profile import core_clock
+from controller.main.profile.core_clock import CoreClock
+
+
+def test_waits_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = tmp_path / "schedstat"
+    account.write_text("5 1000000000 7\n")
+    monkeypatch.setattr(core_clock, "SCHEDSTAT", account)
+    now_s = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    clock = CoreClock()
+    began_s = clock()
+    now_s = 103.0
+    account.write_text("9 3000000000 8\n")
+    assert clock() - began_s == pytest.approx(1.0)
+    assert clock.waited_ratio == pytest.approx(2 / 3)
+
+
+def test_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_clock, "SCHEDSTAT", tmp_path / "none")
+    clock = CoreClock()
+    before_s, found_s, after_s = time.perf_counter(), clock(), time.perf_counter()
+    assert before_s <= found_s <= after_s
+    assert clock.waited_ratio == 0
+
+
+def test_the_machines_own_account() -> None:
+    """Sleeping is no waiting for a core."""
+    clock = CoreClock()
+    began_s = clock()
+    time.sleep(0.02)
+    assert clock() - began_s > 0.015
+    assert 0 <= clock.waited_ratio <= 1

@@ -1,0 +1,162 @@
+"""The file: it reads back as what was written, and is written whole or not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.main.profile import given, profile_file
+from controller.main.profile.points import Point, Step
+from controller.model.profile import MAX_FILE_BYTES, LatencyProfile, load_profile
+from tests.unit.profile.profile_points import A10, points_of, prompt
+
+
+def back(profile: LatencyProfile, folder: Path) -> LatencyProfile:
+    path = folder / f"{profile.name}.toml"
+    profile_file.write(path, profile_file.text_of(profile, points_of()), force=True)
+    return load_profile(str(path))
+
+
+def test_it_reads_back(tmp_path: Path) -> None:
+    assert back(A10, tmp_path) == replace(A10, source=A10.source.removesuffix("\n") + "\n")
+
+
+@drawn(
+    description=st.text(st.characters(codec="utf-8"), max_size=30),
+    source=st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=3),
+    base_s=st.floats(0, 100),
+)
+def test_any_text_and_figure(
+    tmp_path_factory: pytest.TempPathFactory, description: str, source: list[str], base_s: float
+) -> None:
+    values = {"description": description, "source": "\n".join([*source, "x"])}
+    profile = replace(A10, **profile_file.rounded(values | {"prefill_base_s": base_s}))
+    found = back(profile, tmp_path_factory.getbasetemp())
+    assert found.description.split() == description.split()
+    assert found.source.split() == profile.source.split()
+    assert found.prefill_base_s == profile.prefill_base_s
+
+
+def test_the_points_are_beside_it() -> None:
+    text = profile_file.text_of(A10, points_of())
+    (line,) = [each for each in text.splitlines() if "4,096 tokens in 2 steps" in each]
+    assert line.startswith("# prefill ")
+    assert line.endswith("+0.0%") or line.endswith("-0.0%")
+    assert "# mixed   64 prefilled; 8 decoding, 600 tokens" in text
+    assert len(text) < MAX_FILE_BYTES / 2
+
+
+def test_an_error_is_positive_where_the_profile_is_too_slow() -> None:
+    fitted = Point(prompt(64), 1.0).fitted_s(A10)
+    assert Point(prompt(64), fitted / 2).error(A10) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [
+        (Point(prompt(64), 1.0), "64 tokens in 1 step"),
+        (Point(prompt(8191), 1.0), "8,191 tokens in 4 steps"),
+        (Point((Step((), 8, 4096),), 1.0), "8 decoding, 4,096 tokens"),
+        (Point((Step(((512, 0),) * 2, 2, 99),), 1.0), "1,024 prefilled; 2 decoding, 99 tokens"),
+    ],
+)
+def test_words_for_work(point: Point, told: str) -> None:
+    assert profile_file.work(point) == told
+
+
+# -- writing ------------------------------------------------------------------------------
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("old")
+    with pytest.raises(RefusedError, match="is there already"):
+        profile_file.check_target(path, force=False)
+    with pytest.raises(RefusedError, match="is there already"):
+        profile_file.write(path, "new", force=False)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+    profile_file.check_target(path, force=True)
+    profile_file.write(path, "new", force=True)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("controller.main.profile.profile_file.os.fsync", full)
+    with pytest.raises(LlumctlError, match="was not written: No space left on device"):
+        profile_file.write(tmp_path / "mine.toml", "text", force=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("controller.main.profile.profile_file.os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        profile_file.write(tmp_path / "mine.toml", "text", force=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    for name, why in (
+        ("mine.txt", "does not end in .toml"),
+        ("none/mine.toml", "you cannot write into"),
+        ("folder.toml", "it is a folder"),
+    ):
+        with pytest.raises(LlumctlError, match=why):
+            profile_file.check_target(tmp_path / name, force=True)
+
+
+# -- --set --------------------------------------------------------------------------------
+
+
+def test_figures_that_are_given() -> None:
+    found = given.parse(
+        ["copy_bytes_per_s=10e9", "watermark_ratio = 0", "description=two words", "measured=true"]
+    )
+    assert found == {
+        "copy_bytes_per_s": 10e9,
+        "watermark_ratio": 0.0,
+        "description": "two words",
+        "measured": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        ("copy_bytes_per_s", "is not of the form key=value"),
+        ("=3", "is not of the form key=value"),
+        ("copy_bytes=3", "unknown key 'copy_bytes'; did you mean copy_bytes_per_s?"),
+        ("name=x", "unknown key 'name'"),
+        ("block_size=many", "block_size must be of type int, not str"),
+        ("block_size=0", "block_size must be positive, not 0"),
+        ("block_size=1\nmax_model_len=2", "block_size must be of type int, not str"),
+    ],
+)
+def test_figures_that_are_wrong(assignment: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        given.parse([assignment])
+    assert caught.value.message.startswith("--set: ")
+    assert why in caught.value.message
+
+
+def test_a_figure_given_twice() -> None:
+    with pytest.raises(UsageError, match="block_size is given twice"):
+        given.parse(["block_size=1", "block_size=2"])
+
+
+def test_a_field_is_a_key(tmp_path: Path) -> None:
+    """Each key of a file can be given, and then reads back."""
+    values: dict[str, Any] = given.parse(["num_total_blocks=7", "max_model_len=112"])
+    assert back(replace(A10, **values), tmp_path).num_total_blocks == 7

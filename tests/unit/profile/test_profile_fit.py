@@ -1,0 +1,147 @@
+"""The fit: constants that are known come out again, noise is borne, and what cannot be told is
+refused."""
+
+import random
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.main.profile.fit import (
+    DegenerateError,
+    fit,
+    fit_decode,
+    fit_prefill,
+    nonnegative_least_squares,
+)
+from controller.main.profile.points import FitError, Point, Step
+from controller.model.profile import load_profile, profile_names
+from tests.unit.profile.profile_points import A10, BATCHES, LENGTHS, exact, points_of, prompt
+
+constant = st.one_of(st.just(0.0), st.floats(1e-9, 1.0))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_known_constants_come_out(name: str) -> None:
+    profile = load_profile(name)
+    found = asdict(fit(points_of(profile)))
+    assert found == {key: pytest.approx(getattr(profile, key), rel=1e-6) for key in found}
+
+
+@pytest.mark.parametrize(
+    "zeros",
+    [
+        ("prefill_per_token_squared_s",),
+        ("prefill_base_s", "decode_base_s"),
+        ("decode_per_request_s", "decode_per_context_token_s"),
+    ],
+)
+def test_what_takes_no_time_is_found_to_take_none(zeros: tuple[str, ...]) -> None:
+    profile = replace(A10, **dict.fromkeys(zeros, 0.0))
+    found = asdict(fit(points_of(profile)))
+    for key, value in found.items():
+        assert value >= 0
+        assert value == pytest.approx(getattr(profile, key), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_a_few_percent(seed: int) -> None:
+    """No point is off by much more than its noise, whether it takes 20 ms or 2 s."""
+    dice = random.Random(seed)
+    clean = points_of()
+    noisy = tuple(
+        tuple(replace(p, time_s=p.time_s * dice.uniform(0.97, 1.03)) for p in points)
+        for points in (clean.prefill, clean.decode)
+    )
+    constants = fit(replace(clean, prefill=noisy[0], decode=noisy[1]))
+    profile = replace(A10, **asdict(constants))
+    for points in (clean.prefill, clean.decode):
+        error = FitError.of(points, profile)
+        assert error is not None
+        assert error.largest < 0.06
+
+
+def test_relative_errors_count() -> None:
+    """A short prompt that is 20% off weighs as much as a long one that is."""
+    points = [exact(*prompt(n)) for n in LENGTHS]
+    points[0] = replace(points[0], time_s=points[0].time_s * 1.2)
+    base, *_ = fit_prefill(points)
+    assert base > A10.prefill_base_s * 1.2
+
+
+def test_no_constant_is_negative() -> None:
+    """Prompts that get cheaper by the token, faster than a line: a free fit would have a negative
+    square."""
+    points = [Point(prompt(n), 0.01 + 1e-3 * n**0.5) for n in LENGTHS]
+    assert min(fit_prefill(points)) >= 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "why"),
+    [
+        ((), "prompts of 0 lengths were measured, and three constants need 3"),
+        ((64, 64, 128, 128), "prompts of 2 lengths"),
+    ],
+)
+def test_too_few_prompts(lengths: tuple[int, ...], why: str) -> None:
+    with pytest.raises(DegenerateError, match=why):
+        fit_prefill([exact(*prompt(n)) for n in lengths])
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        ((), "0 sizes of the batch were measured"),
+        (((4, 100), (4, 200), (4, 300)), "1 sizes of the batch"),
+        (((1, 64), (2, 128), (4, 256), (8, 512)), "the context grows with the batch alone"),
+        (((1, 64), (2, 700)), "the context grows with the batch alone"),
+    ],
+)
+def test_batches_that_tell_too_little(batches: tuple[tuple[int, int], ...], why: str) -> None:
+    with pytest.raises(DegenerateError, match=why):
+        fit_decode([exact(Step((), *batch)) for batch in batches])
+
+
+def test_a_step_that_took_no_time() -> None:
+    points = [exact(Step((), *batch)) for batch in BATCHES]
+    with pytest.raises(DegenerateError, match="decode: a measured time is zero"):
+        fit_decode([*points, replace(points[0], time_s=0.0)])
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 10), min_size=3, max_size=3), min_size=4, max_size=8),
+    st.lists(st.floats(-5, 5), min_size=3, max_size=3),
+)
+def test_no_other_nonnegative_solution_is_better(
+    rows: list[list[float]], other: list[float]
+) -> None:
+    matrix, target = np.array(rows), np.ones(len(rows))
+    best = nonnegative_least_squares(matrix, target)
+    assert (best >= 0).all()
+    rival = np.abs(np.array(other))
+    for candidate in (rival, best + 0.01 * rival, np.maximum(0, best - 0.01 * rival)):
+        assert np.linalg.norm(matrix @ best - target) <= (
+            np.linalg.norm(matrix @ candidate - target) + 1e-9
+        )
+
+
+@given(constant, constant, constant)
+def test_any_decode_constants(base: float, per_token: float, per_request: float) -> None:
+    profile = replace(
+        A10,
+        decode_base_s=base,
+        decode_per_context_token_s=per_token,
+        decode_per_request_s=per_request,
+    )
+    points = [exact(Step((), *batch), profile=profile) for batch in BATCHES]
+    if not all(point.time_s for point in points):
+        return
+    found = replace(profile, **dict(zip(_DECODE, fit_decode(points), strict=True)))
+    error = FitError.of(tuple(points), found)
+    assert error is not None
+    assert error.largest < 1e-6
+
+
+_DECODE = ("decode_base_s", "decode_per_context_token_s", "decode_per_request_s")

@@ -1,0 +1,59 @@
+"""Which points are measured."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.load.snapshot import blocks_for
+from controller.main.profile.grid import STEPS_PER_RUNG, chunks_of, grid_of, next_batch
+from tests.unit.profile.profile_points import SIZES
+
+
+def test_lengths_double_and_contexts_grow_eightfold() -> None:
+    grid = grid_of(SIZES)
+    assert grid.lengths == (64, 128, 256, 512, 1024, 2048, 4096, 8191)
+    assert grid.contexts == (64, 512, 4096)
+
+
+def test_the_cache_bounds_them() -> None:
+    grid = grid_of(replace(SIZES, num_total_blocks=72))  # 64 but for the watermark: 1,024 tokens
+    assert grid.lengths == (32, 64, 128, 256, 512, 1023)
+    assert grid.contexts == (32, 256)
+
+
+@pytest.mark.parametrize("max_model_len", [16, 32, 100, 128, 512, 1000, 131072])
+def test_each_engine_gets_three_lengths_and_two_contexts(max_model_len: int) -> None:
+    sizes = replace(SIZES, max_model_len=max_model_len, num_total_blocks=20_000)
+    grid = grid_of(sizes)
+    assert len(set(grid.lengths)) >= 3
+    assert len(set(grid.contexts)) >= 2 or max_model_len < 32
+    assert max(grid.lengths) == max_model_len - 1
+
+
+def test_a_batch_grows_to_what_fits() -> None:
+    assert next_batch(SIZES, [], 64, 1) == 1
+    assert next_batch(SIZES, [72] * 32, 64, 64) == 64
+    assert next_batch(SIZES, [72] * 64, 64, 128) is None  # max_num_running
+    assert next_batch(SIZES, [], 8190, 1) is None  # no room to decode
+    found = next_batch(SIZES, [4110, 4110], 4096, 4)
+    assert found == 3  # of 843 blocks each takes 259
+    assert next_batch(SIZES, [4110] * 3, 4096, 4) is None
+
+
+@given(st.integers(1, 3000), st.integers(1, 300), st.integers(1, 64), st.integers(20, 2000))
+def test_what_is_said_to_fit_does(
+    prompt: int, num_running: int, wanted: int, num_blocks: int
+) -> None:
+    sizes = replace(SIZES, max_num_running=num_running, num_total_blocks=num_blocks)
+    size = next_batch(sizes, [], prompt, wanted)
+    if size is not None:
+        assert 1 <= size <= min(wanted, num_running)
+        held = size * blocks_for(prompt + STEPS_PER_RUNG, sizes.block_size)
+        assert held <= num_blocks - sizes.watermark_blocks
+
+
+def test_a_long_prompt_is_cut_as_vllm_cuts_it() -> None:
+    assert chunks_of(100, 2560) == ((100, 0),)
+    assert chunks_of(6000, 2560) == ((2560, 0), (2560, 2560), (880, 5120))

@@ -1,0 +1,150 @@
+"""The measurement, on an emulated engine in virtual time: what it keeps to comes out again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from controller.adapters.emulated.engine import EmulatedEngine
+from controller.main.profile.driver import DrivenEngine, UnexpectedError
+from controller.main.profile.fit import fit
+from controller.main.profile.grid import grid_of
+from controller.main.profile.measure import measure
+from controller.main.profile.points import EngineSizes, FitError, Step, StepPoints
+from controller.model.config import ModelConfig
+from controller.model.profile import LatencyProfile
+from tests.unit.emulated.emulated_builders import Clock, frames
+from tests.unit.profile.profile_points import A10
+
+PROFILE = replace(A10, max_model_len=4096, max_num_running=24, max_num_batched_tokens=512)
+
+
+def sizes_of(profile: LatencyProfile) -> EngineSizes:
+    return EngineSizes(
+        block_size=profile.block_size,
+        num_total_blocks=profile.num_total_blocks,
+        watermark_blocks=8,
+        max_num_running=profile.max_num_running,
+        max_num_batched_tokens=profile.max_num_batched_tokens,
+        max_chunk_tokens=profile.max_num_batched_tokens,
+        max_model_len=profile.max_model_len,
+        kv_block_bytes=profile.block_size * profile.kv_bytes_per_token,
+    )
+
+
+def make_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> Any:
+    return frames(request_id, [300] * num_prompt_tokens, max_tokens=max_tokens)
+
+
+@contextmanager
+def driven(
+    profile: LatencyProfile = PROFILE, clock: Clock | None = None
+) -> Iterator[tuple[DrivenEngine, EmulatedEngine]]:
+    clock = clock or Clock()
+    config = ModelConfig.of(profile, prefix_caching=False)
+    engine = EmulatedEngine(profile, config, 1.0, lambda _: None, clock=clock, sleep=clock.sleep)
+    with DrivenEngine(engine, make_request, 0.005, clock) as found:
+        yield found, engine
+
+
+def measured(profile: LatencyProfile = PROFILE, num_rounds: int = 2) -> StepPoints:
+    sizes = sizes_of(profile)
+    with driven(profile) as (engine, emulated):
+        points = measure(engine, sizes, grid_of(sizes), num_rounds, lambda _: None)
+        assert not emulated.has_work()
+        assert emulated.snapshot("", 0).num_free_blocks == profile.num_total_blocks
+    return points
+
+
+@pytest.fixture(scope="module")
+def points() -> StepPoints:
+    return measured()
+
+
+def test_the_constants_come_out(points: StepPoints) -> None:
+    found = asdict(fit(points))
+    assert found == {key: pytest.approx(getattr(PROFILE, key), rel=1e-6) for key in found}
+
+
+def test_the_mixed_steps_agree_with_the_rule_of_the_model(points: StepPoints) -> None:
+    assert len(points.mixed) >= 3
+    assert all(p.steps[0].num_decoding and p.steps[0].prefill for p in points.mixed)
+    error = FitError.of(points.mixed, PROFILE)
+    assert error is not None
+    assert error.largest < 1e-6
+
+
+def test_another_rule_would_show(points: StepPoints) -> None:
+    """The mixed points tell the rule of the larger one from a sum."""
+    summed = [
+        p.fitted_s(PROFILE) + min(PROFILE.decode_base_s, _prefill_s(p.steps[0]))
+        for p in points.mixed
+    ]
+    assert all(s / p.time_s > 1.1 for s, p in zip(summed, points.mixed, strict=True))
+
+
+def _prefill_s(step: Step) -> float:
+    return PROFILE.prefill_base_s + PROFILE.prefill_per_token_s * step.num_prefill_tokens
+
+
+def test_the_grid_is_covered(points: StepPoints) -> None:
+    lengths = [sum(s.num_prefill_tokens for s in p.steps) for p in points.prefill]
+    assert lengths == [64, 128, 256, 512, 1024, 2048, 4095]
+    assert len(points.prefill[-1].steps) == 8
+    batches = {p.steps[0].num_decoding for p in points.decode}
+    assert {1, 2, 4, 8, 16, 24} <= batches
+    per_request = {p.steps[0].num_context_tokens // p.steps[0].num_decoding for p in points.decode}
+    assert min(per_request) < 100
+    assert max(per_request) > 500
+
+
+def test_rounds_are_repeats(points: StepPoints) -> None:
+    assert measured(num_rounds=1) == points
+
+
+def test_a_tiny_engine_is_measured_too() -> None:
+    tiny = replace(PROFILE, max_model_len=256, num_total_blocks=40, max_num_batched_tokens=64)
+    found = asdict(fit(measured(tiny, 1)))
+    assert found == {key: pytest.approx(getattr(tiny, key), rel=1e-6) for key in found}
+
+
+def test_what_lies_between_two_steps_counts() -> None:
+    """As an instance's thread takes its time there."""
+    clock = Clock()
+    with driven(clock=clock) as (engine, emulated):
+        take_events = emulated.take_events
+
+        def take_slowly() -> Any:
+            clock.sleep(0.01)
+            return take_events()
+
+        emulated.take_events = take_slowly  # type: ignore[method-assign]
+        engine.add(64, 20)
+        engine.step()
+        assert engine.step().time_s == pytest.approx(PROFILE.step_time_s([], 1, 65) + 0.01)
+
+
+def test_a_step_tells_what_it_did() -> None:
+    with driven() as (engine, _):
+        engine.add(64, 20)
+        assert (engine.num_pending, engine.contexts) == (1, [])
+        assert engine.step().work == Step(((64, 0),))
+        engine.add(100, 20)
+        assert engine.step().work == Step(((100, 0),), 1, 65)
+        assert engine.step().work == Step((), 2, 66 + 101)
+        assert (engine.num_pending, engine.contexts) == (0, [67, 102])
+        engine.clear()
+        with pytest.raises(UnexpectedError, match="has lost a request"):
+            engine.step()
+
+
+def test_an_eviction_ends_it() -> None:
+    small = replace(PROFILE, num_total_blocks=9, max_model_len=140)
+    with driven(small) as (engine, _):
+        engine.add(64, 70)
+        engine.add(64, 70)
+        engine.step()  # eight of nine blocks, all full
+        with pytest.raises(UnexpectedError, match="evicted a request"):
+            engine.step()

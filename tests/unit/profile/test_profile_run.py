@@ -1,0 +1,242 @@
+"""The command around the measurement: a stand-in for the engine's process says what that would."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from controller.api.errors import LlumctlError, RefusedError, UsageError
+from controller.api.settings.settings import Settings
+from controller.main.machine.ray_environment import NONCE_VARIABLE
+from controller.main.profile import run as run_module
+from controller.main.profile.engine_process import Done, Failed, Message, NoLink, Said
+from controller.main.profile.fit import fit
+from controller.main.profile.points import LinkFigures, Measured, StepPoints
+from controller.main.profile.run import Wanted, profile_of, run
+from controller.model.config import ModelConfig
+from controller.model.profile import load_profile
+from tests.unit.profile.profile_points import A10, SIZES, points_of
+
+LINK = LinkFigures(num_bytes=10_000_000, stage_s=0.01, one_block_s=0.001)
+MEASURED = Measured(SIZES, points_of(), LINK, waited_ratio=0.0)
+SCRIPT = """
+import os, subprocess, sys, time
+task = sys.stdin.buffer.readline()
+open({seen!r}, "wb").write(task)
+out = int(sys.argv[1])
+for line in {lines!r}:
+    os.write(out, line + b"\\n")
+if {stays}:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open({pids!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+    time.sleep(600)
+"""
+
+
+def wanted(folder: Path, **fields: object) -> Wanted:
+    usual = Wanted(folder / "mine.toml", force=False, num_rounds=3, given={})
+    return replace(usual, **fields)  # type: ignore[arg-type]
+
+
+def stand_in(folder: Path, *messages: Message, stays: bool = False) -> tuple[str, ...]:
+    """The command of a process that sends these messages, and then ends, or never does."""
+    script = SCRIPT.format(
+        seen=str(folder / "task"),
+        pids=str(folder / "pids"),
+        lines=[msgspec.json.encode(message) for message in messages],
+        stays=stays,
+    )
+    return sys.executable, "-c", script
+
+
+def profiled(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *messages: Message,
+    **fields: object,
+) -> list[str]:
+    """What was reported."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(run_module, "COMMAND", stand_in(folder, *messages))
+    said: list[str] = []
+    run(Settings(), wanted(folder, **fields), said.append)
+    return said
+
+
+# -- the profile --------------------------------------------------------------------------
+
+
+def test_sizes_are_the_engines(tmp_path: Path) -> None:
+    profile = profile_of(MEASURED, fit(MEASURED.points), wanted(tmp_path), "x on y")
+    assert (profile.name, profile.description, profile.measured) == ("mine", "x on y", True)
+    assert profile.kv_bytes_per_token == 524288
+    assert profile.copy_bytes_per_s == 1e9
+    config = ModelConfig.of(profile)
+    for name in ("block_size", "num_total_blocks", "watermark_blocks", "max_num_running",
+                 "max_num_batched_tokens", "max_model_len"):  # fmt: skip
+        assert getattr(config, name) == getattr(SIZES, name), name
+
+
+def test_the_source_has_the_fits_error(tmp_path: Path) -> None:
+    busy = replace(MEASURED, waited_ratio=0.82)
+    given = {"copy_bytes_per_s": 5e9, "watermark_ratio": 0.0}
+    profile = profile_of(busy, fit(busy.points), wanted(tmp_path, given=given), "x")
+    assert (profile.copy_bytes_per_s, profile.watermark_ratio) == (5e9, 0)
+    told = " ".join(profile.source.split())
+    assert "medians of 3 rounds" in told
+    assert "Prefill: 8 points, 0.0% off in the median, 0.0% at most." in told
+    assert "Mixed: 1 points, 0.0% off in the median, 0.0% at most. Nothing is fitted" in told
+    assert "stage of 10.0 MB over the KV link between two ends on this machine" in told
+    assert "for 82% of the time the engine's thread waited for a core" in told
+    assert "Given by hand: copy_bytes_per_s, watermark_ratio." in told
+
+
+def test_errors_are_those_of_what_is_given(tmp_path: Path) -> None:
+    given = {"decode_base_s": A10.decode_base_s * 2}
+    profile = profile_of(MEASURED, fit(MEASURED.points), wanted(tmp_path, given=given), "x")
+    assert "Decode: 5 points, 0.0%" not in profile.source
+
+
+@pytest.mark.parametrize("watermark_blocks", [0, 1, 8, 50, 850])
+def test_a_watermark_comes_out_again(watermark_blocks: int, tmp_path: Path) -> None:
+    sizes = replace(SIZES, watermark_blocks=watermark_blocks)
+    measured = replace(MEASURED, sizes=sizes)
+    profile = profile_of(measured, fit(measured.points), wanted(tmp_path), "x")
+    assert ModelConfig.of(profile).watermark_blocks == watermark_blocks
+
+
+# -- with a process -----------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = profiled(tmp_path, monkeypatch, Said("importing vLLM"), Done(MEASURED))
+    assert said[0].startswith("starting an engine of embedded; log: ")
+    assert said[1:] == ["importing vLLM"]
+    profile = load_profile(str(tmp_path / "mine.toml"))
+    for key, value in asdict(fit(MEASURED.points)).items():
+        assert getattr(profile, key) == pytest.approx(value, rel=1e-3)
+    task = msgspec.json.decode((tmp_path / "task").read_bytes())
+    assert task["with_link"]
+    assert task["engine_args"]["enable_prefix_caching"] is False
+    assert task["engine_args"]["dtype"] == "float32"
+
+
+@pytest.mark.process
+def test_no_link_is_measured_if_its_figures_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"copy_bytes_per_s": 1e9, "kv_bytes_per_token": 77}
+    profiled(tmp_path, monkeypatch, Done(replace(MEASURED, link=None)), given=given)
+    assert not msgspec.json.decode((tmp_path / "task").read_bytes())["with_link"]
+    assert load_profile(str(tmp_path / "mine.toml")).kv_bytes_per_token == 77
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("messages", "kind", "why", "hint"),
+    [
+        ((Failed("the engine could not start", "RuntimeError: no"),), LlumctlError,
+         "the engine could not start (embedded): RuntimeError: no", "profile.log"),
+        ((Failed("the engine could not start", "ValueError: The KV cache"),), UsageError,
+         "ValueError: The KV cache", "kv_cache_memory_bytes"),
+        ((NoLink(),), UsageError, "nothing can be copied", "--set copy_bytes_per_s"),
+        ((Said("loading"),), LlumctlError, "died while it was measured", "profile.log"),
+        ((Done(replace(MEASURED, points=StepPoints())),), LlumctlError,
+         "embedded gives no profile: prefill: prompts of 0 lengths", "max_model_len"),
+    ],
+)  # fmt: skip
+def test_what_fails_leaves_no_file(
+    messages: tuple[Message, ...],
+    kind: type[LlumctlError],
+    why: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(kind) as caught:
+        profiled(tmp_path, monkeypatch, *messages)
+    assert type(caught.value) is kind
+    assert why in caught.value.message
+    assert hint in caught.value.hint
+    assert not list(tmp_path.glob("*mine*"))
+
+
+def test_nothing_starts_for_a_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text("old")
+    with pytest.raises(RefusedError, match="is there already"):
+        profiled(tmp_path, monkeypatch)
+    assert (tmp_path / "mine.toml").read_text() == "old"
+
+
+def test_an_emulated_engine_gives_no_profile(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"cluster": {"engine": "emulated"}})
+    with pytest.raises(UsageError, match="are emulated"):
+        run(settings, wanted(tmp_path), lambda _: None)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from controller.main.profile import run
+from controller.api.settings.settings import Settings
+from llumctl.errors import guarded
+run.COMMAND = {command!r}
+wanted = run.Wanted(Path({path!r}), False, 1, {{}})
+sys.exit(guarded(lambda: run.run(Settings(), wanted, lambda text: None) and 0))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupt_leaves_no_process_and_no_file(number: int, tmp_path: Path) -> None:
+    """SIGKILL leaves it to the engine's process, which ends with its stdin."""
+    command = stand_in(tmp_path, Said("loading"), stays=True)
+    if number == signal.SIGKILL:
+        command = (sys.executable, "-P", "-c", ENDS_WITH_PARENT.format(tmp_path / "pids"))
+    script = PARENT.format(command=command, path=str(tmp_path / "mine.toml"))
+    environment = {k: v for k, v in os.environ.items() if k != NONCE_VARIABLE}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline_s = time.monotonic() + 60
+        while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
+            assert time.monotonic() < deadline_s
+            assert parent.poll() is None, parent.communicate()[1].decode()
+            time.sleep(0.02)
+        pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        started = [psutil.Process(pid) for pid in pids]
+        parent.send_signal(number)
+        _, err = parent.communicate(timeout=60)
+        _, alive = psutil.wait_procs(started, timeout=20)
+        assert not alive
+    finally:
+        parent.kill()
+        parent.wait()
+    assert not list(tmp_path.glob("*mine*"))
+    if number != signal.SIGKILL:
+        assert parent.returncode == 130
+        assert err.decode() == "interrupted\n"
+
+
+ENDS_WITH_PARENT = """
+import os, sys, threading, time
+from controller.main.profile import engine_process
+sys.stdin.buffer.readline()
+threading.Thread(target=engine_process._end_with_parent, daemon=True).start()
+open('{}', "w").write(str(os.getpid()))
+time.sleep(600)
+"""

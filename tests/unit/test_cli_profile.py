@@ -1,0 +1,81 @@
+"""`llumctl profile` over a stand-in for the measurement: what it asks for, and what it prints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.api.settings.settings import Settings
+from controller.main.profile.points import LinkFigures, Measured
+from controller.main.profile.run import Profiled, Wanted
+from llumctl.app import run
+from tests.unit.profile.profile_points import A10, SIZES, points_of
+
+Captured = pytest.CaptureFixture[str]
+LINK = LinkFigures(num_bytes=10_000_000, stage_s=0.01, one_block_s=0.001)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the measurement was called with; `measured` is what it finds."""
+    seen: dict[str, Any] = {"measured": Measured(SIZES, points_of(), LINK, waited_ratio=0.0)}
+
+    def measure(settings: Settings, wanted: Wanted, report: Callable[[str], None]) -> Profiled:
+        seen["settings"], seen["wanted"] = settings, wanted
+        report("warming up")
+        return Profiled(A10, seen["measured"])
+
+    monkeypatch.setattr("controller.main.profile.run.run", measure)
+    return seen
+
+
+def test_what_it_asks_for(calls: dict[str, Any]) -> None:
+    line = "profile Qwen/Q -o q.toml --force --rounds 2 -n 3 --engine-arg max-model-len=64"
+    assert run([*line.split(), "--set", "copy_bytes_per_s=10e9"]) == 0
+    assert calls["wanted"] == Wanted(
+        Path("q.toml"), force=True, num_rounds=2, given={"copy_bytes_per_s": 10e9}
+    )
+    settings = calls["settings"]
+    assert (settings.cluster.model, settings.cluster.instances) == ("Qwen/Q", 3)
+    assert settings.engine == {"max_model_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [((), "embedded.toml"), (("Qwen/Qwen3-0.6B",), "qwen3-0.6b.toml")],
+)
+def test_the_file_has_the_models_name(
+    arguments: tuple[str, ...], file: str, calls: dict[str, Any]
+) -> None:
+    assert run(["profile", *arguments]) == 0
+    assert calls["wanted"] == Wanted(Path(file), force=False, num_rounds=5, given={})
+
+
+@pytest.mark.usefixtures("calls")
+def test_what_it_prints(capsys: Captured) -> None:
+    assert run(["profile", "-o", "my profile.toml"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split() == ["KIND", "WORK", "MEASURED", "FITTED", "ERROR"]
+    assert " ".join(lines[1].split()) == "prefill 64 tokens in 1 step 18.580ms 18.580ms +0.0%"
+    assert len([line for line in lines if line.startswith(("prefill", "decode", "mixed"))]) == 16
+    facts = dict(
+        line.split("  ", 1) for line in lines if line.startswith(("fit", "copy", "memory"))
+    )
+    assert facts["fit"].strip() == "0.0% off in the median, 0.0% at most"
+    assert facts["copy"].strip().startswith("1.00 GB/s over the KV link on this machine, 1.000ms")
+    assert facts["memory"].strip() == "851 blocks of 16 tokens, 524,288 bytes per token"
+    assert err.splitlines() == [
+        "warming up",
+        "written to my profile.toml",
+        "next:  llumctl up --engine emulated --profile 'my profile.toml'",
+    ]
+
+
+def test_a_busy_machine_is_told(calls: dict[str, Any], capsys: Captured) -> None:
+    calls["measured"] = Measured(SIZES, points_of(), None, waited_ratio=0.82)
+    assert run(["profile"]) == 0
+    out = capsys.readouterr().out
+    assert "busy       82% of the time the engine waited for a core that others had" in out
+    assert "copy       2.40 GB/s, given" in out
