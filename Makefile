@@ -70,7 +70,7 @@ test: $(STAMP)
 test-all-units: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
 
-BESIDE := tests/e2e/test_starts.py tests/e2e/test_wheel.py
+BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
 
 test-clusters: $(STAMP)
 	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE)) $(ARGS)
