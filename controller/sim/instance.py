@@ -15,8 +15,8 @@ from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile
 from controller.sim.event_queue import Action, EventQueue
-from controller.sim.pauses import Gaps
 from controller.sim.request_run import RequestRun
+from controller.sim.token_times import TokenTimes
 
 INCARNATION = 1
 
@@ -56,10 +56,7 @@ class SimInstance:
         self._status: InstanceSnapshot | None = None
         """As of `_status_steps` steps of the stretch, or before the step under way."""
         self._status_steps = 0
-        self._gaps = Gaps()
-        self._last_decode_s = 0.0
-        self._joined: list[RequestRun] = []
-        """Requests that decode from the next step on."""
+        self._times = TokenTimes()
 
     # -- from outside ----------------------------------------------------------------------
 
@@ -108,25 +105,15 @@ class SimInstance:
         self.runs[run.request.request_id] = run
         run.instance_id = self.instance_id
         if decoding:
-            run.decoding_since_s = self._events.now_s
-            self._joined.append(run)
+            self.decode_on(run)
 
     def stop_decoding(self, run: RequestRun) -> None:
         """The request leaves the batch after the step that has just ended."""
-        since_s = run.decoding_since_s
-        if since_s is None:
-            return
-        if run in self._joined:
-            self._joined.remove(run)
-        else:
-            run.longest_pause_s = max(run.longest_pause_s, self._gaps.longest_since(since_s))
-            run.last_token_s = self._last_decode_s
-        run.decoding_since_s = None
+        self._times.leave(run)
 
     def decode_on(self, run: RequestRun) -> None:
-        """The request is back in the batch after a move that came to nothing."""
-        run.decoding_since_s = self._events.now_s
-        self._joined.append(run)
+        """The request decodes in this batch from the next step on, here again or after a move."""
+        self._times.join(run, self._events.now_s)
 
     def depart(self, request_id: str) -> RequestRun:
         return self.runs.pop(request_id)
@@ -191,10 +178,9 @@ class SimInstance:
         finished = self.engine.decode(num_steps)
         self.num_steps += num_steps
         self.step_time_s = stretch.last_step_s(num_steps) * slowdown
-        self._decoded(now_s if num_steps == 1 else began_s + stretch.first_s * slowdown)
+        self._times.decoded(now_s if num_steps == 1 else began_s + stretch.first_s * slowdown)
         if num_steps > 1:
-            self._gaps.add(now_s, self.step_time_s)
-            self._last_decode_s = now_s
+            self._times.decoded_on(now_s, self.step_time_s)
         for request_id in finished:
             self._finish(self.runs.pop(request_id))
         self._next()
@@ -211,24 +197,12 @@ class SimInstance:
         else:
             prefilled = []
         if len(step.emitted) > len(prefilled):
-            self._decoded(now_s)
+            self._times.decoded(now_s)
         for request_id in prefilled:
-            run = self.runs[request_id]
-            run.token(now_s)
-            run.decoding_since_s = now_s
-            self._joined.append(run)
+            self._times.prefilled(self.runs[request_id], now_s)
         for request_id in step.finished:
             self._finish(self.runs.pop(request_id))
         self._next()
-
-    def _decoded(self, end_s: float) -> None:
-        """A step in which all decoding requests got a token ended then."""
-        self._gaps.add(end_s, end_s - self._last_decode_s)
-        self._last_decode_s = end_s
-        for run in self._joined:
-            run.token(end_s)
-            run.decoding_since_s = end_s
-        self._joined.clear()
 
     def _finish(self, run: RequestRun) -> None:
         self.stop_decoding(run)
