@@ -5,13 +5,14 @@ threads are daemons, so that leaving does not wait for them either.
 """
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from textual.app import App, SystemCommand
 from textual.events import Event, Key, Resize
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
 from controller.api.text.quantities import duration, printable
@@ -102,6 +103,8 @@ class Dashboard(App[None]):
         self.state = DashboardState(limits=options.limits)
         self.frozen: DashboardState | None = None
         self._frozen_at_s = 0.0
+        self._woken = False
+        """Whether `pump` is going to be called."""
         self._message: Line = ()
         self._message_goes = False
         self._message_timer: Timer | None = None
@@ -125,6 +128,13 @@ class Dashboard(App[None]):
         if caller is not None:
             caller.wake = self._wake
 
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Our colours are none of the terminal's own palette: the filter that looks for those in
+        each piece of each line finds none."""
+        return [
+            each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)
+        ]
+
     # The loop
 
     def on_mount(self) -> None:
@@ -132,6 +142,9 @@ class Dashboard(App[None]):
         self.source.start()
         if self.options.tick_s is not None:
             self.set_interval(self.options.tick_s, self._tick)
+
+    def on_ready(self) -> None:
+        self.options.when_drawn()
 
     def on_unmount(self) -> None:
         self.source.stop()
@@ -158,11 +171,15 @@ class Dashboard(App[None]):
             self.post_message(Resize(size, size))
 
     def _wake(self) -> None:
-        """Any thread may call this: a status or a reply is shown at once."""
-        self.call_later(self.pump)
+        """Any thread may call this: a status or a reply is shown at once, and what comes before it
+        is shown with it."""
+        if not self._woken:
+            self._woken = True
+            self.call_later(self.pump)
 
     def pump(self) -> None:
         """Takes what was heard and draws what changed."""
+        self._woken = False
         self._take()
         self.redraw()
 
@@ -173,11 +190,19 @@ class Dashboard(App[None]):
     def redraw(self, *, only_age: bool = False) -> None:
         if not self.is_running:  # a status woke it while its screens were taken down
             return
-        for screen in self.screen_stack:
+        for screen in self._visible():
             if isinstance(screen, PaintedScreen) and only_age:
                 screen.show_age()
             elif isinstance(screen, PaintedScreen | Dialog):
                 screen.show()
+
+    def _visible(self) -> Iterator[Screen[Any]]:
+        """The screen on top, and below dialogs what they lie on. A screen that comes into view
+        again draws itself."""
+        for screen in reversed(self.screen_stack):
+            yield screen
+            if not screen.is_modal:
+                return
 
     # What the screens ask
 

@@ -1,6 +1,6 @@
 """How the dashboard is to look, by the options of `llumctl top`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 
@@ -34,5 +34,7 @@ class Options:
     """What a command needs behind it to act on this cluster, as ` --cluster prod`; empty where it
     does so anyway."""
     recording: bool = False
+    when_drawn: Callable[[], None] = lambda: None
+    """Called once, after the first screen."""
     tick_s: float | None = None
     """Seconds between two drawings; None: only a call of `pump` draws."""

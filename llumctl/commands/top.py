@@ -16,6 +16,7 @@ from llumctl import choosing, connect, durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
 from llumctl.text import output
+from tui import collector
 
 if TYPE_CHECKING:
     from controller.api.settings.console import ConsoleTable
@@ -102,6 +103,7 @@ def top(
             "--web goes without --record, and --write without --readonly", "llumctl top --help"
         )
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
+    collector.pause()
     if not web and not in_browser:
         _check_terminal()
     from llumctl.config import settings
@@ -236,6 +238,7 @@ def _run(
         readonly=readonly,
         in_browser=look.in_browser,
         tick_s=tick_s(source),
+        when_drawn=collector.settle,
     )
     app = Dashboard(source, options, caller)
     app.run()

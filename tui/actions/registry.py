@@ -395,9 +395,11 @@ def bindings(*places: Place) -> list[BindingType]:
     ]
 
 
+_BY_ID = {each.action_id: each for each in ACTIONS}
+
+
 def action_of(action_id: str) -> Action:
-    (found,) = (each for each in ACTIONS if each.action_id == action_id)
-    return found
+    return _BY_ID[action_id]
 
 
 def keys_of(action: Action, keymap: Mapping[str, str]) -> tuple[str, ...]:

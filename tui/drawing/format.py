@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from tui.feed.state import TREND_S, Sample
+from tui.feed.histories import TREND_S, Sample
 
 
 class Tone(StrEnum):
@@ -22,6 +22,9 @@ class Tone(StrEnum):
     GOOD = "good"
     WARN = "warn"
     BAD = "bad"
+
+    __hash__ = str.__hash__
+    """That of an Enum is a function in Python, and each piece of a line looks up its style."""
 
 
 class Span(NamedTuple):
@@ -119,13 +122,13 @@ STEP_TIMES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
 def trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
     """The freeness of the last minute up to `time_s` in `width` slots, newest on the right."""
-    values = ((sample.time_s, sample.freeness_steps) for sample in samples)
+    values = [(at_s, steps) for at_s, steps, _ in samples]
     return _slotted(values, time_s, width, glyphs, TREND_STEPS)
 
 
 def step_trend(samples: Sequence[Sample], time_s: float, width: int, glyphs: Glyphs) -> str:
     """The step times of the last minute, as `trend` shows freeness."""
-    values = ((sample.time_s, sample.step_time_s) for sample in samples)
+    values = [(at_s, step_time_s) for at_s, _, step_time_s in samples]
     return _slotted(values, time_s, width, glyphs, STEP_TIMES)
 
 
@@ -138,16 +141,17 @@ def _slotted(
 ) -> str:
     """Slots lie on multiples of their length, so that a curve moves by whole slots."""
     slot_s = TREND_S / max(1, width)
-    last = math.floor(time_s / slot_s)
-    slots: dict[int, float] = {}
+    first = time_s // slot_s - width + 1
+    slots: dict[float, float] = {}
     for at_s, value in values:
-        place = width - 1 - (last - math.floor(at_s / slot_s))
-        if value is not None and 0 <= place < width:
-            slots[place] = value
-    return "".join(
-        glyphs.trend[bisect_left(limits, slots[place])] if place in slots else " "
-        for place in range(width)
-    )
+        if value is not None:
+            slots[at_s // slot_s - first] = value
+    glyph_of = glyphs.trend
+    found = [" "] * width
+    for place, value in slots.items():
+        if 0 <= place < width:
+            found[int(place)] = glyph_of[bisect_left(limits, value)]
+    return "".join(found)
 
 
 def _cells(share: float, width: int) -> int:

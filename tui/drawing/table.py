@@ -1,7 +1,7 @@
 """Tables as values: columns that fit a width, rows of toned cells."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from tui.drawing.format import Glyphs, Line, Span, Tone, encodable, fitted, num_cells
@@ -28,11 +28,13 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[Item]):
-    """A column at its place on the screen."""
+    """A column at its place on the screen. `gap`: the spaces behind it, which have the tone of its
+    text, as each change of tone costs time and bytes."""
 
     column: Column[Item]
     x: int
     width: int
+    gap: int = GAP
 
 
 def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ...]:
@@ -54,6 +56,8 @@ def place(columns: Sequence[Column[Item]], width: int) -> tuple[Placed[Item], ..
             break
         placed.append(Placed(column, x, room))
         x += room + GAP
+    if placed:
+        placed[-1] = replace(placed[-1], gap=0)
     return tuple(placed)
 
 
@@ -67,16 +71,17 @@ def titles(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
 def cells(
     placed: Sequence[Placed[Item]], item: Item, glyphs: Glyphs, note: tuple[str, Span] | None = None
 ) -> tuple[tuple[int, Span], ...]:
-    """(x, text) of each piece of a cell. A note is (column, text): it takes the rest of the row."""
+    """(x, text) of each piece of a cell, without a place between them. A note is (column, text): it
+    takes the rest of the row."""
     shown: list[tuple[int, Span]] = []
     for p in placed:
         if note is not None and p.column.name == note[0]:
             room = placed[-1].x + placed[-1].width - p.x
-            shown.append((p.x, _exact(note[1], room, glyphs, right=False)))
+            shown.append((p.x, _exact(note[1], room, glyphs)))
             break
         cell = p.column.cell(item, p.width)
         if isinstance(cell, Span):
-            shown.append((p.x, _exact(cell, p.width, glyphs, right=p.column.right)))
+            shown.append((p.x, _exact(cell, p.width, glyphs, right=p.column.right, gap=p.gap)))
         else:
             shown += _pieces(cell, p, glyphs)
     return tuple(shown)
@@ -89,13 +94,17 @@ def _pieces(cell: Line, placed: Placed[Item], glyphs: Glyphs) -> list[tuple[int,
     for place, span in enumerate(cell):
         is_last = place == len(cell) - 1
         width = end - x if is_last else min(num_cells(span.text), end - x)
-        pieces.append((x, _exact(span, width, glyphs, right=False)))
+        pieces.append((x, _exact(span, width, glyphs, gap=placed.gap if is_last else 0)))
         x += width
     return pieces
 
 
-def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool) -> Span:
-    return Span(fitted(encodable(span.text, glyphs), width, glyphs, right=right), span.tone)
+def _exact(span: Span, width: int, glyphs: Glyphs, *, right: bool = False, gap: int = 0) -> Span:
+    """Nearly all cells are plain ASCII and have room: those take the short way."""
+    text, tone = span
+    if text.isascii() and text.isprintable() and len(text) <= width:
+        return Span((text.rjust(width) if right else text).ljust(width + gap), tone)
+    return Span(fitted(encodable(text, glyphs), width, glyphs, right=right) + " " * gap, tone)
 
 
 def _total(columns: Sequence[Column[Item]]) -> int:

@@ -15,16 +15,9 @@ from controller.api.recording import Mark, RecordingReader
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.events import Weight, weight_of
 from controller.api.wire.models import Event, EventFrame, GapFrame
+from tui.feed.heard import Arrived, ExplanationArrived, Lost, RequestsArrived
 from tui.feed.moments import Moments
-from tui.feed.state import (
-    Arrived,
-    DashboardState,
-    ExplanationArrived,
-    Heard,
-    Lost,
-    Replayed,
-    RequestsArrived,
-)
+from tui.feed.state import DashboardState, Heard, Replayed
 
 QUIET = ("ping", "requests")
 """Frames that change nothing on the main screen; steps leave them out."""

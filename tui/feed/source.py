@@ -17,16 +17,16 @@ from controller.api.following import Connect, Follower
 from controller.api.recording import RecordingWriter
 from controller.api.state import last_stop
 from controller.api.wire.models import LIVE_STATES, Frame, StatusFrame
-from tui.feed.state import (
+from tui.feed.heard import (
     Arrived,
     ExplanationArrived,
-    Heard,
     LogArrived,
     Lost,
     RecordingFailed,
     RequestsArrived,
     Stopped,
 )
+from tui.feed.state import Heard
 
 if TYPE_CHECKING:
     from controller.api.client import ControlClient

@@ -7,176 +7,32 @@ and tells ages; `time_s` is the controller's, since the epoch, and tells times o
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from controller.api.recorded_requests import Recorded, after
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms
-from controller.api.text.events import Weight, weight
-from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     ClusterStatus,
-    Event,
-    EventFrame,
-    Frame,
-    GapFrame,
-    InstanceState,
     InstanceStatus,
-    MemberLog,
-    PingFrame,
-    RequestList,
     RequestsFrame,
     StatusFrame,
 )
+from tui.feed import entries, histories
+from tui.feed.entries import RATE_S, Counts, Entry, Unread, Way
+from tui.feed.heard import (
+    Arrived,
+    ExplanationArrived,
+    LogArrived,
+    Lost,
+    RecordingFailed,
+    RequestsArrived,
+    Stopped,
+)
+from tui.feed.histories import History
 
-TREND_S = 60.0
-HEAT_MINUTES = 60
-MOVES_S = 60.0
-MAX_EVENTS = 1000
-"""How many of the routine events are kept."""
-MAX_RARE = 300
-"""How many notable events are kept, and of the grave ones, each about requests and about members:
-neither routine ones nor a thousand refused requests push out that an instance died."""
-RATE_S = 5
-"""Routine events are counted by kind over so many whole seconds."""
-MAX_CHANGES = 50
-REMEMBERED_S = 3600.0
-"""How long an instance that left is remembered."""
 PINGED_S = 3.0
 """An idle stream is pinged every second: a longer silence than this is no jitter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A frame of the stream."""
-
-    frame: Frame
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The stream ended or could not be had."""
-
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """An operator stopped the cluster, so its recording is complete. Later frames are another
-    cluster's."""
-
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestsArrived:
-    """An instance's requests, or why they could not be had."""
-
-    instance_id: str
-    found: RequestList | None
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ExplanationArrived:
-    """A request's life and how it stands now, or why that could not be had."""
-
-    request_id: str
-    found: Explanation | None
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LogArrived:
-    """The last lines of a member's log, or why they could not be had."""
-
-    member_id: str
-    found: MemberLog | None
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingFailed:
-    """From here on nothing is recorded."""
-
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    time_s: float
-    freeness_steps: float | None
-    step_time_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Minute:
-    """The KV use in one minute of the controller's clock: the sum of so many statuses."""
-
-    minute: int
-    sum: float
-    count: int
-
-    @property
-    def mean(self) -> float:
-        return self.sum / self.count
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An instance turned up, changed its state, or went away (state None)."""
-
-    time_s: float
-    state: InstanceState | None
-    incarnation: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """One instance's freeness in the last minute and its last changes, oldest first."""
-
-    samples: tuple[Sample, ...] = ()
-    changes: tuple[Change, ...] = ()
-    minutes: tuple[Minute, ...] = ()
-    """The KV use of the last hour, oldest first; minutes without a figure are missing."""
-
-
-Ring = tuple[Weight, bool]
-"""What entries weigh, and whether they are about a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of the event list; without an event, a gap where `missed` were lost."""
-
-    seq: int
-    time_s: float
-    event: Event | None = None
-    missed: int | None = None
-    reason: str = ""
-    """Why the event of a gap is not here; empty where the controller has forgotten it."""
-    weight: Weight = Weight.ROUTINE
-
-    @property
-    def ring(self) -> Ring:
-        """Entries of one ring push out each other, and no others."""
-        return self.weight, self.event is not None and self.event.request_id is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A request moved."""
-
-    time_s: float
-    source: str
-    destination: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +46,18 @@ class DashboardState:
     """Why there is no stream at present; empty while there is one."""
     stopped: Stopped | None = None
     histories: Mapping[str, History] = field(default_factory=dict)
-    entries: tuple[Entry, ...] = ()
+    routine: tuple[Entry, ...] = ()
+    """The last routine events, the oldest first."""
+    rare: tuple[Entry, ...] = ()
+    """The other events, and gaps, the oldest first; the same object until there is another."""
     num_entries: int = 0
     """How many entries ever came."""
-    ring_sizes: Mapping[Ring, int] = field(default_factory=dict)
-    """How many of `entries` are of each ring."""
     ways: tuple[Way, ...] = ()
     """The moves of the last minute, as the controller's clock had it when it was last heard."""
     head_seen_s: float = float("-inf")
     """When a request was last seen to wait, by the controller's clock."""
-    counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """The last seconds in which there were routine events, with the number of each kind."""
+    counts: Counts = field(default_factory=dict)
+    """Of routine events in the last seconds."""
     requests: RequestsArrived | None = None
     explanation: ExplanationArrived | None = None
     log: LogArrived | None = None
@@ -212,6 +69,15 @@ class DashboardState:
     """From where on there is an alarm."""
     alarms: tuple[Alarm, ...] = ()
     """The worst first."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, the oldest first; put together when they are asked for."""
+        return tuple(sorted((*self.rare, *self.routine), key=attrgetter("seq")))
+
+    @property
+    def num_kept(self) -> int:
+        return len(self.rare) + len(self.routine)
 
     def instance(self, instance_id: str) -> InstanceStatus | None:
         instances = self.status.instances if self.status else ()
@@ -266,63 +132,19 @@ Heard = (
 )
 
 
-class _Unread:
-    """Events and gaps that are not in the state yet. There may be hundreds between two statuses: a
-    new state for each took as long as all else that is reduced."""
-
-    def __init__(self, num_entries: int) -> None:
-        self._first = num_entries
-        self._entries: list[Entry] = []
-        self._ways: list[Way] = []
-        self._counts: dict[int, Counter[str]] = {}
-        self._last: tuple[float, float] | None = None
-
-    def hear(self, frame: EventFrame | GapFrame | PingFrame, at_s: float) -> None:
-        self._last = at_s, frame.time_s
-        seq = self._first + len(self._entries)
-        if isinstance(frame, GapFrame):
-            missed, reason = frame.missed, frame.reason
-            gap = Entry(seq, frame.time_s, None, missed, reason, Weight.TROUBLE)
-            self._entries.append(gap)
-        elif isinstance(frame, EventFrame):
-            event, of = frame.event, weight(frame.event)
-            self._entries.append(Entry(seq, event.time_s, event, weight=of))
-            if of is Weight.ROUTINE:
-                # Events of the past, which come first after connecting, count in their own seconds.
-                self._counts.setdefault(int(event.time_s), Counter())[event.kind] += 1
-            if event.kind == "migrated" and event.labels.keys() >= {"from", "to"}:
-                self._ways.append(Way(event.time_s, event.labels["from"], event.labels["to"]))
-
-    def into(self, state: DashboardState) -> DashboardState:
-        if self._last is None:
-            return state
-        at_s, time_s = self._last
-        state = replace(state, heard_at_s=at_s, time_s=time_s, lost="")
-        if not self._entries:
-            return state
-        counts = {at: each for at, each in state.counts.items() if abs(time_s - at) <= RATE_S + 2}
-        for second, of_second in self._counts.items():
-            counts[second] = Counter(counts.get(second, {})) + of_second
-        return replace(
-            _with_entries(state, self._entries),
-            counts=counts,
-            ways=_recent_ways((*state.ways, *self._ways), time_s),
-        )
-
-
 def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
     """The state after all that was heard, in order."""
-    unread = _Unread(state.num_entries)
+    unread = Unread(state.num_entries)
     for item in heard:
         if isinstance(item, Arrived):
             if state.stopped is not None:
                 state = _of_another_cluster(state)
-                unread = _Unread(state.num_entries)
+                unread = Unread(state.num_entries)
             if not isinstance(item.frame, StatusFrame | RequestsFrame):
                 unread.hear(item.frame, item.at_s)
                 continue
-        state = unread.into(state)
-        unread = _Unread(state.num_entries)
+        state = _read(state, unread)
+        unread = Unread(state.num_entries)
         if isinstance(item, Arrived) and isinstance(item.frame, StatusFrame):
             state = _status(state, item.frame, item.at_s)
         elif isinstance(item, Arrived) and isinstance(item.frame, RequestsFrame):
@@ -344,36 +166,27 @@ def reduce(state: DashboardState, heard: Iterable[Heard]) -> DashboardState:
         elif isinstance(item, Replayed):
             # What was asked for meanwhile is asked for again soon; until then it is shown.
             state = replace(item.state, requests=state.requests, explanation=state.explanation)
-            unread = _Unread(state.num_entries)
-    return unread.into(state)
+            unread = Unread(state.num_entries)
+    return _read(state, unread)
 
 
-def _with_entries(state: DashboardState, new: list[Entry]) -> DashboardState:
-    """Each ring forgets its oldest entries. Only as many entries are looked at as must be."""
-    sizes = Counter(state.ring_sizes)
-    sizes.update(entry.ring for entry in new)
-    excess = {ring: size - _room(ring) for ring, size in sizes.items() if size > _room(ring)}
-    left, known, place = sum(excess.values()), (*state.entries, *new), 0
-    kept: list[Entry] = []
-    while left:
-        ring = known[place].ring
-        if excess.get(ring):
-            excess[ring] -= 1
-            sizes[ring] -= 1
-            left -= 1
-        else:
-            kept.append(known[place])
-        place += 1
+def _read(state: DashboardState, unread: Unread) -> DashboardState:
+    if unread.last is None:
+        return state
+    at_s, time_s = unread.last
+    if unread.num_entries == state.num_entries:
+        return replace(state, heard_at_s=at_s, time_s=time_s, lost="")
     return replace(
         state,
-        entries=(*kept, *known[place:]),
-        ring_sizes=sizes,
-        num_entries=state.num_entries + len(new),
+        heard_at_s=at_s,
+        time_s=time_s,
+        lost="",
+        routine=entries.latest(state.routine, unread.routine),
+        rare=entries.rare(state.rare, unread.rare),
+        num_entries=unread.num_entries,
+        counts=entries.counted(state.counts, unread.counts, time_s),
+        ways=entries.recent_ways((*state.ways, *unread.ways), time_s),
     )
-
-
-def _room(ring: Ring) -> int:
-    return MAX_EVENTS if ring[0] is Weight.ROUTINE else MAX_RARE
 
 
 def _of_another_cluster(state: DashboardState) -> DashboardState:
@@ -394,74 +207,10 @@ def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> Dashboard
         lost="",
         status=frame.status,
         status_at_s=at_s,
-        histories=_histories(state.histories, frame),
+        histories=histories.after(state.histories, frame),
         alarms=tuple(alarms(frame.status, state.limits, state.alarms)),
-        ways=_recent_ways(state.ways, frame.time_s),
+        ways=entries.recent_ways(state.ways, frame.time_s),
         head_seen_s=frame.time_s
         if any(item.queue_head for item in frame.status.instances)
         else min(state.head_seen_s, frame.time_s),
     )
-
-
-def _recent_ways(ways: tuple[Way, ...], now_s: float) -> tuple[Way, ...]:
-    """Clocks of machines differ, and may be set back."""
-    return tuple(way for way in ways if abs(now_s - way.time_s) < MOVES_S)
-
-
-def _histories(known: Mapping[str, History], frame: StatusFrame) -> dict[str, History]:
-    present = {item.id: item for item in frame.status.instances}
-    found = {
-        instance_id: _observed(known.get(instance_id, History()), item, frame.time_s)
-        for instance_id, item in present.items()
-    }
-    for instance_id, history in known.items():
-        if instance_id not in present and frame.time_s - history.changes[-1].time_s < REMEMBERED_S:
-            found[instance_id] = _departed(history, frame.time_s)
-    return found
-
-
-def _recent(samples: tuple[Sample, ...], time_s: float) -> tuple[Sample, ...]:
-    """The samples of the minute before `time_s`, one of each second, as curves show no more; none
-    if the clock was set back."""
-    if samples and int(samples[-1].time_s) == int(time_s):
-        samples = samples[:-1]
-    if samples and samples[-1].time_s > time_s:
-        return ()
-    first = 0
-    while first < len(samples) and samples[first].time_s <= time_s - TREND_S:
-        first += 1
-    return samples[first:]
-
-
-def _observed(history: History, item: InstanceStatus, time_s: float) -> History:
-    freeness = None if item.state is InstanceState.DRAINING else item.freeness_steps
-    samples = (*_recent(history.samples, time_s), Sample(time_s, freeness, item.step_time_s))
-    minutes = _minutes(history.minutes, item.kv_cache_usage, int(time_s // 60))
-    history = replace(history, samples=samples, minutes=minutes)
-    change = Change(time_s, item.state, item.incarnation, item.detail)
-    last = history.changes[-1] if history.changes else None
-    if last and (last.state, last.incarnation) == (change.state, change.incarnation):
-        if last.detail == change.detail:
-            return history
-        kept = replace(last, detail=change.detail)
-        return replace(history, changes=(*history.changes[:-1], kept))
-    return replace(history, changes=(*history.changes, change)[-MAX_CHANGES:])
-
-
-def _minutes(known: tuple[Minute, ...], usage: float | None, now: int) -> tuple[Minute, ...]:
-    if known and (known[-1].minute > now or known[0].minute <= now - HEAT_MINUTES):
-        known = tuple(each for each in known if now - HEAT_MINUTES < each.minute <= now)
-    if usage is None:
-        return known
-    if known and known[-1].minute == now:
-        last = known[-1]
-        return (*known[:-1], Minute(now, last.sum + usage, last.count + 1))
-    return (*known, Minute(now, usage, 1))
-
-
-def _departed(history: History, time_s: float) -> History:
-    last = history.changes[-1]
-    if last.state is None:
-        return history
-    gone = Change(time_s, None, last.incarnation, "no longer part of the cluster")
-    return History((), (*history.changes, gone)[-MAX_CHANGES:])

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from datetime import tzinfo
 
 from controller.api.text import events as event_words
-from controller.api.text.events import Severity, Weight
+from controller.api.text.events import Severity
 from controller.api.text.quantities import printable, time_of_day
 from controller.api.wire.models import Event
 from tui.actions.target import NOTHING, Target
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.table import Column
-from tui.feed.state import DashboardState, Entry
+from tui.feed.entries import Entry
+from tui.feed.state import DashboardState
 from tui.panes.names import Names
 
 _TONES: Mapping[Severity, Tone] = {
@@ -66,9 +67,7 @@ def rows(
     if routine:
         return [EventRow(entry, zone, names) for entry in state.entries]
     found: list[EventRow] = []
-    for entry in state.entries:
-        if entry.weight is Weight.ROUTINE:
-            continue
+    for entry in state.rare:
         if found and _alike(found[-1].entry, entry):
             found[-1] = replace(found[-1], count=found[-1].count + 1)
         else:

@@ -5,7 +5,8 @@ from controller.api.text.queue_heads import free_blocks, head_wait_s
 from controller.api.wire.models import InstanceState, InstanceStatus
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
-from tui.feed.state import DashboardState, History
+from tui.feed.histories import History
+from tui.feed.state import DashboardState
 from tui.panes import block_map, instances, queue_heads
 from tui.panes.levels import level_names, level_of_instance
 

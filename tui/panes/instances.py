@@ -14,7 +14,8 @@ from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
 from tui.drawing.table import GAP, Column
-from tui.feed.state import DashboardState, History, Minute, Sample
+from tui.feed.histories import History, Minute, Sample
+from tui.feed.state import DashboardState
 from tui.panes.levels import LEVEL_DROP, level_column, level_names
 
 BAR_WIDTH = 9
@@ -204,20 +205,17 @@ def kv(item: InstanceStatus) -> Line:
 
 def _heat(row: InstanceRow, width: int) -> Line:
     """The KV use of each of the last minutes, the newest on the right."""
-    now = int(row.time_s // 60)
-    by_minute = {minute.minute: minute.mean for minute in row.minutes}
-    glyphs: list[tuple[Tone, str]] = []
-    for minute in range(now - width + 1, now + 1):
-        share = by_minute.get(minute)
-        glyph, tone = " ", Tone.DIM
-        if share is not None:
-            top = len(row.glyphs.trend) - 1
-            glyph = row.glyphs.trend[max(0, min(top, round(top * share)))]
+    first, trend = int(row.time_s // 60) - width + 1, row.glyphs.trend
+    found: list[tuple[Tone, str]] = [(Tone.DIM, " ")] * width
+    top = len(trend) - 1
+    for minute, total, num in row.minutes:
+        if 0 <= (place := minute - first) < width:
+            share = total / num
             tone = Tone.BAD if share >= FULL else Tone.WARN if share >= NEARLY_FULL else Tone.DIM
-        glyphs.append((tone, glyph))
+            found[place] = tone, trend[max(0, min(top, round(top * share)))]
     return tuple(
         Span("".join([glyph for _, glyph in alike]), tone)
-        for tone, alike in groupby(glyphs, key=itemgetter(0))
+        for tone, alike in groupby(found, key=itemgetter(0))
     )
 
 

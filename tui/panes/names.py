@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from controller.api.text.events import Weight
 from controller.api.text.short_ids import shortened
 from tui.feed.state import DashboardState
 
@@ -30,10 +29,8 @@ def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Name
         found += [i.queue_head.request_id for i in status.instances if i.queue_head]
     found += [
         entry.event.request_id
-        for entry in state.entries
-        if (routine or entry.weight is not Weight.ROUTINE)
-        and entry.event is not None
-        and entry.event.request_id
+        for entry in (state.entries if routine else state.rare)
+        if entry.event is not None and entry.event.request_id
     ]
     if state.requests is not None and state.requests.found is not None:
         found += [item.id for item in state.requests.found.requests]

@@ -29,6 +29,10 @@ class PaintedScreen(Screen[None]):
         """Draws the application's present state."""
         raise NotImplementedError
 
+    def on_screen_resume(self) -> None:
+        """What came while another screen covered this one."""
+        self.show()
+
     def show_age(self) -> None:
         """Draws the same state a while later; a screen whose tables stay as they are says so."""
         self.show()

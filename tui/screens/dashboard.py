@@ -111,7 +111,6 @@ class DashboardScreen(PaintedScreen):
             matrix_lines=move_matrix.num_lines(app.shown),
             replay=app.replay is not None,
         )
-        self._arrangement = arrangement
         self._place(arrangement)
         if (box := arrangement.matrix) is not None:
             self.query_one("#matrix", Lines).show(
@@ -150,8 +149,8 @@ class DashboardScreen(PaintedScreen):
         }
         return {
             pane: (
-                [row for row in all_rows if self._passes(pane, row)],
-                len(app.shown.entries) if pane is Pane.EVENTS else len(all_rows),
+                self._passing(pane, all_rows),
+                app.shown.num_kept if pane is Pane.EVENTS else len(all_rows),
             )
             for pane, all_rows in rows.items()
         }
@@ -165,9 +164,10 @@ class DashboardScreen(PaintedScreen):
             return []
         return event_list.rates(self.console.shown, box.width, 2 if box.height > 7 else 1)
 
-    def _passes(self, pane: Pane, row: Any) -> bool:
-        wanted = self.view.filters.get(pane)
-        return not wanted or instances.matches(row.text, wanted)
+    def _passing(self, pane: Pane, rows: list[Any]) -> list[Any]:
+        if not (wanted := self.view.filters.get(pane)):
+            return rows
+        return [row for row in rows if instances.matches(row.text, wanted)]
 
     def _place(self, arrangement: Arrangement) -> None:
         """Shows first, moves the focus, then hides: a hidden table cannot keep the focus."""
@@ -180,6 +180,19 @@ class DashboardScreen(PaintedScreen):
         status = self.console.shown.status
         levels = level_names(status) if status else ()
         self.table(Pane.INSTANCES).set_columns(instances.columns(levels, self.size.width))
+        moved = arrangement != self._arrangement
+        if moved:
+            self._arrangement = arrangement
+            self._give_room(arrangement)
+        if not self.query_one(Bottom).purpose and not self.table(view.focused).has_focus:
+            self.table(view.focused).focus()
+        if moved:
+            for pane in Pane:
+                self.table(pane).display = pane in boxes
+
+    def _give_room(self, arrangement: Arrangement) -> None:
+        """Gives what is visible its room."""
+        boxes = arrangement.boxes
         for pane, box in boxes.items():
             table = self.table(pane)
             table.styles.width, table.styles.height = box.width, box.height
@@ -197,10 +210,6 @@ class DashboardScreen(PaintedScreen):
         if room is not None:
             matrix.styles.height = room.height
             matrix.styles.margin = (0, 0, 0, room.gap)
-        if not self.query_one(Bottom).purpose and not self.table(view.focused).has_focus:
-            self.table(view.focused).focus()
-        for pane in Pane:
-            self.table(pane).display = pane in boxes
 
     def _title(self, pane: Pane, num: int, num_all: int, arrangement: Arrangement) -> Line:
         view = self.view

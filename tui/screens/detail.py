@@ -57,11 +57,16 @@ class DetailScreen(PaintedScreen):
         self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
     ) -> None:
         """Shows the rows that pass the filter, in the order that they have."""
-        chosen = self.choices[name]
-        kept = [row for row in rows if not chosen.wanted or matches(row.text, chosen.wanted)]
-        self.table(name).show(
-            kept, (Span(title, Tone.STRONG), *facts, *self._chosen(name)), follow=follow
-        )
+        if wanted := self.choices[name].wanted:
+            rows = [row for row in rows if matches(row.text, wanted)]
+        self.put(name, rows, title, *facts, follow=follow)
+
+    def put(
+        self, name: str, rows: Sequence[Any], title: str, *facts: Span, follow: bool = False
+    ) -> None:
+        """Shows these rows, which have passed the filter."""
+        line = (Span(title, Tone.STRONG), *facts, *self._chosen(name))
+        self.table(name).show(rows, line, follow=follow)
 
     def _chosen(self, name: str) -> Line:
         chosen = self.choices[name]

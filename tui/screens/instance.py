@@ -60,6 +60,8 @@ class InstanceScreen(RequestsScreen):
         super().__init__(instance_id)
         self.request_id = request_id
         self._no_log = False
+        self._history: tuple[object, object, list[HistoryRow]] | None = None
+        """The rows of the history, and what they were made from."""
         self._lower = "history"
         self._follows = True
         """Whether the newest line of the log stays in view."""
@@ -97,10 +99,20 @@ class InstanceScreen(RequestsScreen):
         top.styles.height = len(lines)
         top.show(lines)
         self.fill_requests(app.shown)
-        history = history_rows(app.shown, self.instance_id, app.options.zone)
+        history = self._history_rows(app.shown)
         newest_first = self.choices["history"].descending
         self.fill("history", history if newest_first else history[::-1], self._tabs("History"))
         self._fill_log(app.shown)
+
+    def _history_rows(self, state: DashboardState) -> list[HistoryRow]:
+        """Made anew only when something has happened: it looks at up to 1,200 entries."""
+        of = state.histories.get(self.instance_id)
+        changes = of.changes if of is not None else ()
+        known = self._history
+        if known is None or known[0] is not state.rare or known[1] is not changes:
+            rows = history_rows(state, self.instance_id, self.console.options.zone)
+            known = self._history = (state.rare, changes, rows)
+        return known[2]
 
     def go_to(self, name: str) -> None:
         if name != "requests":
@@ -182,7 +194,7 @@ def history_rows(state: DashboardState, instance_id: str, zone: tzinfo | None) -
         )
         for change in (history.changes if history else ())
     ]
-    for entry in state.entries:
+    for entry in state.rare:
         event = entry.event
         if event is None or event.instance_id != instance_id or event.request_id:
             continue

@@ -1,18 +1,19 @@
 """The requests of the cluster, or of one instance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 
 from controller.api.text.quantities import printable
+from controller.api.wire.models import RequestList
 from tui.actions.target import Target
 from tui.drawing.format import Line, Span, Tone
 from tui.feed.state import DashboardState
 from tui.panes import request_list
-from tui.panes.names import names
 from tui.panes.request_list import RequestRow
 from tui.screens.detail import DetailScreen
+from tui.screens.listed import Listed
 from tui.screens.ready import can_draw
 from tui.widgets.bottom import Bottom
 from tui.widgets.lines import Lines
@@ -29,6 +30,7 @@ class RequestsScreen(DetailScreen):
         self.instance_id = instance_id
         self._asked_at_s: float | None = None
         self._impossible = False
+        self._listed = Listed()
 
     def compose(self) -> ComposeResult:
         yield Lines(id="header")
@@ -57,10 +59,12 @@ class RequestsScreen(DetailScreen):
             self.console.open(row.target)
 
     def ask_requests(self) -> None:
-        """Asks for the requests as often as statuses come; answers arrive with everything else."""
+        """Asks for the requests as often as statuses come, and for many more seldom; answers arrive
+        with everything else."""
         app = self.console
         now_s = app.source.now_s()
-        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= app.source.status_every_s
+        every_s = max(app.source.status_every_s, self._listed.every_s)
+        due = self._asked_at_s is None or abs(now_s - self._asked_at_s) >= every_s
         if due and self.is_current:
             self._asked_at_s = now_s
             self._impossible = not app.source.ask_requests(self.instance_id)
@@ -70,24 +74,30 @@ class RequestsScreen(DetailScreen):
         """Asks, just as often, for what else the screen shows."""
 
     def fill_requests(self, state: DashboardState) -> None:
-        rows, facts = self._requests(state)
-        chosen = self.choices["requests"]
-        rows = request_list.ordered(rows, chosen.sort, descending=chosen.descending)
-        self.fill("requests", rows, "Requests", *facts)
-
-    def _requests(self, state: DashboardState) -> tuple[list[RequestRow], Line]:
-        """In the controller's order; and how many there are, or why there are none."""
-        if self._impossible:
-            return [], (Span("  no requests are recorded up to here", Tone.DIM),)
         answer = state.requests
-        if answer is None or answer.instance_id != self.instance_id:
-            return [], (Span("  asking ...", Tone.DIM),)
-        if answer.found is None:
-            return [], (Span(f"  {printable(answer.reason)}", Tone.BAD),)
-        rows = request_list.rows(answer.found, names(state, self.console.glyphs.ellipsis))
-        count = f"{len(rows)} of {answer.found.num_matching}"
-        spans = [Span(f" ({count if answer.found.num_matching > len(rows) else len(rows)})")]
-        if silent := answer.found.silent_frontends:
+        rows: Sequence[RequestRow] = ()
+        facts: Line
+        if self._impossible:
+            facts = (Span("  no requests are recorded up to here", Tone.DIM),)
+        elif answer is None or answer.instance_id != self.instance_id:
+            facts = (Span("  asking ...", Tone.DIM),)
+        elif answer.found is None:
+            facts = (Span(f"  {printable(answer.reason)}", Tone.BAD),)
+        else:
+            self._listed.take(answer, state, self.console.glyphs.ellipsis)
+            rows = self._listed.chosen(self.choices["requests"])
+            facts = self._counted(answer.found, answer.at_s)
+        self.put("requests", rows, "Requests", *facts)
+
+    def _counted(self, found: RequestList, at_s: float) -> Line:
+        """How many there are and, where they are seldom asked for, since when."""
+        num, source = len(found.requests), self.console.source
+        count = f"{num} of {found.num_matching}" if found.num_matching > num else f"{num}"
+        spans = [Span(f" ({count})")]
+        if self._listed.every_s > source.status_every_s:
+            age_s = max(0.0, source.now_s() - at_s)
+            spans.append(Span(f"  {age_s:.0f}s ago", Tone.DIM))
+        if silent := found.silent_frontends:
             words = f"  without those of {', '.join(silent)}: no answer"
             spans.append(Span(printable(words), Tone.WARN))
-        return rows, tuple(spans)
+        return tuple(spans)

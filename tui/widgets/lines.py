@@ -23,11 +23,11 @@ class Lines(Toned):
             self.refresh()
         before, self._lines = self._lines, list(lines)
         changed = [
-            Region(0, y, self.size.width, 1)
+            Region(0, y, self.outer_size.width, 1)
             for y, (old, new) in enumerate(zip_longest(before, self._lines))
             if old != new
         ]
-        if changed and self.size.width:
+        if changed and self.outer_size.width:
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:

@@ -26,6 +26,7 @@ from tui.widgets.tones import Toned
 
 HEAD_LINES = 2
 WHEEL_ROWS = 3
+_MARGIN, _MARK = Span(" "), Span("*", Tone.STRONG)
 
 
 class Identified(Protocol):
@@ -129,7 +130,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if self._marks:
             subjects = {item.id: item.target.subject for item in items}
             self._marks = {k: v for k, v in self._marks.items() if subjects.get(k) == v}
-        if any(item.id == self._wanted_id for item in items):
+        if self._wanted_id is not None and any(item.id == self._wanted_id for item in items):
             self.cursor_id, self.held, self._wanted_id = self._wanted_id, True, None
         if follow:
             self._cursor = max(0, len(items) - 1)
@@ -144,7 +145,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
     def set_columns(self, columns: Sequence[Column[Item]]) -> None:
         if columns is not self._columns:
             self._columns = columns
-            self._placed = table.place(columns, self.size.width)
+            self._placed = table.place(columns, self.outer_size.width)
             self.refresh()
 
     def hold(self, item_id: str) -> None:
@@ -188,13 +189,15 @@ class TableView(Toned, Generic[Item], can_focus=True):
 
     def _place_of_cursor(self) -> int:
         """The place of the cursor's row; if that row is gone, the same place."""
+        if self._cursor < len(self.items) and self.items[self._cursor].id == self.cursor_id:
+            return self._cursor
         for place, item in enumerate(self.items):
             if item.id == self.cursor_id:
                 return place
         return max(0, min(self._cursor, len(self.items) - 1))
 
     def _num_visible(self) -> int:
-        return max(0, self.size.height - HEAD_LINES - len(self._caption))
+        return max(0, self.outer_size.height - HEAD_LINES - len(self._caption))
 
     def _scroll(self) -> None:
         """Scrolls as little as brings the cursor into view."""
@@ -207,13 +210,15 @@ class TableView(Toned, Generic[Item], can_focus=True):
     def _visible(self) -> list[tuple[Cells, bool]]:
         last = min(len(self.items), self._top + self._num_visible())
         return [
-            (
-                _marked(item.id in self._marks)
-                + table.cells(self._placed, item, self._glyphs, self._note_of(item)),
-                self._top + place == self._cursor,
-            )
+            (self._cells(item), self._top + place == self._cursor)
             for place, item in enumerate(self.items[self._top : last])
         ]
+
+    def _cells(self, item: Item) -> Cells:
+        cells = table.cells(self._placed, item, self._glyphs, self._note_of(item))
+        if self._marks and item.id in self._marks:
+            return ((0, _MARK), *cells)
+        return cells
 
     def _repaint(self) -> None:
         """Repaints the regions that differ from what was painted last."""
@@ -221,12 +226,12 @@ class TableView(Toned, Generic[Item], can_focus=True):
         regions: list[Region] = []
         if (title := self._ruled_title()) != self._painted_title:
             self._painted_title = title
-            regions.append(Region(0, 0, self.size.width, 1))
+            regions.append(Region(0, 0, self.outer_size.width, 1))
         for y in range(max(len(before), len(self._painted))):
             old = before[y] if y < len(before) else None
             new = self._painted[y] if y < len(self._painted) else None
             regions += self._changes(HEAD_LINES + y, old, new)
-        if regions and self.size.width:
+        if regions and self.outer_size.width:
             self.refresh(*regions)
 
     def _changes(
@@ -235,7 +240,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
         if old == new:
             return []
         if old is None or new is None or old[1] != new[1] or len(old[0]) != len(new[0]):
-            return [Region(0, y, self.size.width, 1)]
+            return [Region(0, y, self.outer_size.width, 1)]
         changed = [
             (x, x + fmt.num_cells(span.text))
             for (x, span), was in zip(new[0], old[0], strict=True)
@@ -249,7 +254,7 @@ class TableView(Toned, Generic[Item], can_focus=True):
             return self.strip_of(self._painted_title)
         if y == 1:
             return self.strip_of((Span(" "), *_spaced(self._placed, self._glyphs)))
-        if (below := y - self.size.height + len(self._caption)) >= 0:
+        if (below := y - self.outer_size.height + len(self._caption)) >= 0:
             return self.strip_of(self._caption[below])
         if y - HEAD_LINES >= len(self._painted):
             text = f" {self._empty}" if y == HEAD_LINES and not self.items else ""
@@ -258,7 +263,8 @@ class TableView(Toned, Generic[Item], can_focus=True):
         over = ""
         if is_cursor:
             over = "tone--cursor" if self.has_focus else "tone--cursor-blurred"
-        return self.strip_of(_joined(cells), over)
+        first = () if cells and not cells[0][0] else (_MARGIN,)
+        return self.strip_of((*first, *(span for _, span in cells)), over, fits=True)
 
     def _ruled_title(self) -> Line:
         rule = self._glyphs.rule
@@ -266,11 +272,11 @@ class TableView(Toned, Generic[Item], can_focus=True):
         position = (Span(f"  {self.position}", Tone.DIM),) if self.position else ()
         marks = (Span(f"  {len(self._marks)} marked", Tone.STRONG),) if self._marks else ()
         title = (Span(f"{rule} ", tone), *self._title, *marks, *position)
-        space = self.size.width - fmt.width_of(title) - 1
+        space = self.outer_size.width - fmt.width_of(title) - 1
         return (*title, Span(f" {rule * max(0, space)}", tone))
 
     def on_resize(self, _: Resize) -> None:
-        self._placed = table.place(self._columns, self.size.width)
+        self._placed = table.place(self._columns, self.outer_size.width)
         self._scroll()
         self._repaint()
         self.refresh()
@@ -343,17 +349,3 @@ def _spaced(placed: Sequence[Placed[Item]], glyphs: Glyphs) -> Line:
     gap = Span(" " * table.GAP)
     heads = table.titles(placed, glyphs)
     return tuple(span for head in heads for span in (head, gap))
-
-
-def _marked(is_marked: bool) -> Cells:
-    return ((0, Span("*", Tone.STRONG)),) if is_marked else ()
-
-
-def _joined(cells: Cells) -> Line:
-    """Cells at their places, spaces between them."""
-    line: list[Span] = []
-    x = 0
-    for at, span in cells:
-        line += [Span(" " * (at - x)), span]
-        x = at + fmt.num_cells(span.text)
-    return tuple(line)

@@ -1,14 +1,14 @@
 """Tones become styles here: a component class each, coloured by the theme."""
 
 from itertools import groupby
-from operator import attrgetter
+from operator import itemgetter
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.drawing.format import UNICODE, Line, Tone, encodable, num_cells
+from tui.drawing.format import UNICODE, Line, Span, Tone, encodable, num_cells
 
 COMPONENTS = {f"tone--{tone}" for tone in Tone} | {
     "tone--cursor",
@@ -43,21 +43,26 @@ class Toned(Widget):
         self._styles.clear()
         super().notify_style_update()
 
-    def strip_of(self, line: Line, over: str = "") -> Strip:
+    def strip_of(self, line: Line, over: str = "", *, fits: bool = False) -> Strip:
         """A line in the widget's width, neighbours of one style joined: each style costs some 20
         bytes on the way to the terminal. `over`: a component that lies on top of every tone (a
-        cursor)."""
-        glyphs = getattr(self.app, "glyphs", UNICODE)
-        width, length = self.size.width, 0
+        cursor). `fits`: all of the line can be shown, and none of it is too wide."""
+        width = self.outer_size.width
+        if not fits:
+            line = self._encodable(line)
         segments: list[Segment] = []
-        for tone, spans in groupby(line, key=attrgetter("tone")):
-            text = encodable("".join([span.text for span in spans]), glyphs)
-            length += num_cells(text)
+        for tone, pieces in groupby(line, key=itemgetter(1)):
+            text = "".join([text for text, _ in pieces])
             segments.append(Segment(text, self.style_of(tone, over)))
+        length = num_cells("".join([text for text, _ in line]))
         if length < width:
             segments.append(Segment(" " * (width - length), self.style_of(None, over)))
-        strip = Strip(Segment.simplify(segments), max(length, width))
-        return strip.adjust_cell_length(width)
+        strip = Strip(segments, max(length, width))
+        return strip if length <= width else strip.adjust_cell_length(width)
+
+    def _encodable(self, line: Line) -> Line:
+        glyphs = getattr(self.app, "glyphs", UNICODE)
+        return tuple(Span(encodable(text, glyphs), tone) for text, tone in line)
 
     def style_of(self, tone: Tone | None, over: str = "") -> Style:
         found = self._styles.get((tone, over))

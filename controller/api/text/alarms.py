@@ -55,8 +55,9 @@ class _Limits:
         """How many times the limit of this name the value is, if that is an alarm; else 0. A limit
         of 0 is none."""
         limit: float = getattr(self.table, name)
-        begins = limit * CLEARED_SHARE if (subject, name) in self.raised else limit
-        return value / limit if limit and value >= begins else 0.0
+        if not limit or value < limit * CLEARED_SHARE:
+            return 0.0
+        return value / limit if value >= limit or (subject, name) in self.raised else 0.0
 
 
 def alarms(

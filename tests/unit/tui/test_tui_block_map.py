@@ -8,7 +8,7 @@ from controller.api.wire.models import QueueHeadStatus
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.drawing import format as fmt
 from tui.drawing.format import UNICODE
-from tui.feed.state import Sample
+from tui.feed.histories import Sample
 from tui.panes import block_map
 
 

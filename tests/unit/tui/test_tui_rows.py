@@ -19,7 +19,9 @@ from tui.actions.registry import Place
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
 from tui.drawing.layout import Pane, arrange
-from tui.feed.state import Arrived, DashboardState, Entry, Lost, reduce
+from tui.feed.entries import Entry
+from tui.feed.heard import Arrived, Lost
+from tui.feed.state import DashboardState, reduce
 from tui.panes import (
     alarm_line,
     event_list,

@@ -21,15 +21,15 @@ from controller.api.wire.models import (
 from tests.unit.cli_support import TOKEN
 from tests.unit.fake_controller import FakeController, event, until
 from tui.feed import source as source_module
-from tui.feed.source import LiveSource
-from tui.feed.state import (
+from tui.feed.heard import (
     Arrived,
     ExplanationArrived,
-    Heard,
     Lost,
     RecordingFailed,
     RequestsArrived,
 )
+from tui.feed.source import LiveSource
+from tui.feed.state import Heard
 
 
 class Listener:

@@ -9,15 +9,9 @@ from controller.api.wire.models import (
     StatusFrame,
 )
 from tests.unit.tui import tui_synthetic as synthetic
-from tui.feed.state import (
-    MAX_EVENTS,
-    MAX_RARE,
-    Arrived,
-    DashboardState,
-    Lost,
-    RecordingFailed,
-    reduce,
-)
+from tui.feed.entries import MAX_EVENTS, MAX_RARE
+from tui.feed.heard import Arrived, Lost, RecordingFailed
+from tui.feed.state import DashboardState, reduce
 
 
 def status(at_s: float, *instances: object) -> Arrived:

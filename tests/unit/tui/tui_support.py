@@ -25,16 +25,16 @@ from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
 from tui.drawing.themes import DEFAULT
 from tui.feed.caller import Caller, Reply, Work
-from tui.feed.replay import ReplaySource
-from tui.feed.source import Source
-from tui.feed.state import (
+from tui.feed.heard import (
     Arrived,
     ExplanationArrived,
-    Heard,
     LogArrived,
     Lost,
     RequestsArrived,
 )
+from tui.feed.replay import ReplaySource
+from tui.feed.source import Source
+from tui.feed.state import Heard
 from tui.options import Options
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
