@@ -1,15 +1,24 @@
 """The garbage collector, kept from stopping the dashboard between a status and its picture."""
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
 FEW_S_WORTH = 20_000
 """New objects between two looks for cycles, a second of a busy cluster: by Python's 700 there were
 90 looks a second."""
 
 
-def pause() -> None:
-    """While modules are imported nothing is garbage: looking for some was a tenth of the start."""
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """While modules are imported nothing is garbage: looking for some was a tenth of the start. It
+    goes on with `settle`, or with an error."""
     gc.disable()
+    try:
+        yield
+    except BaseException:
+        gc.enable()
+        raise
 
 
 def settle() -> None:

@@ -7,7 +7,7 @@ from datetime import tzinfo
 from controller.api.settings.console import ConsoleTable
 from tui.actions.own import OwnCommand
 from tui.drawing.format import UNICODE, Glyphs
-from tui.drawing.themes import DEFAULT
+from tui.theme_names import DEFAULT
 
 
 @dataclass(frozen=True)

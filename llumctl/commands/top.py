@@ -16,12 +16,16 @@ from llumctl import choosing, connect, durations
 from llumctl.commands import watching
 from llumctl.commands.options import Cluster, positive
 from llumctl.text import output
-from tui import collector
+from tui import collector, first_frame
+from tui.theme_names import DEFAULT, MONOCHROME
+from tui.theme_names import NAMES as THEMES
 
 if TYPE_CHECKING:
+    from controller.api.recording import RecordingWriter
     from controller.api.settings.console import ConsoleTable
     from llumctl.config.settings_origin import Origins
     from tui.actions.own import OwnCommand
+    from tui.app import Dashboard
     from tui.feed.caller import Caller
     from tui.feed.source import Source
 
@@ -103,39 +107,33 @@ def top(
             "--web goes without --record, and --write without --readonly", "llumctl top --help"
         )
     in_browser = os.environ.get("TEXTUAL_DRIVER", "") == BROWSER_DRIVER
-    collector.pause()
     if not web and not in_browser:
         _check_terminal()
-    from llumctl.config import settings
-    from tui.drawing.themes import DEFAULT, MONOCHROME, THEMES
-    from tui.feed.caller import LiveCaller
-    from tui.feed.source import LiveSource
-
     chosen = theme or (MONOCHROME if os.environ.get("NO_COLOR") else DEFAULT)
     if chosen not in THEMES:
         raise UsageError(f"--theme: no theme {chosen[:40]!r}: {', '.join(THEMES)}")
-    look = Look(chosen, ascii_only, *_keys_and_commands(), settings.load_console(), in_browser)
     shown = None if replay is None else Replay(replay, speed or 1.0, at_s)
     if web:
+        look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
         _serve(look, cluster, shown, refresh=refresh, write=write, port=port or 0)
         return
     with contextlib.ExitStack() as stack:
-        if shown is not None:
-            source = stack.enter_context(_recorded(shown, look.limits))
-            _run(source, look, recording=False, readonly=True)
-            return
-        name = choosing.attached_or_asked(cluster)
-        called = watching.reached(name)
-        writer = (
-            None
-            if record is None
-            else stack.enter_context(watching.writer(record, name, called, refresh))
-        )
-        live = LiveSource(
-            called, lambda: connect.client(name), status_every_s=refresh, recorder=writer
-        )
-        caller = LiveCaller(lambda: connect.client(name))
-        _run(live, look, caller, name, recording=writer is not None, readonly=readonly)
+        name = choosing.attached_or_asked(cluster) if shown is None else ""
+        writer = None
+        title = f"{name}  + connecting" if shown is None else f"REPLAY  {shown.path.name}"
+        frame = _first_frame(title, ascii_only=ascii_only, in_browser=in_browser)
+        with frame, collector.paused():
+            look = _look(chosen, ascii_only=ascii_only, in_browser=in_browser)
+            if shown is not None:
+                source = stack.enter_context(_recorded(shown, look.limits))
+                app = _dashboard(source, look, recording=False, readonly=True)
+            else:
+                called = watching.reached(name)
+                if record is not None:
+                    recording = watching.writer(record, name, called, refresh)
+                    writer = stack.enter_context(recording)
+                app = _live(name, called, look, refresh, writer, readonly=readonly)
+        _run(app)
     if writer is not None:
         output.say(f"recorded {writer.num_frames} frames in {writer.path}")
 
@@ -177,6 +175,21 @@ def _check_terminal() -> None:
         )
 
 
+def _first_frame(
+    title: str, *, ascii_only: bool, in_browser: bool
+) -> contextlib.AbstractContextManager[None]:
+    if in_browser:
+        return contextlib.nullcontext()
+    rule = "─" if _has_glyphs() and not ascii_only else "-"
+    return first_frame.shown(sys.stderr, title, rule=rule)
+
+
+def _look(theme: str, *, ascii_only: bool, in_browser: bool) -> Look:
+    from llumctl.config import settings
+
+    return Look(theme, ascii_only, *_keys_and_commands(), settings.load_console(), in_browser)
+
+
 @contextlib.contextmanager
 def _recorded(replay: Replay, limits: "ConsoleTable") -> Iterator["Source"]:
     from controller.api.recording import RecordingReader
@@ -212,7 +225,28 @@ def _placed(origins: "Origins", path: "tuple[str, ...]", error: Exception) -> Us
     return UsageError(f"{origins.of(path)}: {error}", origins.cure(path))
 
 
-def _run(
+def _live(
+    name: str,
+    called: str,
+    look: Look,
+    refresh_s: float,
+    writer: "RecordingWriter | None",
+    *,
+    readonly: bool,
+) -> "Dashboard":
+    """It hears from the controller while the modules that draw are imported."""
+    from tui.feed.caller import LiveCaller
+    from tui.feed.source import LiveSource
+
+    live = LiveSource(
+        called, lambda: connect.client(name), status_every_s=refresh_s, recorder=writer
+    )
+    live.start()
+    caller = LiveCaller(lambda: connect.client(name))
+    return _dashboard(live, look, caller, name, recording=writer is not None, readonly=readonly)
+
+
+def _dashboard(
     source: "Source",
     look: Look,
     caller: "Caller | None" = None,
@@ -220,8 +254,7 @@ def _run(
     *,
     recording: bool,
     readonly: bool,
-) -> None:
-    """Runs until the operator leaves, and waits for no thread that still asks a controller."""
+) -> "Dashboard":
     from tui.app import Dashboard, tick_s
     from tui.drawing.format import ASCII, UNICODE
     from tui.options import Options
@@ -237,10 +270,14 @@ def _run(
         recording=recording,
         readonly=readonly,
         in_browser=look.in_browser,
-        tick_s=tick_s(source),
         when_drawn=collector.settle,
+        tick_s=tick_s(source),
     )
-    app = Dashboard(source, options, caller)
+    return Dashboard(source, options, caller)
+
+
+def _run(app: "Dashboard") -> None:
+    """Runs until the operator leaves, and waits for no thread that still asks a controller."""
     app.run()
     # At its end the interpreter collects all garbage: 0.2 s of CPU among so many objects, and
     # seconds where the machine is busy. What is frozen is not looked at.

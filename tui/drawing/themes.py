@@ -4,10 +4,7 @@ from collections.abc import Mapping
 
 from textual.theme import Theme
 
-DEFAULT = "default"
-LIGHT = "light"
-DEUTERANOPIA = "deuteranopia"
-MONOCHROME = "monochrome"
+from tui.theme_names import DEFAULT, DEUTERANOPIA, LIGHT, MONOCHROME
 
 _COMMON = {
     "block-cursor-text-style": "none",

@@ -88,9 +88,13 @@ class LiveSource:
         self._heard: queue.Queue[Heard] = queue.Queue(MAX_HEARD)
         self._follower = Follower(connect, self._listen, after=after, status_every_s=status_every_s)
         self._asking: set[str] = set()
+        self._started = False
 
     def start(self) -> None:
-        self._follower.start()
+        """Again: nothing. What is heard before somebody takes it waits."""
+        if not self._started:
+            self._started = True
+            self._follower.start()
 
     def take(self) -> list[Heard]:
         found: list[Heard] = []

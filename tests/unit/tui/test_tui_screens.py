@@ -16,6 +16,7 @@ from tests.unit.tui.tui_support import (
 from tui.actions.target import Target
 from tui.drawing.format import ASCII, Span, Tone
 from tui.drawing.layout import Pane
+from tui.drawing.table import GAP
 from tui.drawing.themes import THEMES
 from tui.feed.heard import RecordingFailed, RequestsArrived
 from tui.screens.dashboard import DashboardScreen
@@ -220,7 +221,7 @@ async def test_only_what_changed_is_painted(source: FakeSource) -> None:
         place = [item.id for item in table.items].index(changed.id)
         (region,) = painted
         assert (region.y, region.height) == (place + 2, 1)
-        assert region.width == 4
+        assert region.width == 4 + GAP
 
 
 async def test_a_table_of_nothing_takes_keys(source: FakeSource) -> None:

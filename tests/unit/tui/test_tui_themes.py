@@ -9,7 +9,8 @@ from rich.color import ColorTriplet
 from llumctl.commands import top
 from tests.unit.tui.tui_support import FakeSource, dashboard
 from tui.drawing.format import Tone
-from tui.drawing.themes import DEUTERANOPIA, MONOCHROME, THEMES
+from tui.drawing.themes import THEMES
+from tui.theme_names import DEUTERANOPIA, MONOCHROME
 from tui.widgets.lines import Lines
 
 Rgb = tuple[float, float, float]

@@ -23,7 +23,6 @@ from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions.registry import Place, action_of
 from tui.app import Dashboard
 from tui.drawing.format import UNICODE, Glyphs
-from tui.drawing.themes import DEFAULT
 from tui.feed.caller import Caller, Reply, Work
 from tui.feed.heard import (
     Arrived,
@@ -36,6 +35,7 @@ from tui.feed.replay import ReplaySource
 from tui.feed.source import Source
 from tui.feed.state import Heard
 from tui.options import Options
+from tui.theme_names import DEFAULT
 
 WIDE, NARROW, WALL = (120, 36), (80, 24), (200, 60)
 DRAWN_S = 20.0
