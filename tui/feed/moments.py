@@ -1,20 +1,17 @@
 """What the dashboard knew at any moment of a recording, without hearing all of it again.
 
-States share what they have in common, so that some can be kept: one after each stretch of the file,
-and at most MAX_KEPT, as each may hold on to a thousand events that the others have forgotten.
+Some states are kept (`shelf`): one after each stretch of the file, and at most MAX_KEPT.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from tui.feed.shelf import Known, Shelf
 from tui.feed.state import DashboardState, Heard, reduce
 
 STRETCH_BYTES = 256 << 10
 """Parsing and reducing so much takes some 12 ms."""
 MAX_KEPT = 32
-
-Known = tuple[int, DashboardState]
-"""A state, and after how many frames."""
 
 
 class Moments:
@@ -26,17 +23,20 @@ class Moments:
     ) -> None:
         self._hear = hear
         self._num_frames = len(offsets)
-        self._kept: list[Known] = [(0, first)]
-        self._shown = self._kept[0]
-        self._farthest = self._kept[0]
+        self._first: Known = (0, first)
+        self._kept = Shelf()
+        self._shown = self._farthest = self._first
         self._steps = _ends(offsets, STRETCH_BYTES)
         every = len(self._steps) // MAX_KEPT + 1
         self._ends = set(self._steps[every - 1 :: every])
 
     def at(self, count: int) -> DashboardState:
         """The state after so many frames."""
-        known = [*self._kept, self._shown, self._farthest]
-        begin = max((each for each in known if each[0] <= count), key=lambda each: each[0])
+        at_hand = (self._first, self._shown, self._farthest)
+        begin = max((each for each in at_hand if each[0] <= count), key=lambda each: each[0])
+        kept = self._kept.count_before(count)
+        if kept > begin[0]:
+            begin = self._kept.take(kept) or begin
         self._shown = self._after(begin, count)
         return self._shown[1]
 
@@ -51,8 +51,8 @@ class Moments:
             upto = min([count, *self._steps[place : place + 1]])
             state = reduce(known[1], (self._hear(number) for number in range(known[0], upto)))
             known = (upto, state)
-            if upto in self._ends and upto > self._kept[-1][0]:
-                self._kept.append(known)
+            if upto in self._ends and upto > self._kept.last:
+                self._kept.put(known)
             if upto > self._farthest[0]:
                 self._farthest = known
         return known
