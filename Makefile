@@ -46,6 +46,7 @@ $(STAMP): requirements/$(MACHINE).lock pyproject.toml
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python3 >= 3.11 is needed")'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$(MACHINE).lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q controller llumctl tui
 	@touch $@
 
 up: $(STAMP)

@@ -265,6 +265,27 @@ def test_a_long_recording_keeps_few_states(tmp_path: Path, monkeypatch: pytest.M
     source.stop()
 
 
+def test_without_room_for_states_any_moment_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(**_: object) -> object:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(moments, "STRETCH_BYTES", 30_000)
+    monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    frames = list(synthetic.frames(40))
+    source = ReplaySource(RecordingReader(recorded(tmp_path, frames)), clock=lambda: 0.0)
+    source.start()
+    for moment_s in (39.0, 20.0):
+        source.seek(moment_s)
+        (found,) = source.take()
+        assert isinstance(found, Replayed)
+        assert found.state.status is not None
+        assert found.state.status.time_s == synthetic.START_S + moment_s
+    assert len(source._moments._kept) == 0
+    source.stop()
+
+
 def test_a_replay_reads_ahead_of_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

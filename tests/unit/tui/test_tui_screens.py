@@ -144,6 +144,27 @@ async def test_questions_about_requests_go_on_and_failures_are_said(source: Fake
         assert source.asked == ["i-3", "i-3"]
 
 
+async def test_many_requests_are_asked_for_seldom_and_their_age_is_shown(
+    source: FakeSource,
+) -> None:
+    source.answer = synthetic.requests("i-3", 2000)
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.frames(3))
+        await settle(app, pilot)
+        app.open(Target("i-3"))
+        await settle(app, pilot)
+        source.clock_s += 2
+        await settle(app, pilot)
+        num = len(source.asked)
+        source.clock_s += 1
+        await settle(app, pilot)
+        assert "Requests (2000)  1s ago" in await drawn(pilot)
+        assert len(source.asked) == num
+        source.clock_s += 1
+        await settle(app, pilot)
+        assert len(source.asked) == num + 1
+
+
 async def test_two_thousand_requests_scroll(source: FakeSource) -> None:
     source.answer = synthetic.requests("i-3", 2000)
     async with dashboard(source) as (app, pilot):

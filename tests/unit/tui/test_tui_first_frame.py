@@ -1,0 +1,25 @@
+"""What is on the terminal while the dashboard is imported."""
+
+import io
+
+import pytest
+
+from tui import first_frame
+
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+
+
+def test_it_names_the_cluster_and_stays_for_the_dashboard() -> None:
+    stream = io.StringIO()
+    with first_frame.shown(stream, "prod-a\x1b[2J", rule="-"):
+        assert "prod-a[2J  + connecting" in stream.getvalue()
+    assert stream.getvalue().startswith(ENTER)
+    assert "- Instances -" in stream.getvalue()
+    assert LEAVE not in stream.getvalue()
+
+
+def test_an_error_is_told_on_the_screen_from_before() -> None:
+    stream = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), first_frame.shown(stream, "prod-a", rule="-"):
+        raise KeyboardInterrupt
+    assert stream.getvalue().endswith(LEAVE)
