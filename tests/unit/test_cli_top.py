@@ -16,6 +16,8 @@ from tests.unit.cli_support import remember, stop
 from tests.unit.fake_controller import FakeController, event, until
 
 Captured = pytest.CaptureFixture[str]
+FRAME_ENDS = "\x1b[?1049l"
+"""With it the screen from before is there again, on which errors are told."""
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_keys_that_cannot_be(
     monkeypatch.setenv("LLUMCTL_CONFIG", "c.toml")
     Path("c.toml").write_text(text)
     assert run(["top", "--replay", "none"]) == 2
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.rpartition(FRAME_ENDS)[2]
     assert err.startswith(f"error: {message}")
     assert "c.toml\n" in err.splitlines(keepends=True)[-1]
 
@@ -113,7 +115,7 @@ def test_a_key_of_the_environment_that_cannot_be(
 ) -> None:
     monkeypatch.setenv("LLUMCTL_KEYS_SORT", "oo")
     assert run(["top", "--replay", "none"]) == 2
-    err = capsys.readouterr().err
+    err = capsys.readouterr().err.rpartition(FRAME_ENDS)[2]
     assert err.startswith("error: LLUMCTL_KEYS_SORT: 'oo' is no key")
     assert err.endswith("try:   unset LLUMCTL_KEYS_SORT\n")
 

@@ -12,7 +12,7 @@ ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 def test_it_names_the_cluster_and_stays_for_the_dashboard() -> None:
     stream = io.StringIO()
     with first_frame.shown(stream, "prod-a\x1b[2J", rule="-"):
-        assert "prod-a[2J  + connecting" in stream.getvalue()
+        assert " prod-a[2J" in stream.getvalue()
     assert stream.getvalue().startswith(ENTER)
     assert "- Instances -" in stream.getvalue()
     assert LEAVE not in stream.getvalue()
