@@ -24,8 +24,8 @@ def paused() -> Iterator[None]:
 def settle() -> None:
     """From here on it looks at nothing that is there already, and seldom at the rest: what the
     modules and Textual hold lasts as long as the process, and going through it took 0.1 s each
-    time, which a status had to wait. The rest is little, so that all of it is gone through every sixth
-    time: with Python's 10 and 10, garbage of ten minutes was 5 MiB."""
+    time, which a status had to wait. The rest is little, so that it is gone through often: with
+    Python's 10 and 10 there were up to 5 MiB of garbage after ten minutes."""
     gc.freeze()
     gc.set_threshold(FEW_S_WORTH, 3, 2)
     gc.enable()
