@@ -92,7 +92,7 @@ def test_the_measurement(uncached_engine: VllmEngine) -> None:
 def test_the_link(uncached_engine: VllmEngine) -> None:
     blocks = uncached_engine.moves.blocks
     found = measure_link(blocks, sizes_of(uncached_engine).num_total_blocks)
-    assert found.num_bytes == (NUM_BLOCKS + 6 - 1) // 2 * BLOCK_BYTES
+    assert found.num_bytes == (NUM_BLOCKS + 6) * BLOCK_BYTES
     assert found.stage_s > 0
 
 

@@ -143,8 +143,8 @@ def _source(measured: Measured, profile: LatencyProfile, wanted: Wanted) -> Iter
             )
     if (link := measured.link) is not None:
         yield (
-            f"Copy: the fastest stage of {link.num_bytes / 1e6:.1f} MB over the KV link between two"
-            f" ends on this machine, no network; one block took {link.one_block_s * 1e3:.2f} ms."
+            f"Copy: the fastest stage of {link.num_bytes / 1e6:.1f} MB over the KV link to another"
+            f" process of this machine, no network; one block took {link.one_block_s * 1e3:.2f} ms."
         )
     if measured.waited_ratio > BUSY_RATIO:
         yield (

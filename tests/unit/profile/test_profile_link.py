@@ -1,24 +1,59 @@
-"""The link's measurement copies what it says it does."""
+"""The link's measurement with another process (with vLLM's blocks at both ends:
+tests/contract/test_vllm_profile.py)."""
+
+import asyncio
+import time
+from multiprocessing.connection import Connection
 
 import pytest
 
 from controller.main.profile import link
+from controller.main.profile.link_end import _receive_all
+from controller.ports.kv_transfer import TransferError
 from tests.unit.tcp.instances import ByteBlocks
 
+NUM_BLOCKS = 20
+BLOCKS = ByteBlocks(NUM_BLOCKS + 1)
 
-@pytest.mark.parametrize(("num_blocks", "num_copied"), [(20, 9), (3, 1), (200, 64)])
-def test_a_stage_is_copied(
-    num_blocks: int, num_copied: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = ByteBlocks(num_blocks)
-    size = blocks.block_bytes
-    monkeypatch.setattr(link, "STAGE_BYTES", 64 * size)
-    content = b"".join(bytes([n % 251]) * size for n in range(num_blocks))
-    blocks.memory[:] = content
-    found = link.measure_link(blocks, num_blocks)
+
+def receives(pipe: Connection, block_bytes: int, num_blocks: int) -> None:
+    asyncio.run(_receive_all(pipe, ByteBlocks(num_blocks, block_bytes=block_bytes)))
+
+
+def ends_at_once(pipe: Connection, _block_bytes: int, _num_blocks: int) -> None:
+    pipe.close()
+
+
+def sleeps(_pipe: Connection, _block_bytes: int, _num_blocks: int) -> None:
+    time.sleep(60)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("most", "num_copied"), [(7, 7), (64, NUM_BLOCKS), (0, 1)])
+def test_stages_are_copied(most: int, num_copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = BLOCKS.block_bytes
+    monkeypatch.setattr(link, "STAGE_BYTES", most * size)
+    monkeypatch.setattr(link, "receive_all", receives)
+    BLOCKS.touched.clear()
+    found = link.measure_link(BLOCKS, NUM_BLOCKS)
     assert found.num_bytes == num_copied * size
     assert found.one_block_s > 0
     assert found.bytes_per_s == found.num_bytes / found.stage_s
-    source = content[size : (num_copied + 1) * size]
-    assert blocks.memory[(num_copied + 1) * size : (2 * num_copied + 1) * size] == source
-    assert blocks.memory[:size] == content[:size], "the null block is left alone"
+    gathered = {block for blocks in BLOCKS.touched for block in blocks}
+    assert gathered == set(range(1, num_copied + 1)), "the null block is left alone"
+
+
+@pytest.mark.process
+def test_the_other_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "receive_all", ends_at_once)
+    with pytest.raises(TransferError, match="is gone"):
+        link.measure_link(BLOCKS, NUM_BLOCKS)
+
+
+@pytest.mark.process
+def test_the_other_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "receive_all", sleeps)
+    monkeypatch.setattr(link, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(link, "END_TIMEOUT_S", 0.1)
+    with pytest.raises(TransferError, match="nothing came from the other end"):
+        link.measure_link(BLOCKS, NUM_BLOCKS)

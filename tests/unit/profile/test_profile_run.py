@@ -93,7 +93,7 @@ def test_the_source_has_the_fits_error(tmp_path: Path) -> None:
     assert "medians of 3 rounds" in told
     assert "Prefill: 8 points, 0.0% off in the median, 0.0% at most." in told
     assert "Mixed: 1 points, 0.0% off in the median, 0.0% at most. Nothing is fitted" in told
-    assert "stage of 10.0 MB over the KV link between two ends on this machine" in told
+    assert "stage of 10.0 MB over the KV link to another process of this machine" in told
     assert "for 82% of the time the engine's thread waited for a core" in told
     assert "Given by hand: copy_bytes_per_s, watermark_ratio." in told
 
