@@ -8,6 +8,9 @@ that wait because no instance may take them. Any one monotonic clock gives `now_
     release     as soon as there is one: all of them, higher rank first, then by arrival, by id
     expire      on Ticked, Reject("unavailable") for those held longer than the timeout
 
+With late binding (`holding`, of llumnix+) a request is also held while it fits nowhere, and
+released when it fits (`core.holding`).
+
 Nothing survives a crash of the process, by design. After a restart InstanceStarted for what runs
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
@@ -22,7 +25,13 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.held_queue import Held, Key
+from controller.core.holding.placement import Placement
+from controller.core.holding.room import Room
+from controller.core.load.freeness import dispatch_freeness
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -51,6 +60,9 @@ class SchedulerConfig:
     hold_timeout_s: float = 30.0
     stall_timeout_s: float = 10.0
     """An instance whose last status is older than this gets no requests."""
+    holding: HoldingConfig | None = None
+    """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
+    them, and without a timeout while any instance is schedulable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,8 @@ class GlobalScheduler:
         self._board = ScoreBoard(self._records, self._policy, config.levels, config.stall_timeout_s)
         self._held: dict[tuple[str, str], _Held] = {}
         """By (frontend id, request id), the longest held first; sorted only on release."""
+        self._placement = _placement(config)
+        """With late binding. It may lack the last of `_held` until an instance is schedulable."""
         self._draining: set[str] = set()
         """Instances that are to get no requests, known or not."""
         self._history = History()
@@ -93,6 +107,10 @@ class GlobalScheduler:
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
         self._board = ScoreBoard(self._records, policy, config.levels, config.stall_timeout_s)
+        if self._placement is None or config.holding is None:
+            self._placement = _placement(config)
+        else:
+            self._placement.config = config.holding
         return self._release(now_s)
 
     def schedulable_snapshots(self, now_s: float) -> list[InstanceSnapshot]:
@@ -107,6 +125,18 @@ class GlobalScheduler:
     def num_held(self) -> int:
         return len(self._held)
 
+    @property
+    def placement(self) -> Placement | None:
+        """What late binding holds and keeps instances for, to look at; None without it."""
+        return self._placement
+
+    def help_blocked(self, now_s: float) -> list[MoveHead | MakeRoom]:
+        """What a round does for blocked requests; nothing without late binding."""
+        if self._placement is None or not self._board.any_schedulable(now_s):
+            return []
+        snapshots = self.schedulable_snapshots(now_s)
+        return help_blocked(snapshots, self._rooms(self._placement.config), self._placement)
+
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
 
@@ -119,10 +149,10 @@ class GlobalScheduler:
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case DispatchCancelled():
-                self._held.pop((event.frontend_id, event.request_id), None)
+                self._forget_held((event.frontend_id, event.request_id))
                 return []
             case Ticked():
-                return self._expire(now_s)
+                return [*self._release(now_s), *self._expire(now_s)]
             case InstanceStarted():
                 self._on_started(event)
             case InstanceDied():
@@ -137,7 +167,7 @@ class GlobalScheduler:
                 self._on_drain_ended(event)
             case FrontendDied():
                 for key in [key for key in self._held if key[0] == event.frontend_id]:
-                    del self._held[key]
+                    self._forget_held(key)
                 for record in self._records.values():
                     record.frontend_died(event.frontend_id)
             case _:
@@ -182,25 +212,77 @@ class GlobalScheduler:
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
         if (held := self._held.get(key)) is not None:
+            self._forget_held(key)
             self._held[key] = _Held(event, held.since_s)  # the rank may have changed
+        elif self._config.holding is not None:
+            if len(self._held) >= self._config.holding.max_held_reqs:
+                return [_reject(event, RejectCode.OVERLOADED)]
+            self._held[key] = _Held(event, now_s)
         elif self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         elif len(self._held) >= self._config.max_held_reqs:
             return [_reject(event, RejectCode.OVERLOADED)]
         else:
             self._held[key] = _Held(event, now_s)
-        return []
+        return [] if self._placement is None else self._release(now_s)
+
+    def _forget_held(self, key: Key) -> None:
+        self._held.pop(key, None)
+        if self._placement is not None:
+            self._placement.discard(key)
 
     def _release(self, now_s: float) -> list[Instruction]:
-        """Dispatches all held requests if any instance may take them."""
+        """Dispatches all held requests if any instance may take them; with late binding, those
+        that fit."""
         if not self._held or not self._board.any_schedulable(now_s):
             return []
+        if self._placement is not None:
+            return self._place(self._placement, now_s)
         held = sorted(self._held.values(), key=lambda held: held.order)
         self._held.clear()
         return [self._dispatch(entry.request, now_s) for entry in held]
 
+    def _place(self, placement: Placement, now_s: float) -> list[Instruction]:
+        rooms = self._rooms(placement.config)
+        block_size = self._board.block_size
+        for key, held in reversed(self._held.items()):
+            if key in placement.queue:
+                break  # later ones come last
+            request = held.request
+            demand_blocks = blocks_for(request.num_prompt_tokens, block_size)
+            placement.queue.push(
+                Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
+            )
+        dispatched: list[Instruction] = []
+        for placed in placement.place(rooms, self._score, now_s):
+            request = self._held.pop(placed.held.key).request
+            chosen = self._records[placed.instance_id]
+            score = self._score(placed.instance_id, request.rank)
+            candidates = ((placed.instance_id, round(score, 1)),)
+            dispatched.append(self._send(request, chosen, candidates, now_s))
+        return dispatched
+
+    def _rooms(self, config: HoldingConfig) -> dict[str, Room]:
+        """Of all schedulable instances."""
+        return {
+            record.instance_id: Room.of(
+                record.snapshot, config.room_to_grow_tokens, record.unreported
+            )
+            for record in self._board.ready
+            if record.snapshot is not None
+        }
+
+    def _score(self, instance_id: str, rank: int) -> float:
+        record = self._records[instance_id]
+        assert record.snapshot is not None
+        level = self._level(rank)
+        return dispatch_freeness(record.snapshot, level, self._config.levels, record.unreported)
+
+    def _level(self, rank: int) -> Level:
+        return self._level_by_rank.get(rank) or Level(str(rank), rank)
+
     def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
-        level = self._level_by_rank.get(request.rank) or Level(str(request.rank), request.rank)
+        level = self._level(request.rank)
         newcomer = Newcomer(
             request.request_id,
             level,
@@ -215,6 +297,15 @@ class GlobalScheduler:
         if self._policy.by_prefix and chosen.snapshot is not None:
             capacity = chosen.snapshot.capacity_blocks * chosen.snapshot.block_size
             history.prefixes.note(chosen.instance_id, newcomer, capacity)
+        return self._send(request, chosen, candidates, now_s)
+
+    def _send(
+        self,
+        request: DispatchRequested,
+        chosen: InstanceRecord,
+        candidates: tuple[tuple[str, float], ...],
+        now_s: float,
+    ) -> Dispatch:
         seq = chosen.dispatch(request.num_prompt_tokens, request.frontend_id, now_s)
         self._board.changed(chosen, now_s)
         return Dispatch(
@@ -229,25 +320,34 @@ class GlobalScheduler:
         )
 
     def _expire(self, now_s: float) -> list[Instruction]:
+        if self._placement is not None and self._board.any_schedulable(now_s):
+            return []
         timeout_s = self._config.hold_timeout_s
         expired = [held for held in self._held.values() if now_s >= held.since_s + timeout_s]
         expired.sort(key=lambda held: held.order)
         for held in expired:
-            del self._held[held.request.frontend_id, held.request.request_id]
+            self._forget_held((held.request.frontend_id, held.request.request_id))
         return [_reject(held.request, RejectCode.UNAVAILABLE) for held in expired]
 
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
         self._board.check()
         self._history.prefixes.check()
+        if self._placement is not None:
+            self._placement.check()
+            assert all(held.key in self._held for held in self._placement.queue)
         for key, held in self._held.items():
             assert key == (held.request.frontend_id, held.request.request_id)
         for instance_id, record in self._records.items():
             assert record.instance_id == instance_id
             assert record.draining == (instance_id in self._draining)
             record.check()
-            if self._held:
+            if self._held and self._placement is None:
                 assert not record.schedulable(now_s), "held though one may take it"
+
+
+def _placement(config: SchedulerConfig) -> Placement | None:
+    return Placement(config.holding) if config.holding is not None else None
 
 
 def _reject(request: DispatchRequested, code: RejectCode) -> Reject:

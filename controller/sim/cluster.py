@@ -17,6 +17,7 @@ from controller.core.scheduler_events import (
     Instruction,
     Reject,
     StatusReported,
+    Ticked,
 )
 from controller.model.config import ModelConfig
 from controller.sim.event_queue import EventQueue
@@ -49,7 +50,12 @@ class SimCluster:
         self._num_to_come = 0
         self._hash_tokens = 0
         self._scheduler = GlobalScheduler(
-            SchedulerConfig(policy.levels, policy.dispatch, stall_timeout_s=NEVER_S)
+            SchedulerConfig(
+                policy.levels,
+                policy.dispatch,
+                stall_timeout_s=NEVER_S,
+                holding=policy.holding,
+            )
         )
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
         self._last_seq: dict[str, int] = {}
@@ -155,20 +161,30 @@ class SimCluster:
             self.setup.profile,
             self.events,
             self._finish,
+            self._on_changed,
         )
         self._last_seq[instance_id] = 0
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
 
+    def _on_changed(self, instance: SimInstance) -> None:
+        """Requests that are held go as soon as they fit. A status is a message: what follows from
+        it happens after the instance's next step has begun."""
+        if self._scheduler.num_held:
+            self.events.after(0.0, lambda: self._report(instance))
+
     def _report_all(self) -> None:
         """Tells the scheduler what has changed since it was told last."""
-        now_s, age_s = self.events.now_s, self.setup.policy.status_age_s
-        for instance_id, instance in self.instances.items():
-            known = self._reported.get(instance_id)
-            if not instance.alive or (known is not None and now_s < known[1] + age_s):
-                continue
-            status = instance.status()
-            if known is not None and status is known[0]:
-                continue
+        for instance in self.instances.values():
+            self._report(instance)
+
+    def _report(self, instance: SimInstance) -> None:
+        instance_id, now_s = instance.instance_id, self.events.now_s
+        known = self._reported.get(instance_id)
+        age_s = self.setup.policy.status_age_s
+        if not instance.alive or (known is not None and now_s < known[1] + age_s):
+            return
+        status = instance.status()
+        if known is None or status is not known[0]:
             self._reported[instance_id] = status, now_s
             reported = StatusReported(status, self._last_seq[instance_id])
             self._follow(self._scheduler.handle(reported, now_s))
@@ -199,7 +215,12 @@ class SimCluster:
     # -- over time -------------------------------------------------------------------------
 
     def _round(self) -> None:
-        self.rescheduler.round()
+        if self.setup.policy.holding is not None:
+            self._report_all()
+            self._follow(self._scheduler.handle(Ticked(), self.events.now_s))
+            self.rescheduler.help_blocked(self._scheduler.help_blocked(self.events.now_s))
+        placement = self._scheduler.placement
+        self.rescheduler.round(placement.reserved if placement is not None else ())
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
     def _sample(self) -> None:
@@ -207,9 +228,13 @@ class SimCluster:
         sampled = self.outcome.sampled
         num_blocks = sum(each.capacity_blocks for each in statuses) or 1
         sampled.times_s.append(self.events.now_s)
-        sampled.num_waiting.append(sum(each.num_queued for each in statuses))
+        placement = self._scheduler.placement
+        held = list(placement.queue) if placement is not None else []
+        sampled.num_waiting.append(sum(each.num_queued for each in statuses) + len(held))
         sampled.num_running.append(sum(each.num_running for each in statuses))
         sampled.num_instances.append(len(statuses))
-        sampled.fragmentation.append(fragmented_blocks(statuses) / num_blocks)
+        sampled.fragmentation.append(
+            fragmented_blocks(statuses, (each.demand_blocks for each in held)) / num_blocks
+        )
         sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
         self.events.after(self.setup.sample_s, self._sample)

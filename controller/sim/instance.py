@@ -22,7 +22,8 @@ INCARNATION = 1
 
 
 class SimInstance:
-    """`on_finished` is told each request at its last token."""
+    """`on_finished` is told each request at its last token, `on_changed` that the instance is
+    between two steps after something else than plain decoding."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class SimInstance:
         profile: LatencyProfile,
         events: EventQueue,
         on_finished: Callable[[RequestRun], None],
+        on_changed: Callable[["SimInstance"], None],
     ) -> None:
         self.instance_id = instance_id
         self.engine = EngineModel(config, profile)
@@ -44,6 +46,7 @@ class SimInstance:
         """Steps take so many times as long as the profile says."""
         self._events = events
         self._on_finished = on_finished
+        self._on_changed = on_changed
         self._step: StepResult | None = None
         self._stretch: DecodeStretch | None = None
         self._began_s = 0.0
@@ -145,6 +148,7 @@ class SimInstance:
         self._status = self._step = None
         if not self.alive:
             return
+        self._on_changed(self)
         engine = self.engine
         if not engine.has_work():
             return

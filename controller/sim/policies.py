@@ -1,7 +1,8 @@
 """Policies by name: how a simulated cluster dispatches, and whether it moves requests.
 
 `llumnix` is the paper's, `llumnix-base` its version without priorities, `infaas++` what it compares
-with: that dispatches as `llumnix-base` does and moves nothing. `dispatch-only` is `llumnix` without
+with: that dispatches as `llumnix-base` does and moves nothing. `llumnix+` is ours: late binding on
+top of `llumnix`. `dispatch-only` is `llumnix` without
 moves. The others are baselines beyond the paper; the dispatch policy of the same name says what
 each does. But for `llumnix` and `dispatch-only` all treat each request as a normal one.
 """
@@ -10,6 +11,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import NORMAL
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.sim.setup import SimPolicy
@@ -32,6 +34,7 @@ def _without_priorities(
 
 _POLICIES = (
     SimPolicy("llumnix", "llumnix", _MOVE),
+    SimPolicy("llumnix+", "llumnix", _MOVE, holding=HoldingConfig()),
     _without_priorities("llumnix-base", "remaining-steps", _MOVE),
     SimPolicy("dispatch-only", "llumnix", _STAY),
     _without_priorities("infaas++", "remaining-steps"),

@@ -5,10 +5,12 @@ relief_moves`) share in the live cluster is one object here.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from controller.core.holding.blocked import MakeRoom, MoveHead
+from controller.core.holding.room_plan import plan_room
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
@@ -72,11 +74,17 @@ class SimRescheduler:
     def is_moving(self, request_id: str) -> bool:
         return request_id in self._moves
 
-    def round(self) -> None:
+    def round(self, closed: Collection[str] = ()) -> None:
+        """Requests do not move to `closed` instances."""
         now_s, config = self._events.now_s, self.config
         snapshots = {i: s.status() for i, s in self._instances.items() if s.alive}
         loads = [
-            InstanceLoad.of(s, self.levels, may_send=config.enabled or s.draining, may_receive=True)
+            InstanceLoad.of(
+                s,
+                self.levels,
+                may_send=config.enabled or s.draining,
+                may_receive=s.instance_id not in closed,
+            )
             for s in snapshots.values()
         ]
         if config.pairing == "defrag":  # others are in no pair
@@ -99,6 +107,54 @@ class SimRescheduler:
             if instance_id in (move.source.instance_id, move.destination.instance_id):
                 move.cut("the other end died")
         self._orders.pop(instance_id, None)
+
+    # -- blocked requests ------------------------------------------------------------------
+
+    def help_blocked(self, orders: Iterable[MoveHead | MakeRoom]) -> None:
+        for order in orders:
+            source = self._instances[order.source_id]
+            help_it = self._move_head if isinstance(order, MoveHead) else self._make_room
+            source.between_steps(partial(help_it, source, order))  # type: ignore[arg-type]
+
+    def _move_head(self, source: SimInstance, order: MoveHead) -> None:
+        destination_id = order.destination_id
+        if not self._may_begin(source.instance_id, destination_id):
+            return
+        for candidate in self._candidates(source):
+            movable = candidate.queued and candidate.refusal is None and not candidate.outgoing
+            if candidate.request_id == order.request_id and movable:
+                self._begin(source, self._instances[destination_id], candidate, "blocked head")
+
+    def _make_room(self, source: SimInstance, order: MakeRoom) -> None:
+        source_id = source.instance_id
+        on_their_way = sum(
+            move.candidate.num_freed_blocks
+            for move in self._moves.values()
+            if move.source is source and not move.candidate.queued
+        )
+        lacking_blocks = order.lacking_blocks - on_their_way
+        if lacking_blocks <= 0:
+            return
+        spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
+        plan = plan_room(
+            self._candidates(source),
+            lacking_blocks,
+            spare,
+            source.engine.config.block_size,
+            order.rank,
+        )
+        if len(plan) + self._num_moves[source_id] > self._max_moves:
+            return
+        for leaving in plan:
+            destination = self._instances[leaving.destination_id]
+            self._begin(source, destination, leaving.candidate, "make room")
+
+    def _may_begin(self, source_id: str, destination_id: str) -> bool:
+        return self._num_moves[source_id] < self._max_moves and self._is_open(destination_id)
+
+    def _is_open(self, destination_id: str) -> bool:
+        destination = self._instances[destination_id]
+        return destination.alive and self._num_moves[destination_id] < self._max_moves
 
     # -- relief ----------------------------------------------------------------------------
 

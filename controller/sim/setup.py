@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.model.config import Mode
@@ -12,7 +13,7 @@ from controller.model.profile import LatencyProfile
 class SimPolicy:
     """`dispatch`: a name in `core.dispatch.policies.POLICIES`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
-    0. `max_moves`: of one instance at a time, both directions together."""
+    0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding."""
 
     name: str
     dispatch: str
@@ -21,6 +22,7 @@ class SimPolicy:
     status_age_s: float = 0.0
     by_rank: bool = True
     max_moves: int = 4
+    holding: HoldingConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from controller.sim.setup import ClusterSetup
 from controller.sim.workload.request import Trace, TraceRequest
 from tests.unit.sim.runs import A10, SMALL, column, run
 
-MOVING = {"llumnix", "llumnix-base"}
-BY_RANK = {"llumnix", "dispatch-only"}
+MOVING = {"llumnix", "llumnix+", "llumnix-base"}
+BY_RANK = {"llumnix", "llumnix+", "dispatch-only"}
 ROWS = [(n / 11, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(120)]
 
 
@@ -38,7 +38,7 @@ def test_each_policy_serves_everybody_and_moves_if_it_says_so(name: str) -> None
 
 
 @pytest.mark.parametrize("name", list(SIM_POLICIES))
-def test_only_llumnix_and_its_dispatch_know_ranks(name: str) -> None:
+def test_only_llumnix_and_what_is_built_on_it_know_ranks(name: str) -> None:
     setup = ClusterSetup(SMALL, sim_policy(name), 2)
     with_ranks, without = (run(setup, _trace(ranks=ranks))[1] for ranks in (True, False))
     same = column(with_ranks, "ttft_s") == column(without, "ttft_s")

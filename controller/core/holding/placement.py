@@ -1,0 +1,143 @@
+"""Who of the held requests goes where now, and which instances are kept for the first of those
+that fit nowhere.
+
+    first       a request goes, in order, to the freest instance on which it fits
+    overtaking  who fits goes ahead of those that do not
+    reserved    the first blocked request keeps the instance that lacks the least for it; nothing
+                else is placed there until the request goes, there or elsewhere. So it waits at most
+                for those that run there to leave, however many overtake it.
+    ranks       a lower rank overtakes higher ones only when each of them has such an instance
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.held_queue import Held, HeldQueue, Key
+from controller.core.holding.room import Room
+
+Score = Callable[[str, int], float]
+"""Of (instance id, rank): larger is better."""
+
+MAX_LOOKED_AT = 64
+"""So many of the first held requests may have an instance kept for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    held: Held
+    instance_id: str
+
+
+class Placement:
+    """`queue` is what waits; `reserved` the request by instance id."""
+
+    def __init__(self, config: HoldingConfig) -> None:
+        self.config = config
+        self.queue = HeldQueue()
+        self.reserved: dict[str, Key] = {}
+
+    def place(self, rooms: Mapping[str, Room], score: Score, now_s: float) -> Iterator[Placed]:
+        """One after the other; the caller dispatches each before it asks for the next, so that
+        scores are up to date. `rooms` of all schedulable instances, by id; they are changed."""
+        self._forget_reserved(rooms)
+        for instance_id, key in list(self.reserved.items()):
+            held = self.queue.get(key)
+            if held is not None and held.demand_blocks <= rooms[instance_id].spare_blocks:
+                yield self._go(held, rooms[instance_id])
+        while self.queue:
+            found = self._next(rooms, score)
+            if found is None:
+                break
+            yield self._go(*found)
+        self._reserve(rooms, now_s)
+
+    def discard(self, key: Key) -> Held | None:
+        """Takes a request out, wherever it stands."""
+        self.reserved = {i: kept_for for i, kept_for in self.reserved.items() if kept_for != key}
+        return self.queue.discard(key)
+
+    def check(self) -> None:
+        """Raises AssertionError if the books disagree."""
+        self.queue.check()
+        assert len(set(self.reserved.values())) == len(self.reserved), "two kept for one request"
+
+    # ------------------------------------------------------------------------------------
+
+    def _next(self, rooms: Mapping[str, Room], score: Score) -> tuple[Held, Room] | None:
+        """The first in order that fits and may go, and where to."""
+        open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
+        largest = max((room.spare_blocks for room in open_rooms), default=0)
+        first = self.queue.first()
+        assert first is not None
+        held = first if first.demand_blocks <= largest else self._overtaking(largest)
+        if held is None:
+            return None
+        fitting = [room for room in open_rooms if held.demand_blocks <= room.spare_blocks]
+        best = max(score(room.instance_id, held.rank) for room in fitting)
+        room = min(
+            (room for room in fitting if score(room.instance_id, held.rank) == best),
+            key=lambda room: room.instance_id,
+        )
+        return held, room
+
+    def _overtaking(self, largest: int) -> Held | None:
+        """The first that fits, if it may go ahead of those that do not."""
+        held = self.queue.first_fitting(largest) if self.config.overtaking else None
+        return held if held is not None and self._may_overtake(held) else None
+
+    def _may_overtake(self, held: Held) -> bool:
+        kept_for = set(self.reserved.values())
+        for other in self.queue:
+            if other.rank <= held.rank:
+                return True
+            if other.key not in kept_for:
+                return False
+        return True
+
+    def _go(self, held: Held, room: Room) -> Placed:
+        self.discard(held.key)
+        room.take(held.demand_blocks)
+        return Placed(held, room.instance_id)
+
+    def _forget_reserved(self, rooms: Mapping[str, Room]) -> None:
+        self.reserved = {
+            instance_id: key
+            for instance_id, key in self.reserved.items()
+            if instance_id in rooms and key in self.queue
+        }
+
+    def _yield_to_first(self, most: int) -> None:
+        """If all that may be kept is, and nothing for the first, the last of a lower rank loses
+        its instance."""
+        first = self.queue.first()
+        if first is None or len(self.reserved) < most or first.key in self.reserved.values():
+            return
+        found = (self.queue.get(key) for key in self.reserved.values())
+        lower = [held for held in found if held is not None and held.rank < first.rank]
+        if lower:
+            last = max(lower, key=lambda held: held.order)
+            self.reserved = {i: key for i, key in self.reserved.items() if key != last.key}
+
+    def _reserve(self, rooms: Mapping[str, Room], now_s: float) -> None:
+        most = max(1, int(self.config.reserved_share * len(rooms)))
+        self._yield_to_first(most)
+        kept_for = set(self.reserved.values())
+        for place, held in enumerate(self.queue):
+            if len(self.reserved) >= most or place == MAX_LOOKED_AT:
+                return
+            if place and now_s - held.since_s < self.config.reserve_after_s:
+                continue
+            large_enough = [
+                room
+                for room in rooms.values()
+                if room.instance_id not in self.reserved
+                and room.capacity_blocks >= held.demand_blocks
+            ]
+            if held.key in kept_for or not large_enough:
+                continue
+            best = min(
+                large_enough,
+                key=lambda room: (room.lacking_blocks(held.demand_blocks), room.instance_id),
+            )
+            self.reserved[best.instance_id] = held.key

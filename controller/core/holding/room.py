@@ -1,0 +1,61 @@
+"""What one instance can take now: free blocks and places that nothing known will take."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from controller.core.load.freeness import NOTHING_UNREPORTED
+from controller.core.load.snapshot import InstanceSnapshot, Unreported, blocks_for
+
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(slots=True)
+class Room:
+    """`free_blocks` and `num_places` are left by all that runs, waits or is on its way there; while
+    anything does, `margin_blocks` stay free for its growth."""
+
+    instance_id: str
+    free_blocks: int
+    num_places: int
+    num_requests: int
+    capacity_blocks: int
+    growth_blocks: int
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: InstanceSnapshot,
+        room_to_grow_tokens: int,
+        unreported: Unreported = NOTHING_UNREPORTED,
+    ) -> Self:
+        num_requests = snapshot.num_running + snapshot.num_queued + unreported.num_requests
+        return cls(
+            snapshot.instance_id,
+            snapshot.num_free_blocks
+            - snapshot.watermark_blocks
+            - snapshot.fill_blocks
+            - snapshot.queued_demand_blocks
+            - unreported.demand_blocks,
+            (snapshot.max_num_running or _NO_LIMIT) - num_requests,
+            num_requests,
+            snapshot.capacity_blocks,
+            blocks_for(room_to_grow_tokens, snapshot.block_size),
+        )
+
+    @property
+    def margin_blocks(self) -> int:
+        return self.growth_blocks if self.num_requests else 0
+
+    @property
+    def spare_blocks(self) -> int:
+        """What a request may need at most, in order to fit; 0 without a place."""
+        return self.free_blocks - self.margin_blocks if self.num_places > 0 else 0
+
+    def lacking_blocks(self, demand_blocks: int) -> int:
+        """How much more must be free for a request to fit. It may be negative."""
+        return demand_blocks + self.margin_blocks - self.free_blocks
+
+    def take(self, demand_blocks: int) -> None:
+        self.free_blocks -= demand_blocks
+        self.num_places -= 1
+        self.num_requests += 1

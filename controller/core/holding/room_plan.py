@@ -1,0 +1,65 @@
+"""Which requests of an instance leave for which others, so that a blocked one fits there."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.core.rescheduling.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    candidate: Candidate
+    destination_id: str
+
+
+def plan_room(
+    candidates: Iterable[Candidate],
+    lacking_blocks: int,
+    spare_blocks: Mapping[str, int],
+    block_size: int,
+    below_rank: int | None = None,
+) -> list[Leaving]:
+    """Moves that free at least `lacking_blocks` with the fewest blocks copied, as far as a greedy
+    search finds them; [] if no set of them would do: half a plan makes no room.
+
+    `spare_blocks` by destination. Each leaving request takes one block more there than it holds,
+    as it decodes on. `below_rank`: only requests of a rank below or equal to it leave.
+    """
+    movable = [
+        c
+        for c in candidates
+        if not c.queued
+        and c.refusal is None
+        and not c.outgoing
+        and c.num_freed_blocks > 0
+        and (below_rank is None or c.rank <= below_rank)
+    ]
+    movable.sort(key=lambda c: (-c.num_freed_blocks, c.request_id))
+    best: list[Leaving] = []
+    least = 1 << 62
+    # Each try leaves the largest ones out; the first request may then be a better fit.
+    for first in range(len(movable)):
+        plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size)
+        if plan is None:
+            break  # without still more of them there is no room either
+        num_copied = sum(each.candidate.num_blocks for each in plan)
+        if num_copied < least:
+            best, least = plan, num_copied
+    return best
+
+
+def _largest_first(
+    movable: list[Candidate], lacking_blocks: int, spare: Mapping[str, int], block_size: int
+) -> list[Leaving] | None:
+    left, plan, num_freed = dict(spare), list[Leaving](), 0
+    for candidate in movable:
+        if num_freed >= lacking_blocks:
+            break
+        needed = candidate.blocks_there(block_size) + 1
+        fitting = [instance_id for instance_id, blocks in left.items() if blocks >= needed]
+        if fitting:
+            tightest = min(fitting, key=lambda instance_id: (left[instance_id], instance_id))
+            left[tightest] -= needed
+            num_freed += candidate.num_freed_blocks
+            plan.append(Leaving(candidate, tightest))
+    return plan if num_freed >= lacking_blocks else None

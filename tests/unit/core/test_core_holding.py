@@ -1,0 +1,420 @@
+"""Late binding: who waits at the controller, who goes ahead, and for whom room is made."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.held_queue import Held, HeldQueue
+from controller.core.holding.placement import Placement
+from controller.core.holding.room import Room
+from controller.core.holding.room_plan import plan_room
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
+from controller.core.rescheduling.candidate import Candidate
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchCancelled,
+    FrontendDied,
+    InstanceStarted,
+    RejectCode,
+    Ticked,
+)
+from tests.unit.core.core_builders import request, running, status
+
+FREEST = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}
+
+
+def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Held:
+    return Held(("f", f"r{number:02}"), rank, float(number), demand, since_s)
+
+
+def room(name: str, free: int, *, num_requests: int = 0, growth: int = 0) -> Room:
+    return Room(name, free, 100, num_requests, 100, growth)
+
+
+def rooms(**free: int) -> dict[str, Room]:
+    return {name: room(name, blocks) for name, blocks in free.items()}
+
+
+def place(
+    placement: Placement, where: dict[str, Room], now_s: float = 0.0
+) -> list[tuple[str, str]]:
+    found = placement.place(where, lambda instance_id, _rank: FREEST[instance_id], now_s)
+    out = [(each.held.request_id, each.instance_id) for each in found]
+    placement.check()
+    return out
+
+
+def waiting(*entries: Held, **settings: float) -> Placement:
+    placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
+    for each in entries:
+        placement.queue.push(each)
+    return placement
+
+
+# -- the queue ---------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 6)), max_size=30),
+    st.data(),
+)
+def test_the_queue_finds_the_first_that_fits(entries, data) -> None:
+    queue, known = HeldQueue(), []
+    for number, (rank, arrival, demand) in enumerate(entries):
+        known.append(Held(("f", str(number)), rank, float(arrival), demand, 0.0))
+        queue.push(known[-1])
+    for key in data.draw(st.sets(st.sampled_from([h.key for h in known]))) if known else ():
+        assert queue.discard(key) is not None
+        assert queue.discard(key) is None
+        known = [each for each in known if each.key != key]
+        queue.check()
+    known.sort(key=lambda each: each.order)
+    assert list(queue) == known
+    for size in range(8):
+        fitting = [each for each in known if each.demand_blocks <= size]
+        assert queue.first_fitting(size) == (fitting[0] if fitting else None)
+    assert queue.first() == (known[0] if known else None)
+
+
+# -- placement ---------------------------------------------------------------------------
+
+
+def test_requests_go_in_order_to_the_freest_instance_on_which_they_fit() -> None:
+    placement = waiting(held(2, 10), held(1, 30), held(3, 10))
+    assert place(placement, rooms(a=20, b=40)) == [("r01", "b"), ("r02", "a"), ("r03", "a")]
+    assert not placement.queue
+
+
+def test_what_fits_nowhere_waits_and_is_overtaken() -> None:
+    placement = waiting(held(1, 50), held(2, 10))
+    assert place(placement, rooms(a=20, b=40)) == [("r02", "a")]
+    assert placement.reserved == {"b": ("f", "r01")}
+
+
+def test_nobody_is_placed_on_the_instance_that_is_kept_for_another() -> None:
+    placement = waiting(held(1, 50))
+    place(placement, rooms(a=20, b=40))
+    placement.queue.push(held(2, 10))
+    assert place(placement, rooms(a=5, b=45)) == []
+    assert place(placement, rooms(a=5, b=50)) == [("r01", "b")]
+    assert place(placement, rooms(a=5, b=10)) == [("r02", "b")]
+
+
+def test_a_blocked_request_takes_another_instance_if_it_fits_there_first() -> None:
+    placement = waiting(held(1, 50))
+    place(placement, rooms(a=20, b=40))
+    assert place(placement, rooms(a=60, b=45)) == [("r01", "a")]
+    assert placement.reserved == {}
+
+
+def test_without_overtaking_all_wait_for_the_first() -> None:
+    placement = waiting(held(1, 50), held(2, 10), overtaking=False)
+    assert place(placement, rooms(a=20, b=40)) == []
+
+
+def test_a_lower_rank_overtakes_only_where_an_instance_is_kept_for_each_higher_one() -> None:
+    placement = waiting(held(1, 50, rank=1), held(2, 60, rank=1), held(3, 5))
+    assert place(placement, rooms(a=20, b=30, c=10)) == [], "nothing is kept for the first yet"
+    assert placement.reserved == {"b": ("f", "r01")}
+    assert place(placement, rooms(a=20, b=30, c=10)) == [], "nothing is kept for the second"
+    placement.discard(("f", "r02"))
+    assert place(placement, rooms(a=20, b=30, c=10)) == [("r03", "a")]
+
+
+def test_more_instances_are_kept_for_those_that_have_waited() -> None:
+    placement = waiting(held(1, 50), held(2, 50), reserved_share=0.5, reserve_after_s=5.0)
+    place(placement, rooms(a=20, b=30, c=10, d=10), now_s=4.9)
+    assert placement.reserved == {"b": ("f", "r01")}
+    place(placement, rooms(a=20, b=30, c=10, d=10), now_s=5.0)
+    assert placement.reserved == {"b": ("f", "r01"), "a": ("f", "r02")}
+
+
+def test_an_admission_leaves_room_to_grow_unless_the_instance_is_empty() -> None:
+    busy = {"a": room("a", 30, num_requests=1, growth=5)}
+    assert place(waiting(held(1, 26)), busy) == []
+    assert place(waiting(held(1, 25)), busy) == [("r01", "a")]
+    assert place(waiting(held(1, 30)), {"a": room("a", 30, growth=5)}) == [("r01", "a")]
+
+
+def test_a_higher_rank_takes_the_instance_that_is_kept_for_a_lower_one() -> None:
+    placement = waiting(held(1, 50))
+    place(placement, rooms(a=20, b=40))
+    placement.queue.push(held(2, 50, rank=1))
+    place(placement, rooms(a=20, b=40))
+    assert placement.reserved == {"b": ("f", "r02")}
+
+
+def test_an_instance_that_is_gone_is_kept_for_nobody() -> None:
+    placement = waiting(held(1, 50))
+    place(placement, rooms(a=20, b=40))
+    place(placement, rooms(a=20))
+    assert placement.reserved == {"a": ("f", "r01")}
+
+
+@given(st.data())
+def test_a_kept_instance_gets_nothing_before_the_request_that_it_is_kept_for(data) -> None:
+    """The bound on overtaking: once an instance is kept, only what runs there already delays."""
+    placement = waiting(reserved_share=data.draw(st.sampled_from([0.0, 0.5, 1.0])))
+    number = 0
+    for now in range(data.draw(st.integers(1, 12))):
+        for demand in data.draw(st.lists(st.integers(1, 100), max_size=4)):
+            number += 1
+            placement.queue.push(held(number, demand, data.draw(st.integers(0, 1)), float(now)))
+        kept = dict(placement.reserved)
+        where = rooms(**{name: data.draw(st.integers(0, 100)) for name in FREEST})
+        placed = place(placement, where, float(now))
+        first = placement.queue.first()
+        for instance_id, (_, request_id) in kept.items():
+            there = [request for request, instance in placed if instance == instance_id]
+            went = request_id in [request for request, _ in placed]
+            assert went or not there
+            if not went and placement.reserved.get(instance_id) != ("f", request_id):
+                assert first is not None
+                assert first.rank == 1, "it lost its instance to a lower rank"
+                assert placement.queue.get(("f", request_id)).rank == 0
+        if first is not None and first.key not in placement.reserved.values():
+            ranks = [placement.queue.get(key).rank for key in placement.reserved.values()]
+            assert min(ranks) >= first.rank, "nothing is kept for the first"
+        for each in where.values():
+            assert each.free_blocks >= 0
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="reserved_share"):
+        HoldingConfig(reserved_share=1.5)
+    with pytest.raises(ValueError, match="must not be negative"):
+        HoldingConfig(room_to_grow_tokens=-1)
+
+
+# -- room --------------------------------------------------------------------------------
+
+
+def test_the_room_of_an_instance_leaves_out_all_that_is_known_to_come() -> None:
+    snapshot = InstanceSnapshot(
+        "i-0", 1, 16, 100, 60, 2, 3, max_num_running=8, num_running=4, num_queued=1,
+        queued_demand_blocks=10,
+    )  # fmt: skip
+    found = Room.of(snapshot, 100, Unreported(2, 5))
+    assert (found.free_blocks, found.num_places, found.margin_blocks) == (40, 1, 7)
+    assert found.spare_blocks == 33
+    assert found.lacking_blocks(50) == 17
+    found.take(10)
+    assert (found.free_blocks, found.num_places, found.spare_blocks) == (30, 0, 0)
+
+
+def candidate(name: str, num_blocks: int, **more: object) -> Candidate:
+    values = {"rank": 0, "num_freed_blocks": num_blocks, "queued": False} | more
+    return Candidate(name, num_tokens=16 * num_blocks, num_blocks=num_blocks, **values)  # type: ignore[arg-type]
+
+
+def moves(found) -> list[tuple[str, str]]:
+    return [(each.candidate.request_id, each.destination_id) for each in found]
+
+
+def test_room_is_made_with_the_fewest_blocks() -> None:
+    running = [candidate("x", 40), candidate("y", 12), candidate("z", 9)]
+    assert moves(plan_room(running, 10, {"a": 50, "b": 20}, 16)) == [("y", "b")]
+    assert moves(plan_room(running, 20, {"a": 50, "b": 20}, 16)) == [("y", "b"), ("z", "a")]
+    assert moves(plan_room(running, 30, {"a": 50, "b": 20}, 16)) == [("x", "a")]
+
+
+def test_half_a_plan_is_none() -> None:
+    running = [candidate("x", 40), candidate("y", 12)]
+    assert plan_room(running, 50, {"a": 41, "b": 5}, 16) == []
+    assert plan_room(running, 10, {}, 16) == []
+
+
+def test_only_what_can_move_and_has_no_higher_rank_makes_room() -> None:
+    running = [
+        candidate("moving", 20, outgoing=True),
+        candidate("prefill", 20, refusal="in_prefill"),
+        candidate("queued", 20, queued=True),
+        candidate("high", 20, rank=1),
+        candidate("shared", 20, num_freed_blocks=0),
+        candidate("plain", 30),
+    ]
+    assert moves(plan_room(running, 10, {"a": 90}, 16, 0)) == [("plain", "a")]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=8),
+    st.integers(1, 80),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 60)),
+)
+def test_a_plan_frees_enough_and_fits(sizes, lacking, spare) -> None:
+    running = [
+        candidate(f"r{number}", blocks, num_freed_blocks=min(blocks, freed))
+        for number, (blocks, freed) in enumerate(sizes)
+    ]
+    plan = plan_room(running, lacking, spare, 16)
+    if plan:
+        assert sum(each.candidate.num_freed_blocks for each in plan) >= lacking
+    for name, blocks in spare.items():
+        taken = [each.candidate.num_blocks + 1 for each in plan if each.destination_id == name]
+        assert sum(taken) <= blocks
+
+
+# -- blocked requests --------------------------------------------------------------------
+
+
+def snapshot(name: str, free: int, head: int = 0, rank: int = 0) -> InstanceSnapshot:
+    queued = QueueHead(f"head-{name}", rank, head, 0.0) if head else None
+    return InstanceSnapshot(
+        name, 1, 16, 100, free, num_running=3, num_queued=int(bool(head)), queue_head=queued,
+        queued_demand_blocks=head,
+    )  # fmt: skip
+
+
+def helped(placement: Placement, *snapshots: InstanceSnapshot) -> list[MoveHead | MakeRoom]:
+    where = {each.instance_id: Room.of(each, 0) for each in snapshots}
+    return help_blocked(snapshots, where, placement)
+
+
+def test_a_blocked_head_goes_where_it_fits_at_once() -> None:
+    orders = helped(waiting(), snapshot("a", 5, head=20), snapshot("b", 30), snapshot("c", 50))
+    assert orders == [MoveHead("a", "head-a", "c")]
+
+
+def test_else_room_is_made_for_it() -> None:
+    orders = helped(waiting(), snapshot("a", 5, head=70), snapshot("b", 30), snapshot("c", 50))
+    assert orders == [MakeRoom("a", "head-a", 0, 65, {"b": 30, "c": 50})]
+    config = {"making_room": False}
+    assert helped(waiting(**config), snapshot("a", 5, head=70), snapshot("b", 30)) == []
+
+
+def test_a_head_that_fits_needs_no_help() -> None:
+    assert helped(waiting(), snapshot("a", 30, head=20), snapshot("b", 50)) == []
+
+
+def test_room_is_made_on_the_instance_that_is_kept() -> None:
+    placement = waiting(held(1, 60))
+    place(placement, rooms(a=20, b=40))
+    orders = helped(placement, snapshot("a", 20), snapshot("b", 40))
+    assert orders == [MakeRoom("b", "r01", 0, 20, {"a": 20})]
+
+
+def test_two_heads_do_not_count_on_the_same_room() -> None:
+    orders = helped(
+        waiting(), snapshot("a", 5, head=20), snapshot("b", 5, head=20), snapshot("c", 30)
+    )
+    assert orders == [MoveHead("a", "head-a", "c"), MakeRoom("b", "head-b", 0, 15, {"c": 10})]
+
+
+# -- the scheduler -----------------------------------------------------------------------
+
+
+def scheduler(**settings: object) -> GlobalScheduler:
+    config = HoldingConfig(room_to_grow_tokens=0, **settings)  # type: ignore[arg-type]
+    found = GlobalScheduler(SchedulerConfig(holding=config, hold_timeout_s=20.0))
+    for instance_id in "ab":
+        found.handle(InstanceStarted(instance_id, 1), 0.0)
+    return found
+
+
+def report(to: GlobalScheduler, instance_id: str, *load, now_s: float = 0.0, seq: int = 0):
+    out = to.handle(status(instance_id=instance_id, requests=load, seen=seq), now_s)
+    to.check(now_s)
+    return [(each.request_id, each.instance_id) for each in out if isinstance(each, Dispatch)]
+
+
+def ask(to: GlobalScheduler, name: str, num_blocks: int, rank: int = 0, now_s: float = 0.0):
+    out = to.handle(request(name, tokens=16 * num_blocks, rank=rank), now_s)
+    to.check(now_s)
+    return out
+
+
+def test_the_scheduler_holds_what_fits_nowhere_and_sends_it_where_it_fits_first() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    report(to, "b", running("y", 95))
+    assert ask(to, "r", 20) == []
+    assert to.num_held == 1
+    assert report(to, "b", running("y", 81)) == []
+    assert report(to, "a", running("x", 70)) == [("r", "a")]
+    assert to.num_held == 0
+
+
+def test_what_was_sent_and_is_not_reported_yet_takes_its_room() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 70))
+    report(to, "b", running("y", 95))
+    (sent,) = ask(to, "r1", 20)
+    assert sent.instance_id == "a"
+    assert ask(to, "r2", 20) == []
+
+
+def test_a_held_request_has_no_timeout_while_an_instance_is_schedulable() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    ask(to, "r", 20)
+    report(to, "a", running("x", 90), now_s=100.0)
+    assert to.handle(Ticked(), 100.0) == []
+    assert to.num_held == 1
+    (rejected,) = to.handle(Ticked(), 200.0)
+    assert rejected.code == RejectCode.UNAVAILABLE
+
+
+def test_held_requests_end_with_their_client_and_their_frontend() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    asked = [request(name, tokens=320) for name in ("r1", "r2")]
+    for each in asked:
+        to.handle(each, 0.0)
+    to.handle(DispatchCancelled(asked[0].request_id, asked[0].frontend_id), 0.0)
+    assert to.num_held == 1
+    to.handle(FrontendDied(asked[1].frontend_id), 0.0)
+    assert to.num_held == 0
+    to.check(0.0)
+    assert report(to, "a") == []
+
+
+def test_a_request_that_asks_again_has_its_new_rank_and_its_old_place_in_time() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    ask(to, "r1", 20)
+    ask(to, "r2", 20)
+    ask(to, "r2", 20, rank=1)
+    assert to.num_held == 2
+    assert report(to, "a", running("x", 80)) == [("r2", "a")]
+
+
+def test_too_many_held_requests_are_refused() -> None:
+    to = scheduler(max_held_reqs=1)
+    report(to, "a", running("x", 90))
+    ask(to, "r1", 20)
+    (rejected,) = ask(to, "r2", 20)
+    assert rejected.code == RejectCode.OVERLOADED
+
+
+def test_late_binding_can_be_switched_on_and_off() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    ask(to, "r", 20)
+    (sent,) = to.reconfigure(SchedulerConfig(), 0.0)
+    assert sent.request_id == "r"
+    (sent,) = ask(to, "r2", 20)
+    assert to.reconfigure(SchedulerConfig(holding=HoldingConfig()), 0.0) == []
+    assert ask(to, "r3", 20) == []
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_held_requests_are_sent_once_and_only_where_they_fit(data) -> None:
+    to, free, sent = scheduler(), {"a": 0, "b": 0}, list[str]()
+    asked = 0
+    for now in range(data.draw(st.integers(1, 15))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            asked += 1
+            name, blocks = f"r{asked}", data.draw(st.integers(1, 60))
+            found = ask(to, name, blocks, data.draw(st.integers(0, 1)), float(now))
+            for each in found:
+                sent.append(each.request_id)
+        instance_id = data.draw(st.sampled_from("ab"))
+        free[instance_id] = data.draw(st.integers(0, 99))
+        load = running("x", 100 - free[instance_id])
+        sent += [each for each, _ in report(to, instance_id, load, now_s=float(now), seq=1000)]
+    assert len(sent) == len(set(sent))
+    assert len(sent) + to.num_held == asked

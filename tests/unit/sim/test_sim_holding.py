@@ -1,0 +1,63 @@
+"""Late binding in a simulated cluster: what is held goes where it fits, and room is made for it."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.holding.config import HoldingConfig
+from controller.sim.cluster import SimCluster
+from controller.sim.setup import ClusterSetup, Fault, SimPolicy
+from tests.unit.sim.runs import MOVE, SMALL, STAY, column, requests, run
+
+
+def held_back(**parts: object) -> SimPolicy:
+    holding = HoldingConfig(room_to_grow_tokens=32, **parts)  # type: ignore[arg-type]
+    return SimPolicy("test", "llumnix", STAY if not parts.get("making_room", True) else MOVE,
+                     holding=holding)  # fmt: skip
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 300), st.integers(1, 500), st.integers(1, 300)),
+    min_size=1,
+    max_size=60,
+).map(lambda rows: requests((at / 100, p, o) for at, p, o in sorted(rows)))
+
+
+@settings(max_examples=40)
+@given(trace=ROWS, overtaking=st.booleans(), making_room=st.booleans())
+def test_every_request_ends_once(trace, overtaking, making_room) -> None:
+    policy = held_back(overtaking=overtaking, making_room=making_room)
+    cluster, outcome = run(ClusterSetup(SMALL, policy, 3), trace)
+    assert len(outcome.rows) == len(trace.requests)
+    for instance in cluster.instances.values():
+        instance.engine.check()
+
+
+def test_what_fits_nowhere_goes_where_room_comes_up_first() -> None:
+    """Both instances are full; the second one is free long before the first."""
+    rows = [(0.0, 800, 90), (0.0, 800, 30), (0.5, 300, 5)]
+    bound = SimPolicy("test", "round-robin", STAY)
+    _, waiting = run(ClusterSetup(SMALL, bound, 2), requests(rows))
+    _, outcome = run(ClusterSetup(SMALL, held_back(making_room=False), 2), requests(rows))
+    arrivals = column(outcome, "arrival_s")
+    late = column(outcome, "ttft_s")[arrivals.index(0.5)]
+    at_once = column(waiting, "ttft_s")[column(waiting, "arrival_s").index(0.5)]
+    assert late < 2.0 < at_once
+
+
+def test_room_is_made_for_what_is_held() -> None:
+    """Each instance has room, neither has enough; one small request has to leave."""
+    rows = [(0.0, 400, 250), (0.0, 400, 250), (0.1, 100, 250), (0.1, 100, 250), (1.0, 430, 5)]
+    found = {}
+    for making_room in (False, True):
+        _, outcome = run(ClusterSetup(SMALL, held_back(making_room=making_room), 2), requests(rows))
+        found[making_room] = column(outcome, "ttft_s")[column(outcome, "arrival_s").index(1.0)]
+    assert found[True] < found[False] / 2
+
+
+def test_what_is_held_survives_the_instance_that_was_kept_for_it() -> None:
+    rows = [(0.0, 800, 250), (0.0, 800, 250), (0.5, 300, 5)]
+    setup = ClusterSetup(SMALL, held_back(), 2, faults=(Fault(1.0, "kill", "i-0"),))
+    cluster, outcome = run(setup, requests(rows))
+    assert outcome.num_failed == 1
+    assert len(outcome.rows) == 2
+    assert isinstance(cluster, SimCluster)
