@@ -28,6 +28,7 @@ from llumctl.commands import (
     restart,
     scale,
     set_settings,
+    simulate,
     status,
     top,
     undo,
@@ -72,6 +73,7 @@ app.add_typer(config.app)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
+app.add_typer(simulate.app)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -61,6 +61,8 @@ def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
         (("logs",), 4, ("httpx", "rich", "yaml", "psutil")),
         (("config", "path"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("config", "show"), 0, ("httpx", "rich", "yaml", "psutil")),
+        (("simulate",), 2, ("httpx", "rich", "yaml", "psutil")),
+        (("simulate", "-h"), 0, ("httpx", "rich", "yaml", "psutil")),
         (("doctor",), None, ("rich", "yaml")),
         (("profile", "--rounds", "0"), 2, ("httpx", "rich", "yaml", "psutil")),
         (("up", "-n", "0"), 2, ("httpx", "rich", "yaml", "psutil")),

@@ -1,0 +1,159 @@
+"""One run from its description to its figures. A description is plain values, so that it can be
+sent to another process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controller.core.load.snapshot import NORMAL
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.model.config import ModelConfig
+from controller.sim.cluster import SimCluster
+from controller.sim.oracle import ORACLES, PooledCluster
+from controller.sim.policies import sim_policy
+from controller.sim.saturation import saturation_rate
+from controller.sim.setup import ClusterSetup, SimPolicy
+from controller.sim.summary import Summary, summarize
+from controller.sim.workload.named import workload
+from controller.sim.workload.request import Trace
+from controller.sim.workload.shapes import SHAPES
+from controller.sim.workload.too_long import too_long
+
+NUM_REPORTS = 200
+"""How often progress is told while requests arrive."""
+
+
+class CannotRunError(ValueError):
+    """The cluster cannot run this workload; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload by its name, with the options of `workload.named.workload`; `shape` is a name in
+    `workload.shapes.SHAPES`.
+
+    `drop_too_long`: requests that no instance could run to their end are left out, else they are an
+    error.
+    """
+
+    workload: str
+    rate: float | None = None
+    num_requests: int | None = None
+    cv: float | None = None
+    shape: str | None = None
+    high_fraction: float | None = None
+    num_clients: int | None = None
+    speed: float | None = None
+    start_s: float | None = None
+    duration_s: float | None = None
+    drop_too_long: bool = False
+
+    def trace(self, seed: int) -> Trace:
+        """Raises ValueError: see `workload.named.workload`."""
+        return workload(
+            self.workload,
+            rate=self.rate,
+            num_requests=self.num_requests,
+            seed=seed,
+            cv=self.cv,
+            shape=None if self.shape is None else SHAPES[self.shape],
+            high_fraction=self.high_fraction,
+            num_clients=self.num_clients,
+            speed=self.speed,
+            start_s=self.start_s,
+            duration_s=self.duration_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`settings` are those that the policy in `setup` got, as texts for the record. `warm_up` is
+    the share of the first requests that is left out of the figures."""
+
+    load: Load
+    setup: ClusterSetup
+    seed: int = 1
+    warm_up: float = 0.0
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """`rate`: at which the requests arrived in the mean, also where the load gives none.
+    `saturation_rate`: what so many instances could serve of these requests at most."""
+
+    run: Run
+    rate: float
+    saturation_rate: float
+    num_requests: int
+    num_dropped: int
+    summary: Summary
+
+
+def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> Ran:
+    """Simulates it; the same run gives the same figures. `on_progress` is told the share of
+    requests that has ended.
+
+    Raises:
+        CannotRunError: a request is too long for an instance.
+        ValueError: there is no such workload, or its file is wrong.
+    """
+    trace, num_dropped = fitting(run.load.trace(run.seed), run.setup, run.load)
+    cluster = cluster_of(run.setup)
+    if on_progress is not None:
+        _tell(cluster, trace, on_progress)
+    outcome = cluster.run(trace)
+    summary = summarize(outcome, [each.arrival_s for each in trace.requests], run.warm_up)
+    rate = trace.rate if run.load.rate is None else run.load.rate
+    setup = run.setup
+    limit = saturation_rate(trace, setup.profile, setup.num_instances, setup.mode)
+    return Ran(run, rate, limit, len(trace.requests), num_dropped, summary)
+
+
+def policy_named(name: str) -> SimPolicy:
+    """A policy, or one of the bounds in `oracle.ORACLES`. Raises ValueError naming the nearest
+    valid one."""
+    if name in ORACLES:
+        return SimPolicy(name, "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
+    return sim_policy(name)
+
+
+def cluster_of(setup: ClusterSetup) -> SimCluster | PooledCluster:
+    """Raises ValueError: the setup has what a bound cannot have."""
+    bound = ORACLES.get(setup.policy.name)
+    return SimCluster(setup) if bound is None else bound(setup)
+
+
+def fitting(trace: Trace, setup: ClusterSetup, load: Load) -> tuple[Trace, int]:
+    """The requests that an instance can run to their end, and how many were left out.
+
+    Raises:
+        CannotRunError: one is too long, and is not to be left out; or none is left.
+    """
+    config = ModelConfig.of(setup.profile, mode=setup.mode, prefix_caching=setup.prefix_caching)
+    found = too_long(trace, config)
+    if not found:
+        return trace, 0
+    if not load.drop_too_long:
+        more = f", and {len(found) - 1} more are too long" if len(found) > 1 else ""
+        raise CannotRunError(
+            f"{trace.name}: {found[0]}{more}; an instance is a {setup.profile.name}"
+        )
+    dropped = {each.index for each in found}
+    kept = [each for index, each in enumerate(trace.requests) if index not in dropped]
+    if not kept:
+        raise CannotRunError(f"{trace.name}: all requests are too long for a {setup.profile.name}")
+    return Trace(trace.name, kept, trace.prefix_hash_tokens), len(dropped)
+
+
+def _tell(
+    cluster: SimCluster | PooledCluster, trace: Trace, on_progress: Callable[[float], None]
+) -> None:
+    """Looks at the cluster now and then. What happens in it does not change by that."""
+    events, outcome, num = cluster.events, cluster.outcome, len(trace.requests)
+    every_s = max(trace.span_s / NUM_REPORTS, 1.0)
+
+    def look() -> None:
+        on_progress((len(outcome.rows) + outcome.num_failed) / num)
+        events.after(every_s, look)
+
+    events.at(0.0, look)

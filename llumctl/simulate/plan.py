@@ -1,0 +1,168 @@
+"""From the options of `llumctl simulate` to the runs, and what is wrong with them beforehand."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from controller.api.errors import UsageError
+from controller.model.config import Mode
+from controller.model.profile import LatencyProfile, load_profile
+from controller.sim.oracle import ORACLES
+from controller.sim.policy_settings import setting_names, with_settings
+from controller.sim.run import Load, Run, fitting, policy_named
+from controller.sim.saturation import saturation_rate
+from controller.sim.setup import ClusterSetup, SimPolicy
+from controller.sim.workload.named import is_file
+from llumctl.choices import nearest
+from llumctl.simulate import faults
+
+MAX_LOOKED_AT = 50_000
+"""So many requests are enough for an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Runs of each workload at each rate (None: that of a trace file) on each number of instances
+    under each policy with each seed. `load` has the options that all of them share."""
+
+    workloads: Sequence[str]
+    rates: Sequence[float | None]
+    sizes: Sequence[int]
+    policies: Sequence[str]
+    seeds: Sequence[int]
+    load: Load = field(default_factory=lambda: Load(""))
+    profile: str = "a10-llama-7b"
+    mode: Mode = "chunked"
+    prefix_caching: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    faults: str | None = None
+    warm_up: float = 0.0
+
+
+def draws(workloads: Iterable[str], load: Load) -> bool:
+    """Whether anything is drawn by chance: not of a trace file as it is."""
+    options = (load.cv, load.shape, load.high_fraction, load.num_clients)
+    return not all(map(is_file, workloads)) or any(each is not None for each in options)
+
+
+def runs(wanted: Wanted) -> list[Run]:
+    """In the order of the options, seeds innermost.
+
+    Raises:
+        UsageError: an unknown policy, profile or setting, or a wrong fault.
+    """
+    profile = _profile(wanted.profile)
+    policies = [_policy(name) for name in wanted.policies]
+    changed = _changed(policies, wanted.settings)
+    return [
+        Run(
+            replace(wanted.load, workload=workload, rate=rate),
+            ClusterSetup(
+                profile,
+                policy,
+                size,
+                mode=wanted.mode,
+                prefix_caching=wanted.prefix_caching,
+                faults=() if wanted.faults is None else faults.parse(wanted.faults, size),
+            ),
+            seed,
+            wanted.warm_up,
+            settings,
+        )
+        for workload in wanted.workloads
+        for rate in wanted.rates
+        for size in wanted.sizes
+        for policy, settings in changed
+        for seed in wanted.seeds
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """A load above what so many instances can serve, by an estimate."""
+
+    workload: str
+    rate: float
+    num_instances: int
+    saturation_rate: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workload} at {self.rate:g} requests/s: {self.num_instances} instances saturate"
+            f" at about {self.saturation_rate:.3g}, so queues grow as long as requests come"
+        )
+
+
+def overloads(planned: Iterable[Run]) -> list[Overload]:
+    """The loads that can never be served, each once; see `saturation`.
+
+    Raises:
+        UsageError: a workload that is not known or cannot be read, or a request that is longer than
+            an instance's memory.
+    """
+    by_load: dict[tuple[Load, int], list[Run]] = {}
+    for run in planned:
+        by_load.setdefault((run.load, run.setup.num_instances), []).append(run)
+    found = []
+    for (load, num_instances), alike in by_load.items():
+        rate, limit = estimate(alike)
+        if rate > limit:
+            found.append(Overload(load.workload, rate, num_instances, limit))
+    return found
+
+
+def estimate(alike: Sequence[Run]) -> tuple[float, float]:
+    """The rate, and that of saturation, over the seeds of runs that differ in seed and policy."""
+    setup = alike[0].setup
+    seeds = dict.fromkeys(run.seed for run in alike)
+    rates, limits, num_seen = [], [], 0
+    for seed in seeds:
+        try:
+            trace, _ = fitting(alike[0].load.trace(seed), setup, alike[0].load)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        rates.append(alike[0].load.rate or trace.rate)
+        limits.append(saturation_rate(trace, setup.profile, setup.num_instances, setup.mode))
+        num_seen += len(trace.requests)
+        if num_seen >= MAX_LOOKED_AT:
+            break
+    return sum(rates) / len(rates), sum(limits) / len(limits)
+
+
+def _profile(name: str) -> LatencyProfile:
+    try:
+        return load_profile(name)
+    except ValueError as error:
+        raise UsageError(f"--profile: {error}") from error
+
+
+def _policy(name: str) -> SimPolicy:
+    try:
+        return policy_named(name)
+    except ValueError as error:
+        raise UsageError(f"--policy: {error}") from error
+
+
+Settings = tuple[tuple[str, str], ...]
+
+
+def _changed(
+    policies: Sequence[SimPolicy], settings: Mapping[str, str]
+) -> list[tuple[SimPolicy, Settings]]:
+    """A policy gets those of the settings that it has: one without priorities has no levels, and a
+    bound has none at all."""
+    names = {each.name: () if each.name in ORACLES else setting_names(each) for each in policies}
+    known = dict.fromkeys(key for own in names.values() for key in own)
+    for key in settings:
+        if key not in known:
+            raise UsageError(
+                f"--set: no policy here has a setting {key[:60]!r}{nearest(key, known)}",
+                f"one of {', '.join(known)}",
+            )
+    found = []
+    for policy in policies:
+        own = {key: value for key, value in settings.items() if key in names[policy.name]}
+        try:
+            found.append((with_settings(policy, own), tuple(own.items())))
+        except ValueError as error:
+            raise UsageError(f"--set: {error}") from error
+    return found

@@ -1,0 +1,222 @@
+"""Simulated runs as JSON, and side by side as tables."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from controller.sim.run import Load, Ran
+from controller.sim.statistics import Interval, ratio_of_means
+from controller.sim.summary import Figures
+from llumctl.simulate.blocks import sparkline
+from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
+from llumctl.text import output
+
+SPARK_WIDTH = 16
+LATENCIES = (
+    ("ttft_s", ("mean", "p50", "p99", "max")),
+    ("tpot_s", ("mean", "p99")),
+    ("e2e_latency_s", ("mean", "p99")),
+    ("longest_pause_s", ("p99", "max")),
+)
+COUNTS = ("preemption_loss_s", "num_evictions", "num_moves")
+RATIOS = (("ttft_s", "p99"), ("ttft_s", "mean"), ("tpot_s", "p99"), ("longest_pause_s", "p99"))
+
+
+def as_json(ran: Ran) -> dict[str, Any]:
+    """One run; the same run gives the same text. Fields are only added."""
+    run, summary, setup = ran.run, ran.summary, ran.run.setup
+    return {
+        "workload": run.load.workload,
+        "rate": ran.rate,
+        "policy": setup.policy.name,
+        "seed": run.seed,
+        "num_instances": setup.num_instances,
+        "profile": setup.profile.name,
+        "mode": setup.mode,
+        "options": _options(run.load),
+        "settings": dict(run.settings),
+        "faults": [asdict(fault) for fault in setup.faults],
+        "warm_up": run.warm_up,
+        "num_requests": ran.num_requests,
+        "num_dropped": ran.num_dropped,
+        "num_failed": summary.num_failed,
+        "saturation_rate": ran.saturation_rate,
+        "steady": summary.steady,
+        **_figures(summary.all),
+        "by_rank": {str(rank): _figures(each) for rank, each in summary.by_rank.items()},
+        "num_failed_moves": summary.num_failed_moves,
+        "downtime_s": None if summary.downtime_s is None else asdict(summary.downtime_s),
+        "fragmentation": summary.fragmentation,
+        "used_share": summary.used_share,
+        "mean_num_waiting": summary.num_waiting,
+        "mean_num_instances": summary.mean_num_instances,
+        "duration_s": summary.duration_s,
+        "num_steps": summary.num_steps,
+    }
+
+
+def tables(ran: Sequence[Ran], *, colours: bool, blocks: bool) -> str:
+    """One table per load and number of instances: a row per figure, a column per policy."""
+    return "\n\n".join(_table(group, colours, blocks) for group in grouped(ran))
+
+
+def never_steady(ran: Sequence[Ran]) -> list[str]:
+    """A line for each policy and load under which runs reached no steady state."""
+    return [
+        f"{described(group)}: under {seeds.policy} {seeds.num_never_steady} of {len(seeds.ran)}"
+        f" {'runs' if len(seeds.ran) > 1 else 'run'} reached no steady state: its figures depend on"
+        " how many requests come"
+        for group in grouped(ran)
+        for seeds in group.policies
+        if seeds.num_never_steady
+    ]
+
+
+def described(group: Group) -> str:
+    return f"{group.load.workload} at {group.rate:.4g} requests/s on {group.num_instances}"
+
+
+def number(value: float) -> str:
+    """Four digits, none of them behind the point from 1,000 on."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    decimals = (
+        0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 1 else 4
+    )
+    return f"{value:.{decimals}f}"
+
+
+def with_interval(found: Interval | None) -> str:
+    """As `1.32 ±0.21`; the half width is left out where there is none."""
+    if found is None:
+        return "-"
+    if found.low is None:
+        return number(found.mean)
+    return f"{number(found.mean)} ±{_rough(found.mean - found.low)}"
+
+
+def _rough(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _table(group: Group, colours: bool, blocks: bool) -> str:
+    header = ["", *(seeds.policy for seeds in group.policies)]
+    ranks = sorted({rank for each in group.policies for s in each.summaries for rank in s.by_rank})
+    rows: list[list[str]] = []
+
+    def add(name: str, cells: Sequence[str]) -> None:
+        rows.append([name, *cells])
+
+    for rank in (None, *ranks):
+        place = "" if rank is None else f"rank {rank} "
+        for name, statistics in LATENCIES:
+            for statistic in statistics:
+                figure = latency(name, statistic, rank)
+                add(f"{place}{name} {statistic}", _cells(group, figure))
+        for name in COUNTS:
+            add(f"{place}{name}", _cells(group, count(name, rank)))
+    add("fragmentation", [_share(each, "fragmentation") for each in group.policies])
+    add("used_share", [_share(each, "used_share") for each in group.policies])
+    downtimes = _cells(group, lambda s: None if s.downtime_s is None else s.downtime_s.p50)
+    add("downtime_s p50", downtimes)
+    if any(s.num_failed for each in group.policies for s in each.summaries):
+        add("num_failed", _cells(group, lambda s: float(s.num_failed)))
+    add("waiting requests", _cells(group, lambda s: s.num_waiting))
+    if blocks:
+        add("waiting over time", _sparklines(group))
+    add("steady", [_steady(each) for each in group.policies])
+    parts = [_title(group), output.table(header, rows, colours=colours)]
+    if ratios := _ratios(group):
+        parts.append("\n".join(ratios))
+    return "\n\n".join(parts)
+
+
+def _title(group: Group) -> str:
+    ran = group.policies[0].ran[0]
+    setup, load = ran.run.setup, ran.run.load
+    parts = [
+        f"{load.workload} at {group.rate:.4g} requests/s",
+        f"{group.num_instances} x {setup.profile.name}",
+        setup.mode,
+        f"{ran.num_requests} requests",
+        *([f"{ran.num_dropped} too long, left out"] if ran.num_dropped else []),
+        *(f"{name} {value}" for name, value in _options(load).items() if name != "num_requests"),
+    ]
+    num_seeds = len(group.policies[0].ran)
+    if num_seeds > 1:
+        parts.append(f"mean of {num_seeds} seeds ± 95% interval")
+    return "  ".join(parts)
+
+
+def _options(load: Load) -> dict[str, Any]:
+    """Those that are not the defaults; workload and rate stand elsewhere."""
+    default = Load(load.workload, load.rate)
+    return {
+        each.name: value
+        for each in fields(load)
+        if (value := getattr(load, each.name)) != getattr(default, each.name)
+    }
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    found = asdict(figures)
+    found["num_counted"] = found.pop("num_requests")
+    return found
+
+
+def _cells(group: Group, figure: Any) -> list[str]:
+    return [with_interval(seeds.mean(figure)) for seeds in group.policies]
+
+
+def _share(seeds: Seeds, name: str) -> str:
+    found = seeds.mean(lambda summary: 100 * float(getattr(summary, name)))
+    return "-" if found is None else f"{with_interval(found)} %"
+
+
+def _steady(seeds: Seeds) -> str:
+    told = [summary.steady for summary in seeds.summaries]
+    if None in told:
+        return "too short to tell"
+    if len(told) == 1:
+        return "yes" if told[0] else "NO"
+    return "yes" if all(told) else f"{sum(map(bool, told))} of {len(told)} runs"
+
+
+def _sparklines(group: Group) -> list[str]:
+    """All on one scale. Of several seeds their mean."""
+    means = [
+        [
+            sum(values) / len(values)
+            for values in zip(*(s.curves.num_waiting for s in seeds.summaries), strict=True)
+        ]
+        for seeds in group.policies
+    ]
+    highest = max(itertools.chain(*means), default=0.0)
+    return [sparkline(values, SPARK_WIDTH, highest) for values in means]
+
+
+def _ratios(group: Group) -> list[str]:
+    """What the first policy gains over each of the others, as far as that can be said."""
+    first, *others = group.policies
+    lines = []
+    for other in others:
+        parts = []
+        for name, statistic in RATIOS:
+            figure = latency(name, statistic)
+            above, below = other.values(figure), first.values(figure)
+            if not above or len(above) != len(below):
+                continue
+            found = ratio_of_means(above, below)
+            if found is not None:
+                parts.append(f"{name} {statistic} {_ratio(found)}")
+        if parts:
+            lines.append(f"{other.policy} over {first.policy}: {', '.join(parts)}")
+    return lines
+
+
+def _ratio(found: Interval) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.mean:.3g}x"
+    return f"{found.mean:.3g}x ({found.low:.3g} to {found.high:.3g})"

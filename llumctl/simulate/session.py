@@ -1,0 +1,124 @@
+"""One call of `llumctl simulate`, from what is wanted to what is shown."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from controller.api.errors import UsageError
+from controller.sim.run import Ran, Run
+from llumctl.simulate import chart, find_knee, plan, report, what_if
+from llumctl.simulate.plan import Wanted
+from llumctl.simulate.progress import ProgressBar
+from llumctl.simulate.what_if import Targets
+from llumctl.simulate.workers import Workers
+from llumctl.text import output
+
+
+def compare(wanted: Wanted, num_workers: int | None, *, strict: bool) -> list[Ran]:
+    """Carries out the runs, and says on stderr what is wrong with their load. `strict`: a rate
+    above saturation is an error instead."""
+    runs = plan.runs(wanted)
+    for overload in plan.overloads(runs):
+        if strict:
+            raise UsageError(f"--rate: {overload}", f"--rate {overload.saturation_rate:.2g}")
+        output.say(f"warning: {overload}")
+    began_s = time.monotonic()
+    with Workers(num_workers) as workers, ProgressBar() as bar:
+        ran = workers.run(runs, bar)
+    if output.is_terminal(sys.stderr):
+        took_s = time.monotonic() - began_s
+        num_steps = sum(each.summary.num_steps for each in ran)
+        output.say(f"{len(ran)} runs in {took_s:.1f} s, {num_steps / took_s:,.0f} steps/s")
+    return ran
+
+
+def deliver(
+    ran: Sequence[Ran], targets: Targets | None, plot: Path | None, *, as_json: bool
+) -> None:
+    """Figures on stdout and into the picture; what they are not good for on stderr, after them."""
+    if as_json:
+        output.emit(output.json_text(_as_json(ran, targets), indent=2))
+    else:
+        colours = output.use_colours(sys.stdout)
+        parts = [_table(ran, targets, colours=colours)]
+        if plot is not None and str(plot) == "-":
+            parts.append(chart.drawn(ran))
+        output.emit("\n\n".join(parts))
+    if plot is not None and str(plot) != "-":
+        from llumctl.simulate import plot as drawing
+
+        drawing.save(plot, ran)
+    for line in report.never_steady(ran):
+        output.say(f"warning: {line}")
+
+
+def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
+    """Whether targets are met by no size, or, if `strict`, a run reached no steady state."""
+    if strict and any(each.summary.steady is False for each in ran):
+        return True
+    if targets == Targets():
+        return False
+    return any(answer.smallest is None for answer in what_if.answers(ran, targets))
+
+
+def deliver_knee(
+    wanted: Wanted, target_s: float, num_workers: int | None, *, as_json: bool
+) -> None:
+    runs = plan.runs(wanted)
+
+    def runs_at(rate: float) -> list[Run]:
+        return [find_knee.at_rate(run, rate) for run in runs]
+
+    with Workers(num_workers) as workers, ProgressBar() as bar:
+
+        def entitle(rate: float) -> None:
+            bar.title = f"{rate:.4g} requests/s"
+
+        found = find_knee.find(runs_at, workers, target_s, bar, entitle)
+    if as_json:
+        output.emit(output.json_text(_knee_json(wanted, found), indent=2))
+        return
+    rows = [(f"{rate:.4g}", report.number(p99_s)) for rate, p99_s in found.knee.points]
+    points = output.table(("RATE", "TTFT-P99-S"), rows, colours=output.use_colours(sys.stdout))
+    output.emit(
+        f"knee of {wanted.workloads[0]} under {wanted.policies[0]} on {wanted.sizes[0]} instances,"
+        f" mean of {len(wanted.seeds)} seeds: {found.knee.rate:.4g} requests/s"
+        f" (saturation by estimate: {found.saturation_rate:.3g})\n\n{points}"
+    )
+
+
+def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str:
+    if targets is None:
+        return report.tables(ran, colours=colours, blocks=_shows_blocks())
+    largest = max(each.run.setup.num_instances for each in ran)
+    lines = [what_if.told(answer, largest) for answer in what_if.answers(ran, targets)]
+    return "\n\n".join((what_if.table(ran, targets, colours=colours), "\n".join(lines)))
+
+
+def _as_json(ran: Sequence[Ran], targets: Targets | None) -> Any:
+    """A list of runs; with targets an object that has them under `runs`."""
+    runs = [report.as_json(each) for each in ran]
+    if targets is None:
+        return runs
+    return {**what_if.as_json(ran, targets), "runs": runs}
+
+
+def _knee_json(wanted: Wanted, found: find_knee.Found) -> dict[str, Any]:
+    return {
+        "workload": wanted.workloads[0],
+        "policy": wanted.policies[0],
+        "num_instances": wanted.sizes[0],
+        "profile": wanted.profile,
+        "mode": wanted.mode,
+        "seeds": list(wanted.seeds),
+        "target_ttft_p99_s": found.target_s,
+        "rate": found.knee.rate,
+        "saturation_rate": found.saturation_rate,
+        "points": [{"rate": rate, "ttft_p99_s": p99_s} for rate, p99_s in found.knee.points],
+    }
+
+
+def _shows_blocks() -> bool:
+    return (sys.stdout.encoding or "").lower().startswith("utf")

@@ -1,0 +1,156 @@
+"""One run in figures: from rows that are written by hand, and from small runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.model.request import ModelRequest
+from controller.sim.outcome import Outcome, Sampled
+from controller.sim.request_run import RequestRun
+from controller.sim.setup import ClusterSetup
+from controller.sim.steady import is_steady
+from controller.sim.summary import NUM_MOMENTS, NUM_QUANTILES, Summary, summarize
+from controller.sim.workload.request import TraceRequest
+from tests.unit.sim.runs import SMALL, policy, requests, run
+
+
+def sampled(waiting: list[int], used: list[float] | None = None) -> Sampled:
+    """One look per second."""
+    found = Sampled()
+    for time_s, num in enumerate(waiting):
+        found.times_s.append(float(time_s))
+        found.num_waiting.append(num)
+        found.num_instances.append(4)
+        found.used_share.append(used[time_s] if used else 0.5)
+        found.fragmentation.append(0.0)
+    return found
+
+
+def ended(number: int, ttft_s: float, num_outputs: int, rank: int = 0) -> RequestRun:
+    """Arrived at `number` s; a token each 0.5 s, the longest pause 1 s."""
+    request = ModelRequest(f"r-{number}", 10, num_outputs, rank, float(number))
+    found = RequestRun(request, TraceRequest(float(number), 10, num_outputs, rank))
+    found.first_token_s = number + ttft_s
+    found.finished_s = number + ttft_s + 0.5 * (num_outputs - 1)
+    found.longest_pause_s = 1.0
+    return found
+
+
+def begun() -> Outcome:
+    """As a cluster leaves it after its first look at itself."""
+    outcome = Outcome()
+    outcome.sampled = sampled([0])
+    return outcome
+
+
+def summary_of(*ended_: RequestRun, warm_up: float = 0.0) -> Summary:
+    outcome = begun()
+    for each in reversed(ended_):  # requests end in any order
+        outcome.rows.add(each)
+    return summarize(outcome, [each.request.arrival_time_s for each in ended_], warm_up)
+
+
+def test_figures_of_four_requests() -> None:
+    evicted = ended(3, 4.0, 3)
+    evicted.loss_s, evicted.num_evictions, evicted.moves = 2.0, 2, [("i-0", 1.0)]
+    found = summary_of(ended(0, 1.0, 3), ended(1, 2.0, 3), ended(2, 3.0, 1), evicted)
+    figures = found.all
+    assert figures.num_requests == 4
+    assert figures.ttft_s is not None
+    assert (figures.ttft_s.mean, figures.ttft_s.p50, figures.ttft_s.max) == (2.5, 2.5, 4.0)
+    assert figures.ttft_s.p99 == pytest.approx(3.97)
+    assert figures.e2e_latency_s is not None
+    assert figures.e2e_latency_s.mean == pytest.approx((2.0 + 3.0 + 3.0 + 5.0) / 4)
+    assert figures.preemption_loss_s == pytest.approx(0.5)
+    assert (figures.num_evictions, figures.num_moves) == (2, 1)
+    assert found.by_rank == {}
+    assert found.downtime_s is None
+
+
+def test_a_single_token_has_no_tpot_and_no_pause() -> None:
+    found = summary_of(ended(0, 1.0, 1), ended(1, 1.0, 5)).all
+    assert found.tpot_s is not None
+    assert found.longest_pause_s is not None
+    assert (found.tpot_s.mean, found.longest_pause_s.mean) == (0.5, 1.0)
+    alone = summary_of(ended(0, 1.0, 1)).all
+    assert alone.tpot_s is None
+    assert alone.longest_pause_s is None
+    assert alone.ttft_s is not None
+
+
+def test_each_rank_has_figures_of_its_own() -> None:
+    found = summary_of(ended(0, 1.0, 2), ended(1, 9.0, 2, rank=1), ended(2, 3.0, 2))
+    assert {rank: each.num_requests for rank, each in found.by_rank.items()} == {0: 2, 1: 1}
+    assert found.by_rank[0].ttft_s is not None
+    assert found.by_rank[0].ttft_s.mean == pytest.approx(2.0)
+
+
+def test_the_warm_up_is_left_out_by_arrival() -> None:
+    found = summary_of(*(ended(number, 10.0 - number, 2) for number in range(10)), warm_up=0.25)
+    assert found.all.num_requests == 8
+    assert found.all.ttft_s is not None
+    assert found.all.ttft_s.max == pytest.approx(8.0)
+    with pytest.raises(ValueError, match="warm-up"):
+        summary_of(ended(0, 1.0, 2), warm_up=1.0)
+
+
+def test_a_run_of_nothing_but_failures_has_no_latencies() -> None:
+    outcome = begun()
+    outcome.num_failed = 2
+    found = summarize(outcome, [0.0, 1.0])
+    assert (found.all.num_requests, found.all.ttft_s, found.num_failed) == (0, None, 2)
+    assert found.curves.ttft_s == ()
+
+
+def test_curves_of_a_run() -> None:
+    setup = ClusterSetup(SMALL, policy(), 2)
+    _, outcome = run(setup, requests([(n / 4, 1 + n * 37 % 300, 1 + n % 90) for n in range(90)]))
+    found = summarize(outcome, [n / 4 for n in range(90)])
+    assert found.all.ttft_s is not None
+    assert len(found.curves.ttft_s) == NUM_QUANTILES
+    assert found.curves.ttft_s[50] == pytest.approx(found.all.ttft_s.p50)
+    assert found.curves.ttft_s[-1] == found.all.ttft_s.max
+    assert len(found.curves.num_waiting) == len(found.curves.moments_s) == NUM_MOMENTS
+    assert 0 < found.used_share < 1
+    assert found.mean_num_instances == 2
+
+
+# -- steady state ---------------------------------------------------------------------------
+
+
+def test_queues_that_come_and_go_are_steady() -> None:
+    assert is_steady(sampled([40 * (n % 7 == 0) for n in range(100)]), 0.0, 99.0) is True
+
+
+def test_queues_that_grow_until_the_end_are_not() -> None:
+    assert is_steady(sampled(list(range(100))), 0.0, 99.0) is False
+
+
+def test_queues_that_grew_and_stopped_are_steady() -> None:
+    assert is_steady(sampled([min(n, 45) for n in range(100)]), 0.0, 99.0) is True
+
+
+def test_growth_by_less_than_one_request_per_instance_is_none() -> None:
+    assert is_steady(sampled([n // 25 for n in range(100)]), 0.0, 99.0) is True
+
+
+def test_what_comes_after_the_last_arrival_does_not_count() -> None:
+    draining = [*range(100), *range(100, 0, -1)]
+    assert is_steady(sampled(draining), 0.0, 99.0) is False
+
+
+def test_memory_that_still_fills_is_not_steady() -> None:
+    found = sampled([0] * 100, [n / 200 for n in range(100)])
+    assert is_steady(found, 0.0, 99.0) is False
+
+
+def test_a_short_run_cannot_tell() -> None:
+    assert is_steady(sampled([0] * 30), 0.0, 29.0) is None
+
+
+def test_an_overloaded_cluster_is_not_steady_and_an_idle_one_is() -> None:
+    setup = ClusterSetup(replace(SMALL, max_model_len=800), policy(), 2)
+    times_s = {rate: [n / rate for n in range(800)] for rate in (0.5, 20.0)}
+    for rate, steady in ((0.5, True), (20.0, False)):
+        _, outcome = run(setup, requests((at_s, 200, 50) for at_s in times_s[rate]))
+        assert summarize(outcome, times_s[rate]).steady is steady

@@ -1,0 +1,307 @@
+"""`llumctl simulate` from its flags to its exit code, its figures and its files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llumctl.app import run
+
+Captured = pytest.CaptureFixture[str]
+SMALL = """
+description = "an engine of 60 blocks"
+source = "made up"
+measured = false
+block_size = 16
+num_total_blocks = 60
+watermark_ratio = 0.02
+max_num_running = 256
+max_num_batched_tokens = 2560
+max_model_len = 900
+kv_bytes_per_token = 524288
+copy_bytes_per_s = 2.4e9
+prefill_base_s = 5.58e-3
+prefill_per_token_s = 202.8e-6
+prefill_per_token_squared_s = 5.09e-9
+decode_base_s = 35e-3
+decode_per_context_token_s = 2.1e-6
+decode_per_request_s = 0.45e-3
+"""
+LATENCIES = ("ttft_s", "tpot_s", "e2e_latency_s", "longest_pause_s")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.jsonl"
+    rows = [
+        {"arrival_s": n / 4, "num_prompt_tokens": 40 + n % 50, "num_output_tokens": 20}
+        for n in range(120)
+    ]
+    lines = [{"llumctl_recording": 1}, *rows]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return file
+
+
+def arguments(profile: str, *more: str) -> list[str]:
+    """Few short requests on two small instances, simulated in this process."""
+    load = ["-w", "40,20", "--rate", "4", "--requests", "60", "-n", "2", "--profile", profile]
+    return ["simulate", *load, "--jobs", "1", *more]
+
+
+def from_trace(profile: str, trace: Path, *more: str) -> list[str]:
+    return ["simulate", "--from", str(trace), "--profile", profile, "--jobs", "1", *more]
+
+
+def runs(captured: Captured, *more: str) -> Any:
+    assert run([*more, "-o", "json"]) == 0
+    return json.loads(captured.readouterr().out)
+
+
+# -- figures --------------------------------------------------------------------------------
+
+
+def test_json_is_a_list_of_runs_in_the_order_of_the_options(capsys: Captured, profile: str) -> None:
+    options = arguments(profile, "--rate", "6", "--seeds", "2", "-p", "llumnix", "-p", "infaas++")
+    found = runs(capsys, *options)
+    assert [(each["rate"], each["policy"], each["seed"]) for each in found] == [
+        (rate, policy, seed)
+        for rate in (4.0, 6.0)
+        for policy in ("llumnix", "infaas++")
+        for seed in (1, 2)
+    ]
+    for each in found:
+        assert (each["workload"], each["num_requests"], each["num_counted"]) == ("40,20", 60, 60)
+        assert (each["num_instances"], each["mode"], each["num_failed"]) == (2, "chunked", 0)
+        assert set(each) >= {"preemption_loss_s", "num_evictions", "num_moves", "steady"}
+        for name in LATENCIES:
+            assert set(each[name]) == {"mean", "p50", "p99", "max"}
+            assert 0 < each[name]["p50"] <= each[name]["p99"] <= each[name]["max"]
+
+
+def test_the_same_options_give_the_same_bytes(capsys: Captured, profile: str) -> None:
+    outs = []
+    for _ in range(2):
+        assert run(arguments(profile, "-o", "json", "--high-fraction", "0.2")) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1]
+
+
+def test_a_table_has_the_policies_side_by_side(capsys: Captured, profile: str) -> None:
+    assert run(arguments(profile)) == 0
+    out = capsys.readouterr().out
+    title, table, ratios = out.rstrip().split("\n\n")
+    assert title.startswith("40,20 at 4 requests/s  2 x small  chunked  60 requests")
+    assert "mean of 3 seeds" in title
+    header, *rows = [line.split() for line in table.splitlines()]
+    assert header == ["llumnix", "infaas++"]
+    names = [" ".join(row[:2]) for row in rows]
+    assert {"ttft_s p99", "longest_pause_s max"} <= set(names)
+    assert [row[0] for row in rows][-1] == "steady"
+    assert ratios.startswith("infaas++ over llumnix: ttft_s p99 ")
+
+
+def test_ranks_have_rows_of_their_own(capsys: Captured, profile: str) -> None:
+    assert run(arguments(profile, "--high-fraction", "0.3", "-p", "llumnix")) == 0
+    out = capsys.readouterr().out
+    assert "rank 0 ttft_s p99" in out
+    assert "rank 1 ttft_s p99" in out
+    (first, *_) = runs(capsys, *arguments(profile, "--high-fraction", "0.3", "--seeds", "1"))
+    by_rank = first["by_rank"]
+    assert set(by_rank) == {"0", "1"}
+    assert by_rank["0"]["num_counted"] + by_rank["1"]["num_counted"] == 60
+
+
+def test_settings_reach_the_policies_that_have_them(capsys: Captured, profile: str) -> None:
+    changes = ["--set", "migration.enabled=off", "--set", "priority.high.target_load_tokens=300"]
+    found = runs(capsys, *arguments(profile, *changes, "--seeds", "1", "--rate", "40"))
+    for each in found:
+        assert each["settings"]["migration.enabled"] == "off"
+        assert each["num_moves"] == 0
+        assert ("priority.high.target_load_tokens" in each["settings"]) == (
+            each["policy"] == "llumnix"
+        )
+
+
+def test_a_warm_up_is_left_out_of_the_figures(capsys: Captured, profile: str) -> None:
+    found = runs(capsys, *arguments(profile, "--warm-up", "0.5", "--seeds", "1"))
+    assert {(each["num_requests"], each["num_counted"]) for each in found} == {(60, 30)}
+
+
+def test_a_bound_is_a_policy(capsys: Captured, profile: str) -> None:
+    options = arguments(profile, "-p", "O1", "-p", "llumnix", "--set", "migration.guard=off")
+    found = runs(capsys, *options, "--seeds", "1")
+    assert [each["settings"] for each in found] == [{}, {"migration.guard": "off"}]
+    assert all(each["ttft_s"]["mean"] > 0 for each in found)
+
+
+def test_faults_happen(capsys: Captured, profile: str) -> None:
+    load = ["-w", "40,400", "--rate", "2", "--requests", "30", "-n", "2", "--profile", profile]
+    one = ["--seeds", "1", "--jobs", "1"]
+    found = runs(capsys, "simulate", *load, *one, "--faults", "5:kill:i-0")
+    assert all(each["num_failed"] > 0 for each in found)
+    fault = {"time_s": 5.0, "kind": "kill", "instance_id": "i-0", "factor": 1.0}
+    assert found[0]["faults"] == [fault]
+
+
+def test_modes_differ(capsys: Captured, profile: str) -> None:
+    modes = [
+        runs(capsys, *arguments(profile, "--mode", mode, "--seeds", "1", "--rate", "30"))
+        for mode in ("chunked", "prefill-first")
+    ]
+    assert modes[0][0]["ttft_s"] != modes[1][0]["ttft_s"]
+
+
+# -- trace files and the smallest cluster -----------------------------------------------------
+
+
+def test_a_trace_file_needs_one_seed_only(capsys: Captured, profile: str, trace: Path) -> None:
+    found = runs(capsys, *from_trace(profile, trace, "-n", "2", "-p", "llumnix", "--seeds", "5"))
+    assert [each["rate"] for each in found] == [pytest.approx(4.0)]
+    drawn = runs(capsys, *from_trace(profile, trace, "-p", "llumnix", "--cv", "2", "--seeds", "5"))
+    assert [each["seed"] for each in drawn] == [1, 2, 3, 4, 5]
+
+
+def test_the_smallest_cluster_that_meets_a_target(
+    capsys: Captured, profile: str, trace: Path
+) -> None:
+    options = from_trace(profile, trace, "--instances", "1..4", "-p", "llumnix", "--rate", "25")
+    found = runs(capsys, *options)
+    p99_s = {each["num_instances"]: each["ttft_s"]["p99"] for each in found}
+    assert p99_s[1] > p99_s[2] > p99_s[4]
+    target = str((p99_s[1] + p99_s[2]) / 2)
+    answer = runs(capsys, *options, "--target-ttft-p99", target)
+    assert answer["answers"][0]["smallest"] == 2
+    assert answer["targets"] == {"ttft_p99_s": float(target), "tpot_p99_s": None}
+    assert answer["runs"] == found
+    assert run([*options, "--target-ttft-p99", target]) == 0
+    table, told = capsys.readouterr().out.strip().split("\n\n")
+    assert [line.split()[-1] for line in table.splitlines()] == ["MEETS", "no", "yes", "yes", "yes"]
+    assert told.endswith("under llumnix: 2 instances are enough")
+
+
+def test_targets_that_no_size_meets(capsys: Captured, profile: str, trace: Path) -> None:
+    options = from_trace(profile, trace, "-n", "1..2", "-p", "llumnix")
+    assert run([*options, "--target-tpot-p99", "0.001"]) == 1
+    assert "2 instances do not meet the targets" in capsys.readouterr().out
+
+
+# -- pictures -------------------------------------------------------------------------------
+
+
+def test_pictures(profile: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.png"
+    assert run(arguments(profile, "--seeds", "1", "--plot", str(file))) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    drawings = []
+    for name in ("one.svg", "two.svg"):
+        more = ["--seeds", "2", "--rate", "6", "--plot", str(tmp_path / name)]
+        assert run(arguments(profile, *more)) == 0
+        drawings.append((tmp_path / name).read_text())
+    assert "llumnix" in drawings[0] or "<svg" in drawings[0]
+    assert drawings[0] == drawings[1]
+
+
+def test_bars_in_the_terminal(capsys: Captured, profile: str) -> None:
+    assert run(arguments(profile, "--plot", "-", "--seeds", "1")) == 0
+    block = capsys.readouterr().out.split("\n\n")[3].splitlines()
+    assert block[0] == "ttft_s p99"
+    assert [line.split()[0] for line in block[1:]] == ["llumnix", "infaas++"]
+    assert "█" in block[1]
+
+
+# -- what cannot be, or should not --------------------------------------------------------------
+
+
+def test_overload_is_told_and_refused_if_strict(capsys: Captured, profile: str) -> None:
+    options = arguments(profile, "--rate", "400", "--requests", "2000", "--seeds", "1")
+    assert run([*options, "-p", "llumnix"]) == 0
+    err = capsys.readouterr().err
+    assert "40,20 at 400 requests/s: 2 instances saturate at about" in err
+    assert "40,20 at 4 requests/s" not in err.split("under")[0]
+    assert run([*options, "--strict"]) == 2
+    assert "saturate at about" in capsys.readouterr().err
+
+
+def test_a_run_without_a_steady_state_is_told(capsys: Captured, profile: str) -> None:
+    options = arguments(profile, "--rate", "60", "--requests", "3000", "--seeds", "1")
+    assert run([*options, "-p", "llumnix"]) == 0
+    captured = capsys.readouterr()
+    assert "NO" in captured.out
+    assert "at 60 requests/s on 2: under llumnix 1 of 1 run reached no steady state" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["-p", "lumnix"], "--policy: unknown policy 'lumnix': did you mean 'llumnix'"),
+        (["--profile", "a10"], "--profile: there is no profile 'a10'"),
+        (["-w", "M_M"], "there is no workload 'M_M'; did you mean M-M"),
+        (["--set", "migration.max_move=1"], "did you mean migration.max_moves?"),
+        (["--set", "migration.max_moves=x"], "--set: migration.max_moves must be a number"),
+        (["--set", "migration.max_moves"], "not of the form KEY=VALUE"),
+        (["-p", "O1", "-p", "O2", "--faults", "1:kill:i-0"], "neither a prefix cache nor faults"),
+        (["--faults", "1:kil:i-0"], "did you mean kill"),
+        (["--rate", "0"], "--rate: must be above 0"),
+        (["--rate", "nan"], "--rate: must be above 0"),
+        (["--instances", "9..2"], "--instances: '9..2'"),
+        (["--instances", "0"], "--instances: '0'"),
+        (["--seeds", "0"], "--seeds: must be at least 1"),
+        (["--seed", "-1"], "--seed: must be at least 0"),
+        (["--requests", "0"], "--requests: must be at least 1"),
+        (["--warm-up", "1"], "--warm-up: must be at least 0 and at most 0.9"),
+        (["--high-fraction", "2"], "fraction"),
+        (["--cv", "-1"], "coefficient of variation"),
+        (["--speed", "2"], "speed is for trace files"),
+        (["--plot", "run.pdf"], "neither in .png nor in .svg"),
+        (["--plot", "nowhere/run.svg"], "there is no folder nowhere"),
+        (["--target-ttft-p99", "0"], "--target-ttft-p99: must be a positive number"),
+        (["-w", "2000,20"], "request 0 (at"),
+        (["--from", "x.csv"], "--from: it is a workload itself"),
+    ],
+)
+def test_bad_input(capsys: Captured, profile: str, more: list[str], told: str) -> None:
+    options = arguments(profile, *more)
+    if more[0] == "--profile":
+        options = ["simulate", "-w", "40,20", "--rate", "4", *more]
+    assert run(options) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.out == ""
+
+
+def test_a_wrong_row_of_a_trace_is_named(capsys: Captured, profile: str, trace: Path) -> None:
+    with trace.open("a") as file:
+        file.write('{"arrival_s": -1, "num_prompt_tokens": 1, "num_output_tokens": 1}\n')
+    assert run(from_trace(profile, trace)) == 2
+    assert f"{trace}:122" in capsys.readouterr().err
+
+
+def test_no_workload_is_an_error(capsys: Captured) -> None:
+    assert run(["simulate"]) == 2
+    assert "--workload" in capsys.readouterr().err
+
+
+# -- the knee -------------------------------------------------------------------------------
+
+
+def test_the_knee_of_a_workload(capsys: Captured, profile: str) -> None:
+    options = ["-w", "40,20", "-n", "2", "--requests", "1500", "--profile", profile, "--jobs", "1"]
+    found = runs(capsys, "simulate", "knee", *options, "--seeds", "1", "--target-ttft-p99", "2")
+    assert 0.6 * found["saturation_rate"] < found["rate"] < 1.2 * found["saturation_rate"]
+    around = [point["rate"] for point in found["points"]]
+    assert min(around) < found["rate"] < max(around)
+    assert run(["simulate", "knee", *options, "--seeds", "1", "--target-ttft-p99", "2"]) == 0
+    assert f"{found['rate']:.4g} requests/s" in capsys.readouterr().out
+
+
+def test_options_before_the_subcommand_are_refused(capsys: Captured) -> None:
+    assert run(["simulate", "-w", "M-M", "knee", "-w", "M-M"]) == 2
+    assert "options stand behind llumctl simulate knee" in capsys.readouterr().err
