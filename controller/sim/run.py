@@ -110,11 +110,14 @@ def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> R
 
 
 def policy_named(name: str) -> SimPolicy:
-    """A policy, or one of the bounds in `oracle.ORACLES`. Raises ValueError naming the nearest
-    valid one."""
-    if name in ORACLES:
-        return SimPolicy(name, "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
-    return sim_policy(name)
+    """A policy, or one of the bounds in `oracle.ORACLES`, in which nothing of a policy matters but
+    its name. Raises ValueError naming the nearest valid one."""
+    if name.upper() in ORACLES:
+        return SimPolicy(name.upper(), "llumnix", ReschedulingConfig(enabled=False), (NORMAL,))
+    try:
+        return sim_policy(name)
+    except ValueError as error:
+        raise ValueError(f"{error}, and the bounds {', '.join(ORACLES)}") from error
 
 
 def cluster_of(setup: ClusterSetup) -> SimCluster | PooledCluster:

@@ -11,7 +11,8 @@ from controller.sim.steady import is_steady
 
 Values = NDArray[np.float64]
 
-NUM_QUANTILES = 101
+SHARES = (*(n / 100 for n in range(100)), *(n / 1000 for n in range(991, 1001)))
+"""Of which a curve has quantiles: finer where the tail is."""
 NUM_MOMENTS = 60
 
 
@@ -45,8 +46,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """What is drawn: `ttft_s`, `e2e_latency_s` and `longest_pause_s` at each percent from 0 to 100,
-    and the waiting requests at moments that are evenly spread over the arrivals."""
+    """What is drawn: `ttft_s`, `e2e_latency_s` and `longest_pause_s` at each of
+    `SHARES`, and the waiting requests at moments that are evenly spread over the arrivals."""
 
     ttft_s: tuple[float, ...]
     e2e_latency_s: tuple[float, ...]
@@ -163,5 +164,5 @@ def _curves(columns: dict[str, Values], sampled: Sampled, arrivals_s: Sequence[f
 def _quantiles(values: Values) -> tuple[float, ...]:
     if not len(values):
         return ()
-    found: list[float] = np.quantile(values, np.linspace(0, 1, NUM_QUANTILES)).tolist()
+    found: list[float] = np.quantile(values, SHARES).tolist()
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Simulated runs as pictures: distributions and queues, or figures by rate or by instances."""
+"""Simulated runs as pictures: tails and queues, or figures by rate or by instances."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from controller.api.errors import LlumctlError
 from controller.sim.run import Ran
-from controller.sim.summary import NUM_QUANTILES, Curves
+from controller.sim.summary import SHARES, Curves
 from llumctl.simulate.groups import Figure, Group, Seeds, count, grouped, latency
 from llumctl.simulate.report import described
 
@@ -27,12 +27,13 @@ CURVES: tuple[tuple[str, Callable[[Curves], Sequence[float]]], ...] = (
     ("longest pause of a stream", lambda curves: curves.longest_pause_s),
 )
 LEAST_S = 1e-3
-"""Below it nothing is drawn: a scale of logarithms has no 0."""
+LEAST_SHARE = 1e-3
+"""Below them nothing is drawn: a scale of logarithms has no 0."""
 
 
 def save(path: Path, ran: Sequence[Ran]) -> None:
     """A row of pictures per workload, as PNG or SVG by the file's name: by rate or by instances
-    where there are several, else the distributions. Raises LlumctlError if it cannot be written."""
+    where there are several, else the tails of latencies. Raises LlumctlError if it cannot be written."""
     rows: dict[str, list[Group]] = {}
     for group in grouped(ran):
         rows.setdefault(group.load.workload, []).append(group)
@@ -58,19 +59,20 @@ def save(path: Path, ran: Sequence[Ran]) -> None:
 
 
 def _draw_distributions(row: Sequence[Axes], group: Group) -> None:
-    shares = np.linspace(0, 1, NUM_QUANTILES)
+    beyond = np.maximum(1 - np.array(SHARES), LEAST_SHARE)
     for axes, (title, curve) in zip(row, CURVES, strict=False):
         for seeds in group.policies:
             curves = [curve(summary.curves) for summary in seeds.summaries]
             if all(curves):
                 values = np.maximum(np.mean(curves, axis=0), LEAST_S)
-                axes.plot(values, shares, label=seeds.policy)
-        _label(axes, title, "s", "share of requests")
+                axes.plot(values, beyond, label=seeds.policy)
+        _label(axes, title, "s", "share of requests that take longer")
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=8))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(0, 1)
+        axes.set_yscale("log")
+        axes.set_ylim(LEAST_SHARE, 1)
     waiting = row[len(CURVES)]
     for seeds in group.policies:
         moments_s = np.mean([each.curves.moments_s for each in seeds.summaries], axis=0)
@@ -96,6 +98,8 @@ def _draw_sweep(row: Sequence[Axes], groups: Sequence[Group]) -> None:
             label = f"{policy} on {size}" if several else policy
             _draw_line(axes, sorted(points, key=lambda point: point[0]), figure, label)
         _label(axes, title, "requests per s" if by_rate else "instances", "")
+        axes.ticklabel_format(useOffset=False)
+        axes.set_ylim(bottom=0)
 
 
 def _draw_line(

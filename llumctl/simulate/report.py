@@ -13,6 +13,8 @@ from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
 from llumctl.text import output
 
 SPARK_WIDTH = 16
+MIN_SEEDS = 3
+"""Of which a ratio has an interval that says anything."""
 LATENCIES = (
     ("ttft_s", ("mean", "p50", "p99", "max")),
     ("tpot_s", ("mean", "p99")),
@@ -217,6 +219,6 @@ def _ratios(group: Group) -> list[str]:
 
 
 def _ratio(found: Interval) -> str:
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or found.num_values < MIN_SEEDS:
         return f"{found.mean:.3g}x"
     return f"{found.mean:.3g}x ({found.low:.3g} to {found.high:.3g})"

@@ -9,7 +9,7 @@ from controller.sim.outcome import Outcome, Sampled
 from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup
 from controller.sim.steady import is_steady
-from controller.sim.summary import NUM_MOMENTS, NUM_QUANTILES, Summary, summarize
+from controller.sim.summary import NUM_MOMENTS, SHARES, Summary, summarize
 from controller.sim.workload.request import TraceRequest
 from tests.unit.sim.runs import SMALL, policy, requests, run
 
@@ -107,8 +107,9 @@ def test_curves_of_a_run() -> None:
     _, outcome = run(setup, requests([(n / 4, 1 + n * 37 % 300, 1 + n % 90) for n in range(90)]))
     found = summarize(outcome, [n / 4 for n in range(90)])
     assert found.all.ttft_s is not None
-    assert len(found.curves.ttft_s) == NUM_QUANTILES
+    assert len(found.curves.ttft_s) == len(SHARES)
     assert found.curves.ttft_s[50] == pytest.approx(found.all.ttft_s.p50)
+    assert found.curves.ttft_s[99] == pytest.approx(found.all.ttft_s.p99)
     assert found.curves.ttft_s[-1] == found.all.ttft_s.max
     assert len(found.curves.num_waiting) == len(found.curves.moments_s) == NUM_MOMENTS
     assert 0 < found.used_share < 1
