@@ -1,6 +1,6 @@
 """The knee of a workload under a policy, each rate simulated with several seeds at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from controller.api.errors import LlumctlError
@@ -8,6 +8,7 @@ from controller.sim.knee import TARGET_S, Knee, knee
 from controller.sim.run import Ran, Run
 from controller.sim.statistics import mean_of
 from llumctl.simulate import plan
+from llumctl.simulate.plan import Wanted
 from llumctl.simulate.workers import OnProgress, Workers
 
 BELOW_SATURATION = 0.9
@@ -24,24 +25,26 @@ class Found:
 
 
 def find(
-    runs_at: Callable[[float], list[Run]],
+    wanted: Wanted,
     workers: Workers,
     target_s: float = TARGET_S,
     on_progress: OnProgress | None = None,
     on_rate: Callable[[float], None] | None = None,
 ) -> Found:
-    """`runs_at` makes the runs of one rate, which differ in their seed only. `on_rate` is told each
-    rate that is tried.
+    """Of the one workload, policy and size that are wanted, over its seeds; its rate does not
+    matter. `on_rate` is told each rate that is tried.
 
     Raises:
+        UsageError: the runs cannot be carried out.
         LlumctlError: there is no knee where it was sought.
     """
-    _, limit = plan.estimate(runs_at(1.0))
+    runs = plan.runs(wanted)
+    _, limit = plan.estimate(_at_rate(runs, 1.0))
 
     def p99_at(rate: float) -> float:
         if on_rate is not None:
             on_rate(rate)
-        return mean_p99_s(workers.run(runs_at(rate), on_progress))
+        return mean_p99_s(workers.run(_at_rate(runs, rate), on_progress))
 
     try:
         return Found(knee(p99_at, BELOW_SATURATION * limit, target_s), limit, target_s)
@@ -49,11 +52,11 @@ def find(
         raise LlumctlError(str(error), "--target-ttft-p99") from error
 
 
-def at_rate(run: Run, rate: float) -> Run:
-    return replace(run, load=replace(run.load, rate=rate))
-
-
-def mean_p99_s(ran: list[Ran]) -> float:
+def mean_p99_s(ran: Sequence[Ran]) -> float:
     """P99 TTFT, its mean over seeds."""
     spreads = [each.summary.all.ttft_s for each in ran]
     return mean_of([spread.p99 for spread in spreads if spread is not None]).mean
+
+
+def _at_rate(runs: Sequence[Run], rate: float) -> list[Run]:
+    return [replace(run, load=replace(run.load, rate=rate)) for run in runs]

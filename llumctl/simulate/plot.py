@@ -33,7 +33,11 @@ LEAST_SHARE = 1e-3
 
 def save(path: Path, ran: Sequence[Ran]) -> None:
     """A row of pictures per workload, as PNG or SVG by the file's name: by rate or by instances
-    where there are several, else the tails of latencies. Raises LlumctlError if it cannot be written."""
+    where there are several, else the tails of latencies.
+
+    Raises:
+        LlumctlError: it cannot be written.
+    """
     rows: dict[str, list[Group]] = {}
     for group in grouped(ran):
         rows.setdefault(group.load.workload, []).append(group)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import UsageError
-from controller.sim.run import Ran, Run
+from controller.sim.run import Ran
 from llumctl.simulate import chart, find_knee, plan, report, what_if
 from llumctl.simulate.plan import Wanted
 from llumctl.simulate.progress import ProgressBar
@@ -66,17 +66,12 @@ def is_short_of(ran: Sequence[Ran], targets: Targets, *, strict: bool) -> bool:
 def deliver_knee(
     wanted: Wanted, target_s: float, num_workers: int | None, *, as_json: bool
 ) -> None:
-    runs = plan.runs(wanted)
-
-    def runs_at(rate: float) -> list[Run]:
-        return [find_knee.at_rate(run, rate) for run in runs]
-
     with Workers(num_workers) as workers, ProgressBar() as bar:
 
         def entitle(rate: float) -> None:
             bar.title = f"{rate:.4g} requests/s"
 
-        found = find_knee.find(runs_at, workers, target_s, bar, entitle)
+        found = find_knee.find(wanted, workers, target_s, bar, entitle)
     if as_json:
         output.emit(output.json_text(_knee_json(wanted, found), indent=2))
         return

@@ -1,6 +1,7 @@
 """`llumctl simulate` from its flags to its exit code, its figures and its files."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_modes_differ(capsys: Captured, profile: str) -> None:
         for mode in ("chunked", "prefill-first")
     ]
     assert modes[0][0]["ttft_s"] != modes[1][0]["ttft_s"]
+
+
+def test_a_bar_on_a_terminal_and_none_in_a_pipe(
+    capsys: Captured, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(arguments(profile, "--seeds", "1", "-o", "json")) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("llumctl.text.output.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal too
+    assert run(arguments(profile, "--seeds", "1", "-o", "json")) == 0
+    captured = capsys.readouterr()
+    assert "2/2 runs" in captured.err
+    assert "2 runs in " in captured.err
+    assert len(json.loads(captured.out)) == 2
 
 
 # -- trace files and the smallest cluster -----------------------------------------------------
