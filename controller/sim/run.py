@@ -138,13 +138,13 @@ def fitting(trace: Trace, setup: ClusterSetup, load: Load) -> tuple[Trace, int]:
         return trace, 0
     if not load.drop_too_long:
         more = f", and {len(found) - 1} more are too long" if len(found) > 1 else ""
-        raise CannotRunError(
-            f"{trace.name}: {found[0]}{more}; an instance is a {setup.profile.name}"
-        )
+        raise CannotRunError(f"{trace.name} on instances of {setup.profile.name}: {found[0]}{more}")
     dropped = {each.index for each in found}
     kept = [each for index, each in enumerate(trace.requests) if index not in dropped]
     if not kept:
-        raise CannotRunError(f"{trace.name}: all requests are too long for a {setup.profile.name}")
+        raise CannotRunError(
+            f"{trace.name} on instances of {setup.profile.name}: all requests are too long"
+        )
     return Trace(trace.name, kept, trace.prefix_hash_tokens), len(dropped)
 
 

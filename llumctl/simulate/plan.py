@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from controller.api.errors import UsageError
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.oracle import ORACLES
 from controller.sim.policy_settings import setting_names, with_settings
-from controller.sim.run import Load, Run, fitting, policy_named
+from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named
 from controller.sim.saturation import saturation_rate
 from controller.sim.setup import ClusterSetup, SimPolicy
 from controller.sim.workload.named import is_file
@@ -36,6 +37,11 @@ class Wanted:
     settings: Mapping[str, str] = field(default_factory=dict)
     faults: str | None = None
     warm_up: float = 0.0
+
+
+def shown(workload: str) -> str:
+    """Its name on screens: of a file that without its folder."""
+    return Path(workload).name if is_file(workload) else workload
 
 
 def draws(workloads: Iterable[str], load: Load) -> bool:
@@ -87,8 +93,8 @@ class Overload:
 
     def __str__(self) -> str:
         return (
-            f"{self.workload} at {self.rate:g} requests/s: {self.num_instances} instances saturate"
-            f" at about {self.saturation_rate:.3g}, so queues grow as long as requests come"
+            f"{shown(self.workload)} at {self.rate:.4g} requests/s: {self.num_instances} instances"
+            f" saturate at about {self.saturation_rate:.3g}: queues grow as long as requests come"
         )
 
 
@@ -118,6 +124,8 @@ def estimate(alike: Sequence[Run]) -> tuple[float, float]:
     for seed in seeds:
         try:
             trace, _ = fitting(alike[0].load.trace(seed), setup, alike[0].load)
+        except CannotRunError as error:
+            raise UsageError(str(error), "--drop-too-long leaves such requests out") from error
         except ValueError as error:
             raise UsageError(str(error)) from error
         rates.append(alike[0].load.rate or trace.rate)

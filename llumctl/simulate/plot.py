@@ -13,6 +13,7 @@ from controller.api.errors import LlumctlError
 from controller.sim.run import Ran
 from controller.sim.summary import SHARES, Curves
 from llumctl.simulate.groups import Figure, Group, Seeds, count, grouped, latency
+from llumctl.simulate.plan import shown
 from llumctl.simulate.report import described
 
 FIGURES: tuple[tuple[str, Figure], ...] = (
@@ -49,7 +50,7 @@ def save(path: Path, ran: Sequence[Ran]) -> None:
             row[0].set_title(f"{described(groups[0])}: TTFT", fontsize="medium")
         else:
             _draw_sweep(row, groups)
-            row[0].set_title(f"{workload}: {FIGURES[0][0]}", fontsize="medium")
+            row[0].set_title(f"{shown(workload)}: {FIGURES[0][0]}", fontsize="medium")
         row[0].legend(fontsize="small")
     try:
         # The same runs make the same file: no date in it, and no ids that are drawn by chance.

@@ -10,6 +10,7 @@ from controller.sim.statistics import Interval, ratio_of_means
 from controller.sim.summary import Figures
 from llumctl.simulate.blocks import sparkline
 from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
+from llumctl.simulate.plan import shown
 from llumctl.text import output
 
 SPARK_WIDTH = 16
@@ -76,7 +77,7 @@ def never_steady(ran: Sequence[Ran]) -> list[str]:
 
 
 def described(group: Group) -> str:
-    return f"{group.load.workload} at {group.rate:.4g} requests/s on {group.num_instances}"
+    return f"{shown(group.load.workload)} at {group.rate:.4g} requests/s on {group.num_instances}"
 
 
 def number(value: float) -> str:
@@ -139,7 +140,7 @@ def _title(group: Group) -> str:
     ran = group.policies[0].ran[0]
     setup, load = ran.run.setup, ran.run.load
     parts = [
-        f"{load.workload} at {group.rate:.4g} requests/s",
+        f"{shown(load.workload)} at {group.rate:.4g} requests/s",
         f"{group.num_instances} x {setup.profile.name}",
         setup.mode,
         f"{ran.num_requests} requests",

@@ -87,8 +87,8 @@ def deliver_knee(
 def _table(ran: Sequence[Ran], targets: Targets | None, *, colours: bool) -> str:
     if targets is None:
         return report.tables(ran, colours=colours, blocks=_shows_blocks())
-    largest = max(each.run.setup.num_instances for each in ran)
-    lines = [what_if.told(answer, largest) for answer in what_if.answers(ran, targets)]
+    sizes = sorted({each.run.setup.num_instances for each in ran})
+    lines = [what_if.told(answer, sizes) for answer in what_if.answers(ran, targets)]
     return "\n\n".join((what_if.table(ran, targets, colours=colours), "\n".join(lines)))
 
 

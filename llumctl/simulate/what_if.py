@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.sim.run import Ran
 from llumctl.simulate.groups import Group, Seeds, grouped, latency
+from llumctl.simulate.plan import shown
 from llumctl.simulate.report import with_interval
 from llumctl.text import output
 
@@ -71,7 +72,7 @@ def table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
     )
     rows = [
         (
-            group.load.workload,
+            shown(group.load.workload),
             f"{group.rate:.4g}",
             seeds.policy,
             str(group.num_instances),
@@ -88,12 +89,13 @@ def table(ran: Sequence[Ran], targets: Targets, *, colours: bool) -> str:
     return output.table(header, rows, colours=colours)
 
 
-def told(answer: Answer, largest: int) -> str:
-    load = f"{answer.workload} at {answer.rate:.4g} requests/s under {answer.policy}"
+def told(answer: Answer, sizes: Sequence[int]) -> str:
+    load = f"{shown(answer.workload)} at {answer.rate:.4g} requests/s under {answer.policy}"
     if answer.smallest is None:
-        return f"{load}: {largest} instances do not meet the targets"
+        return f"{load}: {max(sizes)} instances do not meet the targets"
     instances = "1 instance is" if answer.smallest == 1 else f"{answer.smallest} instances are"
-    return f"{load}: {instances} enough"
+    fewest = ", the fewest that were tried" if answer.smallest == min(sizes) else ""
+    return f"{load}: {instances} enough{fewest}"
 
 
 def as_json(ran: Sequence[Ran], targets: Targets) -> dict[str, Any]:
