@@ -184,9 +184,12 @@ class PooledEngine:
     def future(self, newcomer: PooledRequest | None = None) -> Future:
         """Of the requests here, and of a newcomer.
 
-        Steps count from the one under way on; where prompts are computed whole those that do that
-        do not count. Elsewhere a request in its prefill may decode at once or only when all prompts
-        before its own are computed: so it grows from now on, and leaves as late as it may.
+        Steps count from the one under way on, which is taken as over for all; where prompts are
+        computed whole those that do that do not count. Elsewhere a request in its prefill may
+        decode at once or only when all prompts before its own are computed: so it grows from now
+        on, and leaves as late as it may, except where it is alone: it may then need all blocks that
+        there are, and must not seem to need more. Without a newcomer no later future has a higher
+        peak.
         """
         config, future = self._config, Future()
         num_done = self._num_decodes + self._decodes
@@ -194,8 +197,10 @@ class PooledEngine:
             num_computed = r.offset + num_done
             future.add(num_computed, r.end_tokens - 1 - num_computed)
         num_before, least_chunk = 0, config.max_num_batched_tokens - config.max_num_running + 1
-        for r in (*self.prefilling, *([newcomer] if newcomer is not None else ())):
-            num_before += r.num_left
-            num_late = 0 if self._whole_prompts else 1 - (-num_before // least_chunk)
+        prefilling = (*self.prefilling, *([newcomer] if newcomer is not None else ()))
+        is_late = not self._whole_prompts and len(prefilling) + len(self.decoding) > 1
+        for r in prefilling:
+            num_before += r.num_left - self._chunks.get(r, 0)
+            num_late = -(-num_before // least_chunk) if is_late else 0
             future.add(r.num_tokens, r.end_tokens - 1 - r.num_tokens + num_late)
         return future

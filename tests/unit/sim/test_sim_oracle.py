@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import blocks_for
@@ -45,14 +45,16 @@ def _ends_s(outcome: Outcome) -> list[float]:
     return [row["arrival_s"] + row["e2e_latency_s"] for row in _rows(outcome)]
 
 
-@settings(max_examples=60)
+# One decodes and grows while the other's prompt is computed in the same step.
+@example(trace=requests([(0.0, 13, 5), (0.0, 14, 2)]), name="O2", mode="chunked", num=1)
 @given(trace=TRACES, name=st.sampled_from(list(ORACLES)), mode=MODES, num=st.integers(1, 3))
 def test_every_request_ends_once_and_blocks_balance_all_the_time(trace, name, mode, num) -> None:
     cluster = ORACLES[name](ClusterSetup(SMALL, policy(), num, mode=mode))
 
     def look() -> None:
         cluster.check()
-        cluster.events.after(0.013, look)
+        # Within almost every step: a decode step takes 35 ms and more.
+        cluster.events.after(0.029, look)
 
     cluster.events.at(0.0, look)
     outcome = cluster.run(trace)
@@ -147,6 +149,16 @@ def test_a_bound_has_no_prefix_cache_and_no_faults() -> None:
 def test_a_request_larger_than_an_instance_is_refused_before_the_run() -> None:
     with pytest.raises(ValueError, match="request r-1 has 1000 prompt tokens"):
         _run("O1", [(0.0, 5, 5), (0.0, 1000, 5)], 4)
+
+
+@BOTH
+def test_a_request_that_fills_an_instance_runs_alone(name: str) -> None:
+    """Its prompt takes four steps, which must not count as if it grew in them, too."""
+    profile = replace(A10, num_total_blocks=851, max_model_len=13617)
+    rows = [(0.0, 8000, 5617), (0.1, 16, 2)]
+    _, outcome = _run(name, rows, profile=profile)
+    large_s, small_s = _ends_s(outcome)
+    assert small_s < large_s if name == "O1" else small_s > large_s
 
 
 @BOTH
