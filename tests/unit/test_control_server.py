@@ -1,6 +1,7 @@
 """The control API on a real socket, and what it says of clusters in every state."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -148,6 +149,12 @@ async def listener() -> AsyncIterator[tuple[Listener, httpx.AsyncClient]]:
 
 
 Both = tuple[Listener, httpx.AsyncClient]
+
+
+async def test_no_part_of_an_answer_waits_for_an_acknowledgement(listener: Both) -> None:
+    """Connections inherit this."""
+    own, _ = listener
+    assert own.server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_who_may_ask(listener: Both) -> None:
