@@ -52,6 +52,7 @@ class DrivenEngine:
         self._num_emitted: dict[str, int] = {}
         self._since_s = self._looked_s = clock()
         self._encoding = ThreadPoolExecutor(1)
+        engine.take_events()  # of what it was used for before
 
     def __enter__(self) -> Self:
         return self
