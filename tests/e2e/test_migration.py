@@ -227,7 +227,7 @@ def _after(words: str, body: dict[str, Any]) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": words + body["prompt"]}
     else:
         asked = {"messages": [{"role": "user", "content": words + MESSAGES[0]["content"]}]}
-    return body | asked | {"max_tokens": 800, "ignore_eos": "response_format" not in body}
+    return body | asked | {"max_tokens": 480, "ignore_eos": "response_format" not in body}
 
 
 def _move_until_all_ended(client: ControlClient, streams: list[Stream], seed: int) -> list[str]:
