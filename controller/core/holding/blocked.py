@@ -1,10 +1,15 @@
-"""Which blocked requests a round helps, and how: those in instances' queues, which lost their
-blocks or came before the memory was gone, and those for which an instance is reserved.
+"""What a round does for blocked requests, and for those that would be evicted next.
 
-A blocked queue head goes to another instance if it fits there at once: nothing is copied. Else
-others leave its instance for any that have room.
+    queue head    it lost its blocks, or came before the memory was gone. It goes to another
+                  instance if it fits there at once: nothing is copied. Else others make room for it
+    running       on an instance that is about to evict, some leave before
+    held          on the instance that is kept for one, others make room for it
+
+Requests leave for any instances that have room; how many steps that must leave there is less than
+an admission leaves: what runs goes before what is new.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -24,8 +29,9 @@ class MoveHead:
 
 @dataclass(frozen=True, slots=True)
 class MakeRoom:
-    """`lacking_blocks` are to become free on `source_id` for a request of `rank`, by moves to
-    instances of which `spare_blocks` tells what each can take."""
+    """`lacking_blocks` are to become free on `source_id`, by moves of requests of at most `rank` to
+    instances of which `spare_blocks` tells what each can take. `request_id`: for whom; empty for
+    the growth of all that run there."""
 
     source_id: str
     request_id: str
@@ -38,37 +44,44 @@ def help_blocked(
     snapshots: Iterable[InstanceSnapshot], rooms: Mapping[str, Room], placement: Placement
 ) -> list[MoveHead | MakeRoom]:
     """`rooms` of the schedulable instances, by id."""
-    heads = [
-        (snapshot, head)
-        for snapshot in snapshots
-        if (head := snapshot.queue_head) is not None
-        and head.demand_blocks > snapshot.admissible_blocks
-    ]
-    if not heads and not placement.reserved:
-        return []
+    config = placement.config
     orders: list[MoveHead | MakeRoom] = []
-    spare = {
-        room.instance_id: room.spare_blocks
-        for room in rooms.values()
-        if room.spare_blocks > 0 and room.instance_id not in placement.reserved
-    }
-    for snapshot, head in heads:
-        here = snapshot.instance_id
+    snapshots = list(snapshots)
+    spare = {}
+    for snapshot in snapshots:
+        room = rooms[snapshot.instance_id]
+        blocks = room.free_blocks - _growth(snapshot, 2 * config.relief_below_steps)
+        if blocks > 0 and room.num_places > 0 and snapshot.instance_id not in placement.reserved:
+            spare[snapshot.instance_id] = blocks
+    for snapshot in snapshots:
+        here, head = snapshot.instance_id, snapshot.queue_head
         others = {i: blocks for i, blocks in spare.items() if i != here}
-        fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
-        if fitting:
-            freest = max(fitting, key=lambda instance_id: (others[instance_id], instance_id))
-            spare[freest] -= head.demand_blocks
-            orders.append(MoveHead(here, head.request_id, freest))
-        elif placement.config.making_room and others:
-            lacking = head.demand_blocks - snapshot.admissible_blocks
-            orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
-    if placement.config.making_room and spare:
+        if head is not None and head.demand_blocks > snapshot.admissible_blocks:
+            fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
+            if fitting:
+                freest = max(fitting, key=lambda instance_id: (others[instance_id], instance_id))
+                spare[freest] -= head.demand_blocks
+                orders.append(MoveHead(here, head.request_id, freest))
+            elif config.making_room and others:
+                lacking = head.demand_blocks - snapshot.admissible_blocks
+                orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
+        elif config.relief_below_steps and others:
+            free = snapshot.num_free_blocks - snapshot.fill_blocks
+            if free < _growth(snapshot, config.relief_below_steps):
+                lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
+                rank = max(snapshot.num_running_by_rank, default=0)
+                orders.append(MakeRoom(here, "", rank, lacking, others))
+    if config.making_room and spare:
         for instance_id, key in placement.reserved.items():
-            held, room = placement.queue.get(key), rooms.get(instance_id)
-            if held is None or room is None:
+            held, kept = placement.queue.get(key), rooms.get(instance_id)
+            if held is None or kept is None:
                 continue
-            lacking = room.lacking_blocks(held.demand_blocks)
+            lacking = kept.lacking_blocks(held.demand_blocks)
             if lacking > 0:
                 orders.append(MakeRoom(instance_id, held.request_id, held.rank, lacking, spare))
     return orders
+
+
+def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:
+    """The blocks that the batch takes in so many steps."""
+    return math.ceil(snapshot.num_running * num_steps / snapshot.block_size)

@@ -120,7 +120,12 @@ class Placement:
             self.reserved = {i: key for i, key in self.reserved.items() if key != last.key}
 
     def _reserve(self, rooms: Mapping[str, Room], now_s: float) -> None:
-        most = max(1, int(self.config.reserved_share * len(rooms)))
+        first = self.queue.first()
+        if first is None:
+            return
+        doublings = (now_s - first.since_s) / self.config.share_doubles_s
+        share = min(1.0, self.config.reserved_share * 2.0 ** min(doublings, 64.0))
+        most = max(1, int(share * len(rooms)))
         self._yield_to_first(most)
         kept_for = set(self.reserved.values())
         for place, held in enumerate(self.queue):

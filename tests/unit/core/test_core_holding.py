@@ -48,7 +48,8 @@ def place(
 
 
 def waiting(*entries: Held, **settings: float) -> Placement:
-    placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
+    parts = {"reserved_share": 0.1, "reserve_after_s": 5.0, "relief_below_steps": 0.0} | settings
+    placement = Placement(HoldingConfig(**parts))  # type: ignore[arg-type]
     for each in entries:
         placement.queue.push(each)
     return placement
@@ -139,6 +140,18 @@ def test_an_admission_leaves_room_to_grow_unless_the_instance_is_empty() -> None
     assert place(waiting(held(1, 30)), {"a": room("a", 30, growth=5)}) == [("r01", "a")]
 
 
+def test_in_a_long_overload_more_are_kept_until_the_order_is_strict() -> None:
+    four = [held(number, 90) for number in range(1, 5)]
+    kept = {}
+    for now_s in (10.0, 60.0, 120.0):
+        placement = waiting(*four, reserved_share=0.25, share_doubles_s=60.0)
+        place(placement, rooms(a=5, b=4, c=3, d=2), now_s)
+        kept[now_s] = len(placement.reserved)
+    assert kept == {10.0: 1, 60.0: 2, 120.0: 4}
+    placement.queue.push(held(5, 5))
+    assert place(placement, rooms(a=5, b=4, c=3, d=2), 120.0) == []
+
+
 def test_a_higher_rank_takes_the_instance_that_is_kept_for_a_lower_one() -> None:
     placement = waiting(held(1, 50))
     place(placement, rooms(a=20, b=40))
@@ -187,6 +200,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         HoldingConfig(reserved_share=1.5)
     with pytest.raises(ValueError, match="must not be negative"):
         HoldingConfig(room_to_grow_tokens=-1)
+    with pytest.raises(ValueError, match="share_doubles_s"):
+        HoldingConfig(share_doubles_s=0)
 
 
 # -- room --------------------------------------------------------------------------------
@@ -294,6 +309,16 @@ def test_room_is_made_on_the_instance_that_is_kept() -> None:
     place(placement, rooms(a=20, b=40))
     orders = helped(placement, snapshot("a", 20), snapshot("b", 40))
     assert orders == [MakeRoom("b", "r01", 0, 20, {"a": 20})]
+
+
+def test_an_instance_that_is_about_to_evict_is_relieved() -> None:
+    """Three requests take 3 x 32 / 16 = 6 blocks in 32 steps, 12 in 64."""
+    orders = helped(waiting(relief_below_steps=32), snapshot("a", 5), snapshot("b", 40))
+    assert orders == [MakeRoom("a", "", 0, 7, {"b": 28})]
+    assert helped(waiting(relief_below_steps=32), snapshot("a", 6), snapshot("b", 40)) == []
+    assert helped(waiting(relief_below_steps=0), snapshot("a", 0), snapshot("b", 40)) == []
+    no_room = helped(waiting(relief_below_steps=32), snapshot("a", 5), snapshot("b", 12))
+    assert no_room == []
 
 
 def test_two_heads_do_not_count_on_the_same_room() -> None:
