@@ -41,6 +41,8 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.num_steps = 0
+        self.num_changes = 0
+        """Grows when the state changes by more than the steps of a stretch."""
         self.step_time_s: float | None = None
         self.slowdown = 1.0
         """Steps take so many times as long as the profile says."""
@@ -77,26 +79,31 @@ class SimInstance:
 
     def status(self) -> InstanceSnapshot:
         """The state after the last step that is over."""
-        if self._stretch is None:
-            if self._status is None:
-                self._status = self._snapshot()
-            return self._status
-        num_steps = self._stretch.num_steps_within(self._elapsed_s())
+        stretch, status = self._stretch, self.freest_status()
+        if stretch is None:
+            return status
+        num_steps = stretch.num_steps_within(self._elapsed_s())
+        if num_steps != self._status_steps:
+            num_free = stretch.num_free_blocks - stretch.num_taken_blocks(num_steps)
+            if num_free != status.num_free_blocks:
+                self._status = status = _with_free(status, num_free)
+            self._status_steps = num_steps
+        return status
+
+    def freest_status(self) -> InstanceSnapshot:
+        """As `status`, but with the free blocks of some moment since `num_changes` grew last. A
+        stretch only takes blocks, so these are at least as many, and nobody counts its steps."""
         if self._status is None:
             self._status, self._status_steps = self._snapshot(), 0
-        if num_steps != self._status_steps:
-            num_free = self._stretch.num_free_blocks - self._stretch.num_taken_blocks(num_steps)
-            if num_free != self._status.num_free_blocks:
-                self._status = _with_free(self._status, num_free)
-            self._status_steps = num_steps
         return self._status
 
-    def least_free_blocks(self) -> int | None:
-        """What a stretch under way leaves free at its end; None if something else is under way."""
-        stretch = self._stretch
-        if stretch is None:
-            return None
-        return stretch.num_free_blocks - stretch.num_taken_blocks(self._num_cut)
+    def fullest_status(self) -> InstanceSnapshot:
+        """As `status`, but with as few free blocks as there can be before `num_changes` grows."""
+        status = self.freest_status()
+        if self._stretch is None:
+            return status
+        num_taken = self._stretch.num_taken_blocks(self._num_cut)
+        return _with_free(status, self._stretch.num_free_blocks - num_taken)
 
     def add(self, run: RequestRun) -> None:
         """Between two steps. Raises ValueError: the request can never run here."""
@@ -141,6 +148,7 @@ class SimInstance:
     def _next(self) -> None:
         """Between two steps: does what waits for that, then begins the next one."""
         # What is done here may itself ask for something to be done between two steps.
+        self.num_changes += 1
         between, self._stretch, self._step = self._between, None, _BUSY
         while between:
             self._status = None

@@ -16,10 +16,11 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FruitlessPairs
-from controller.core.rescheduling.pairing import InstanceLoad, is_destination, is_source, pair
+from controller.core.rescheduling.pairing import pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
+from controller.sim.loads import Loads
 from controller.sim.moves import Links, SimMove
 
 ORDER_INTERVALS = 2
@@ -61,6 +62,7 @@ class SimRescheduler:
         self._block_bytes = block_bytes
         self._limit_factor = limit_factor
         self._fruitless = FruitlessPairs()
+        self._loads = Loads(instances, levels)
         self._orders: dict[str, _Order] = {}
         """By source."""
         self._moves: dict[str, SimMove] = {}
@@ -77,22 +79,12 @@ class SimRescheduler:
     def round(self, closed: Collection[str] = ()) -> None:
         """Requests do not move to `closed` instances."""
         now_s, config = self._events.now_s, self.config
-        snapshots = {i: s.status() for i, s in self._instances.items() if s.alive}
-        loads = [
-            InstanceLoad.of(
-                s,
-                self.levels,
-                may_send=config.enabled or s.draining,
-                may_receive=s.instance_id not in closed,
-            )
-            for s in snapshots.values()
-        ]
-        if config.pairing == "defrag":  # others are in no pair
-            loads = [x for x in loads if is_source(x, config) or is_destination(x, config)]
+        loads = self._loads.in_pairs(config, closed)
         orders = {}
-        for each in pair(loads, config, set(self._fruitless.at(now_s))):
+        for each in pair(loads, config, set(self._fruitless.at(now_s))) if loads else ():
             expires_s = now_s + ORDER_INTERVALS * config.interval_s
-            orders[each.source_id] = _Order(snapshots[each.destination_id], now_s, expires_s)
+            destination = self._instances[each.destination_id].status()
+            orders[each.source_id] = _Order(destination, now_s, expires_s)
         for source_id in self._orders.keys() - orders.keys():
             self._sent.pop(source_id, None)
         self._orders = orders
