@@ -28,8 +28,7 @@ from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, Key
-from controller.core.holding.placement import Placement
-from controller.core.holding.room import Room
+from controller.core.holding.placement import Placement, freest_fitting
 from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
@@ -86,7 +85,7 @@ class GlobalScheduler:
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
         """By instance id, for others to look at."""
         self._policy = find_policy(config.policy)
-        self._board = ScoreBoard(self._records, self._policy, config.levels, config.stall_timeout_s)
+        self._board = self._new_board()
         self._held: dict[tuple[str, str], _Held] = {}
         """By (frontend id, request id), the longest held first; sorted only on release."""
         self._placement = _placement(config)
@@ -106,7 +105,7 @@ class GlobalScheduler:
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
-        self._board = ScoreBoard(self._records, policy, config.levels, config.stall_timeout_s)
+        self._board = self._new_board()
         if self._placement is None or config.holding is None:
             self._placement = _placement(config)
         else:
@@ -135,7 +134,19 @@ class GlobalScheduler:
         if self._placement is None or not self._board.any_schedulable(now_s):
             return []
         snapshots = self.schedulable_snapshots(now_s)
-        return help_blocked(snapshots, self._rooms(self._placement.config), self._placement)
+        return help_blocked(snapshots, self._board.rooms, self._placement)
+
+    def choice(self, request: DispatchRequested, now_s: float) -> str | None:
+        """The instance that this request would go to at once. None if it would not, and while any
+        request is held. Changes nothing."""
+        if self._held or not self._board.any_schedulable(now_s):
+            return None
+        if self._placement is None:
+            return self._board.pick(self._newcomer(request), self._history).instance_id
+        demand_blocks = blocks_for(request.num_prompt_tokens, self._board.block_size)
+        rooms = self._board.rooms.values()
+        found = freest_fitting(rooms, demand_blocks, request.rank, self._score)
+        return None if found is None else found.instance_id
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Takes one event in; returns what to do now, in order. Mutates.
@@ -174,6 +185,12 @@ class GlobalScheduler:
                 assert_never(event)
         self._board.forget()
         return []
+
+    def _new_board(self) -> ScoreBoard:
+        config = self._config
+        return ScoreBoard(
+            self._records, self._policy, config.levels, config.stall_timeout_s, config.holding
+        )
 
     def _on_started(self, event: InstanceStarted) -> None:
         known = self._records.get(event.instance_id)
@@ -243,7 +260,6 @@ class GlobalScheduler:
         return [self._dispatch(entry.request, now_s) for entry in held]
 
     def _place(self, placement: Placement, now_s: float) -> list[Instruction]:
-        rooms = self._rooms(placement.config)
         block_size = self._board.block_size
         for key, held in reversed(self._held.items()):
             if key in placement.queue:
@@ -254,23 +270,13 @@ class GlobalScheduler:
                 Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
             )
         dispatched: list[Instruction] = []
-        for placed in placement.place(rooms, self._score, now_s):
+        for placed in placement.place(self._board.rooms, self._score, now_s):
             request = self._held.pop(placed.held.key).request
             chosen = self._records[placed.instance_id]
             score = self._score(placed.instance_id, request.rank)
             candidates = ((placed.instance_id, round(score, 1)),)
             dispatched.append(self._send(request, chosen, candidates, now_s))
         return dispatched
-
-    def _rooms(self, config: HoldingConfig) -> dict[str, Room]:
-        """Of all schedulable instances."""
-        return {
-            record.instance_id: Room.of(
-                record.snapshot, config.room_to_grow_tokens, record.unreported
-            )
-            for record in self._board.ready
-            if record.snapshot is not None
-        }
 
     def _score(self, instance_id: str, rank: int) -> float:
         record = self._records[instance_id]
@@ -282,22 +288,23 @@ class GlobalScheduler:
         return self._level_by_rank.get(rank) or Level(str(rank), rank)
 
     def _dispatch(self, request: DispatchRequested, now_s: float) -> Dispatch:
-        level = self._level(request.rank)
-        newcomer = Newcomer(
-            request.request_id,
-            level,
-            request.num_prompt_tokens,
-            request.session,
-            request.prefix_hashes,
-            request.prefix_hash_tokens,
-        )
-        history = self._history
+        newcomer, history = self._newcomer(request), self._history
         chosen, candidates = self._board.choose(newcomer, history)
         history.last = chosen.instance_id
         if self._policy.by_prefix and chosen.snapshot is not None:
             capacity = chosen.snapshot.capacity_blocks * chosen.snapshot.block_size
             history.prefixes.note(chosen.instance_id, newcomer, capacity)
         return self._send(request, chosen, candidates, now_s)
+
+    def _newcomer(self, request: DispatchRequested) -> Newcomer:
+        return Newcomer(
+            request.request_id,
+            self._level(request.rank),
+            request.num_prompt_tokens,
+            request.session,
+            request.prefix_hashes,
+            request.prefix_hash_tokens,
+        )
 
     def _send(
         self,

@@ -58,6 +58,8 @@ class SimCluster:
             )
         )
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
+        self._changed: dict[SimInstance, None] = {}
+        """Instances that did more than to decode since their last report."""
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.rescheduler = SimRescheduler(
@@ -107,23 +109,33 @@ class SimCluster:
         rank = traced.rank if self.setup.policy.by_rank else 0
         request = model_request(number, traced, rank, self._hash_tokens, self._config.block_size)
         self._runs[request.request_id] = RequestRun(request, traced)
-        self._report_all()
-        self._follow(
-            self._scheduler.handle(
-                DispatchRequested(
-                    request.request_id,
-                    FRONTEND,
-                    request.num_prompt_tokens,
-                    request.rank,
-                    request.arrival_time_s,
-                    traced.session,
-                    traced.prefix_hashes,
-                    self._hash_tokens,
-                ),
-                self.events.now_s,
-            )
+        requested = DispatchRequested(
+            request.request_id,
+            FRONTEND,
+            request.num_prompt_tokens,
+            request.rank,
+            request.arrival_time_s,
+            traced.session,
+            traced.prefix_hashes,
+            self._hash_tokens,
         )
+        self._report_for(requested)
+        self._follow(self._scheduler.handle(requested, self.events.now_s))
         self._schedule_next(coming)
+
+    def _report_for(self, requested: DispatchRequested) -> None:
+        """Tells the scheduler what the dispatch of this request depends on. That is much less than
+        all, which took half of a run: an instance that only decodes gets worse for a newcomer, so
+        that only the one that seems best has to be asked, until it is the best as it is now."""
+        if self.setup.policy.status_age_s or self._scheduler.num_held:
+            self._report_all()
+            return
+        for instance in list(self._changed):
+            self._report(instance)
+        while (choice := self._scheduler.choice(requested, self.events.now_s)) is not None:
+            if not self._report(self.instances[choice]):
+                return
+        self._report_all()
 
     def _follow(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -164,11 +176,13 @@ class SimCluster:
             self._on_changed,
         )
         self._last_seq[instance_id] = 0
+        self._changed[self.instances[instance_id]] = None
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
 
     def _on_changed(self, instance: SimInstance) -> None:
         """Requests that are held go as soon as they fit. A status is a message: what follows from
         it happens after the instance's next step has begun."""
+        self._changed[instance] = None
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
 
@@ -177,17 +191,21 @@ class SimCluster:
         for instance in self.instances.values():
             self._report(instance)
 
-    def _report(self, instance: SimInstance) -> None:
+    def _report(self, instance: SimInstance) -> bool:
+        """Whether there was anything to report."""
         instance_id, now_s = instance.instance_id, self.events.now_s
         known = self._reported.get(instance_id)
         age_s = self.setup.policy.status_age_s
         if not instance.alive or (known is not None and now_s < known[1] + age_s):
-            return
+            return False
+        self._changed.pop(instance, None)
         status = instance.status()
-        if known is None or status is not known[0]:
-            self._reported[instance_id] = status, now_s
-            reported = StatusReported(status, self._last_seq[instance_id])
-            self._follow(self._scheduler.handle(reported, now_s))
+        if known is not None and status is known[0]:
+            return False
+        self._reported[instance_id] = status, now_s
+        reported = StatusReported(status, self._last_seq[instance_id])
+        self._follow(self._scheduler.handle(reported, now_s))
+        return True
 
     def _suffer(self, fault: Fault) -> None:
         instance = self.instances[fault.instance_id]
@@ -215,13 +233,19 @@ class SimCluster:
     # -- over time -------------------------------------------------------------------------
 
     def _round(self) -> None:
-        if self.setup.policy.holding is not None:
+        if self.setup.policy.holding is not None and self._any_waiting():
             self._report_all()
             self._follow(self._scheduler.handle(Ticked(), self.events.now_s))
             self.rescheduler.help_blocked(self._scheduler.help_blocked(self.events.now_s))
         placement = self._scheduler.placement
         self.rescheduler.round(placement.reserved if placement is not None else ())
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
+
+    def _any_waiting(self) -> bool:
+        if self._scheduler.num_held:
+            return True
+        statuses = (each.freest_status() for each in self.instances.values() if each.alive)
+        return any(status.queue_head is not None for status in statuses)
 
     def _sample(self) -> None:
         statuses = [each.status() for each in self.instances.values() if each.alive]

@@ -1,4 +1,4 @@
-"""The schedulable instances and their scores, kept from one decision to the next.
+"""The schedulable instances, their scores and rooms, kept from one decision to the next.
 
 To ask each of 1,024 instances in Python took 160 us where no score had changed, and 720 where all
 had. So the list of schedulable instances is kept until one comes, goes or stalls, and a score is
@@ -14,6 +14,8 @@ from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import Policy
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.room import Room
 from controller.core.load.snapshot import Level
 
 MAX_CANDIDATES = 8
@@ -33,6 +35,7 @@ class ScoreBoard:
         policy: Policy,
         levels: Sequence[Level],
         stall_timeout_s: float,
+        holding: HoldingConfig | None = None,
     ) -> None:
         self._records = records
         self._policy = policy
@@ -46,17 +49,16 @@ class ScoreBoard:
         self._oldest_report_s = 0.0
         """The earliest of their last reports: none can have stalled until this is a stall timeout
         ago."""
+        self._room_to_grow_tokens = holding.room_to_grow_tokens if holding is not None else None
+        self.rooms: dict[str, Room] = {}
+        """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
+        kept as a score is: to make 16 of them took as long as to place a request."""
         self._scores: dict[int, tuple[Level, list[float]]] = {}
         """Scores by rank, parallel to `_ready`, for the ranks that were asked for."""
 
     def __len__(self) -> int:
         """How many instances `choose` chooses from."""
         return len(self._ready)
-
-    @property
-    def ready(self) -> Sequence[InstanceRecord]:
-        """The schedulable instances, ids ascending, after `any_schedulable`."""
-        return self._ready
 
     @property
     def block_size(self) -> int:
@@ -79,6 +81,8 @@ class ScoreBoard:
         elif place is not None:
             for level, scores in self._scores.values():
                 scores[place] = self._score(record, level)
+            if self.rooms:
+                self.rooms[record.instance_id] = self._room(record)
 
     def any_schedulable(self, now_s: float) -> bool:
         if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:
@@ -90,14 +94,21 @@ class ScoreBoard:
     ) -> tuple[InstanceRecord, tuple[tuple[str, float], ...]]:
         """Chooses for a new request, after `any_schedulable` was true, and names the chosen
         instance and the best others with their scores. Changes nothing of the history."""
-        level = newcomer.level
-        known = self._scores.get(level.rank)
-        scores = self._begin(level) if known is None else known[1]
+        scores = self._scores_for(newcomer.level)
         place = self._policy.pick(self._ids, scores, newcomer, history)
         find = heapq.nsmallest if self._policy.low_is_better else heapq.nlargest
         best = find(MAX_CANDIDATES, range(len(scores)), key=scores.__getitem__)
         named = [place, *(other for other in best if other != place)][:MAX_CANDIDATES]
         return self._ready[place], tuple((self._ids[at], round(scores[at], 1)) for at in named)
+
+    def pick(self, newcomer: Newcomer, history: History) -> InstanceRecord:
+        """The instance that `choose` chooses."""
+        scores = self._scores_for(newcomer.level)
+        return self._ready[self._policy.pick(self._ids, scores, newcomer, history)]
+
+    def _scores_for(self, level: Level) -> list[float]:
+        known = self._scores.get(level.rank)
+        return self._begin(level) if known is None else known[1]
 
     def _look(self, now_s: float) -> None:
         ready = [record for record in self._records.values() if record.schedulable(now_s)]
@@ -107,6 +118,8 @@ class ScoreBoard:
         self._places = {instance_id: place for place, instance_id in enumerate(self._ids)}
         self._oldest_report_s = min((r.last_report_s for r in ready), default=float("inf"))
         self._scores.clear()
+        if self._room_to_grow_tokens is not None:
+            self.rooms = {record.instance_id: self._room(record) for record in ready}
         self._is_known = True
 
     def _begin(self, level: Level) -> list[float]:
@@ -119,6 +132,11 @@ class ScoreBoard:
     def _score(self, record: InstanceRecord, level: Level) -> float:
         assert record.snapshot is not None
         return self._policy.score(record.snapshot, level, self._levels, record.unreported)
+
+    def _room(self, record: InstanceRecord) -> Room:
+        assert record.snapshot is not None
+        assert self._room_to_grow_tokens is not None
+        return Room.of(record.snapshot, self._room_to_grow_tokens, record.unreported)
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""

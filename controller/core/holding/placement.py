@@ -9,7 +9,7 @@ that fit nowhere.
     ranks       a lower rank overtakes higher ones only when each of them has such an instance
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from controller.core.holding.config import HoldingConfig
@@ -29,6 +29,16 @@ class Placed:
     instance_id: str
 
 
+def freest_fitting(
+    rooms: Iterable[Room], demand_blocks: int, rank: int, score: Score
+) -> Room | None:
+    """The room with the best score of those that such a request fits, ties by id."""
+    fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
+    if not fitting:
+        return None
+    return min(fitting, key=lambda room: (-score(room.instance_id, rank), room.instance_id))
+
+
 class Placement:
     """`queue` is what waits; `reserved` the request by instance id."""
 
@@ -39,7 +49,8 @@ class Placement:
 
     def place(self, rooms: Mapping[str, Room], score: Score, now_s: float) -> Iterator[Placed]:
         """One after the other; the caller dispatches each before it asks for the next, so that
-        scores are up to date. `rooms` of all schedulable instances, by id; they are changed."""
+        scores are up to date. `rooms` of all schedulable instances, by id; they are changed, and
+        the caller may replace them."""
         self._forget_reserved(rooms)
         for instance_id, key in list(self.reserved.items()):
             held = self.queue.get(key)
@@ -73,13 +84,8 @@ class Placement:
         held = first if first.demand_blocks <= largest else self._overtaking(largest)
         if held is None:
             return None
-        fitting = [room for room in open_rooms if held.demand_blocks <= room.spare_blocks]
-        best = max(score(room.instance_id, held.rank) for room in fitting)
-        room = min(
-            (room for room in fitting if score(room.instance_id, held.rank) == best),
-            key=lambda room: room.instance_id,
-        )
-        return held, room
+        room = freest_fitting(open_rooms, held.demand_blocks, held.rank, score)
+        return None if room is None else (held, room)
 
     def _overtaking(self, largest: int) -> Held | None:
         """The first that fits, if it may go ahead of those that do not."""
