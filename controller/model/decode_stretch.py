@@ -78,18 +78,21 @@ class DecodeStretch:
 
     def num_steps_within(self, time_s: float) -> int:
         """How many steps are over after `time_s`."""
-        linear_s, square_s = self.first_s - self.growth_s / 2, self.growth_s / 2
+        first_s, growth_s, most = self.first_s, self.growth_s, self.num_steps
+        square_s = growth_s / 2
+        linear_s = first_s - square_s
         if square_s:
             root = math.sqrt(linear_s * linear_s + 4 * square_s * max(0.0, time_s))
             num_steps = int((root - linear_s) / (2 * square_s))
         else:
             num_steps = int(time_s / linear_s)
-        # The root is rounded, so that it may be one step off.
-        while num_steps < self.num_steps and self.time_s(num_steps + 1) <= time_s:
+        # The root is rounded, so that it may be one step off. `time_s` is written out: each status
+        # comes here, and with the calls it took twice as long.
+        while num_steps < most and (num_steps + 1) * (first_s + growth_s * num_steps / 2) <= time_s:
             num_steps += 1
-        while num_steps > 0 and self.time_s(num_steps) > time_s:
+        while num_steps > 0 and num_steps * (first_s + growth_s * (num_steps - 1) / 2) > time_s:
             num_steps -= 1
-        return min(num_steps, self.num_steps)
+        return num_steps if num_steps < most else most
 
     def num_taken_blocks(self, num_steps: int) -> int:
         """How many blocks the batch takes in the first `num_steps`."""

@@ -49,7 +49,9 @@ class Room:
     @property
     def spare_blocks(self) -> int:
         """What a request may need at most, in order to fit; 0 without a place."""
-        return self.free_blocks - self.margin_blocks if self.num_places > 0 else 0
+        if self.num_places <= 0:
+            return 0
+        return self.free_blocks - self.growth_blocks if self.num_requests else self.free_blocks
 
     def lacking_blocks(self, demand_blocks: int) -> int:
         """How much more must be free for a request to fit. It may be negative."""

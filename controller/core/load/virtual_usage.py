@@ -30,8 +30,11 @@ def headroom_blocks(level: Level, snapshot: InstanceSnapshot) -> int:
 
 def total_headroom_blocks(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> int:
     """H: the headrooms of the levels that have a running request here, at most M."""
-    wanted = sum(headroom_by_rank(snapshot, levels).values())
-    return min(wanted, max(0, snapshot.capacity_blocks))
+    wanted, running = 0, snapshot.num_running_by_rank
+    for level in levels:  # not by `headroom_by_rank`: a round asks this of each instance
+        if level.target_load_tokens is not None and running.get(level.rank, 0) > 0:
+            wanted += headroom_blocks(level, snapshot)
+    return min(wanted, max(0, snapshot.capacity_blocks)) if wanted else 0
 
 
 def headroom_by_rank(snapshot: InstanceSnapshot, levels: Sequence[Level]) -> dict[int, int]:
