@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class EventQueue:
