@@ -187,9 +187,13 @@ class GlobalScheduler:
         return []
 
     def _new_board(self) -> ScoreBoard:
-        config = self._config
+        config, holding = self._config, self._config.holding
         return ScoreBoard(
-            self._records, self._policy, config.levels, config.stall_timeout_s, config.holding
+            self._records,
+            self._policy,
+            config.levels,
+            config.stall_timeout_s,
+            holding.room_to_grow_tokens if holding is not None else None,
         )
 
     def _on_started(self, event: InstanceStarted) -> None:

@@ -14,8 +14,7 @@ from controller.core.dispatch.history import History
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import Policy
-from controller.core.holding.config import HoldingConfig
-from controller.core.holding.room import Room
+from controller.core.load.room import Room
 from controller.core.load.snapshot import Level
 
 MAX_CANDIDATES = 8
@@ -27,7 +26,8 @@ work to every status."""
 
 class ScoreBoard:
     """`records` are the scheduler's own, by id. The scheduler calls `changed` after a status or a
-    dispatch, and `forget` after any other change of a record."""
+    dispatch, and `forget` after any other change of a record. It keeps rooms only with a
+    `room_to_grow_tokens`."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ScoreBoard:
         policy: Policy,
         levels: Sequence[Level],
         stall_timeout_s: float,
-        holding: HoldingConfig | None = None,
+        room_to_grow_tokens: int | None = None,
     ) -> None:
         self._records = records
         self._policy = policy
@@ -49,7 +49,7 @@ class ScoreBoard:
         self._oldest_report_s = 0.0
         """The earliest of their last reports: none can have stalled until this is a stall timeout
         ago."""
-        self._room_to_grow_tokens = holding.room_to_grow_tokens if holding is not None else None
+        self._room_to_grow_tokens = room_to_grow_tokens
         self.rooms: dict[str, Room] = {}
         """With late binding: of all schedulable instances by id, after `any_schedulable`. A room is
         kept as a score is: to make 16 of them took as long as to place a request."""

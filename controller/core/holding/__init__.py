@@ -4,7 +4,6 @@ An instance's queue binds a request to the one place where it waits. Held back, 
 fits first, and room is made for it where that takes the least.
 
     held_queue    what waits, in order, and the first of it that fits
-    room          what one instance can take now
     placement     who goes where, and which instances are kept for whom
     room_plan     which requests of an instance leave for which others, so that a blocked one fits
     blocked       which blocked requests a round makes room for, and where

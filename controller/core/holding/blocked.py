@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.core.holding.placement import Placement
-from controller.core.holding.room import Room
+from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
 
 

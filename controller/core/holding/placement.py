@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue, Key
-from controller.core.holding.room import Room
+from controller.core.load.room import Room
 
 Score = Callable[[str, int], float]
 """Of (instance id, rank): larger is better."""

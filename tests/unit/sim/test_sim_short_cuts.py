@@ -1,9 +1,9 @@
 """What a simulated cluster leaves out to be fast changes no outcome."""
 
+import random
 from unittest import mock
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -13,13 +13,10 @@ from controller.sim.loads import Loads
 from controller.sim.outcome import Outcome
 from controller.sim.policies import SIM_POLICIES
 from controller.sim.setup import ClusterSetup, Fault, SimPolicy
+from controller.sim.workload.request import Trace
 from tests.unit.sim.runs import SMALL, requests
 
-ROWS = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(1, 500), st.integers(1, 300)),
-    min_size=1,
-    max_size=60,
-).map(lambda rows: requests((at / 100, p, o) for at, p, o in sorted(rows)))
+SEEDS = range(8)
 MOVES = ReschedulingConfig(guard=False, source_below_steps=40, destination_above_steps=60)
 FAULTS = (
     Fault(1.5, "kill", "i-1"),
@@ -54,18 +51,30 @@ def the_long_way(setup: ClusterSetup, trace: object) -> Outcome:
         return SimCluster(setup).run(trace)  # type: ignore[arg-type]
 
 
-@settings(max_examples=40)
-@given(trace=ROWS, late=st.booleans(), faults=st.sampled_from([(), FAULTS]))
-def test_moves_and_late_binding_are_the_same_as_when_all_is_looked_at(trace, late, faults) -> None:
+def drawn(seed: int) -> Trace:
+    """Within seconds, so that most wait for room, or within a minute, so that most decode alone."""
+    dice = random.Random(seed)
+    last_s = dice.choice((5, 20, 60))
+    times = sorted(dice.uniform(0, last_s) for _ in range(60))
+    return requests((at, dice.randint(1, 500), dice.randint(1, 300)) for at in times)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("faults", [(), FAULTS])
+def test_moves_and_late_binding_are_the_same_as_when_all_is_looked_at(late, faults) -> None:
     holding = HoldingConfig(room_to_grow_tokens=32) if late else None
-    setup = ClusterSetup(
-        SMALL, SimPolicy("test", "llumnix", MOVES, holding=holding), 4, faults=faults
-    )
-    short = SimCluster(setup).run(trace)
-    assert everything(short) == everything(the_long_way(setup, trace))
+    policy = SimPolicy("test", "llumnix", MOVES, holding=holding)
+    setup = ClusterSetup(SMALL, policy, 4, faults=faults)
+    for seed in SEEDS:
+        trace = drawn(seed)
+        short = SimCluster(setup).run(trace)
+        assert everything(short) == everything(the_long_way(setup, trace)), f"seed {seed}"
 
 
-@given(trace=ROWS, name=st.sampled_from(sorted(SIM_POLICIES)))
-def test_every_policy_dispatches_as_if_all_had_reported(trace, name) -> None:
+@pytest.mark.parametrize("name", sorted(SIM_POLICIES))
+def test_every_policy_dispatches_as_if_all_had_reported(name) -> None:
     setup = ClusterSetup(SMALL, SIM_POLICIES[name], 4)
-    assert everything(SimCluster(setup).run(trace)) == everything(the_long_way(setup, trace))
+    for seed in SEEDS[:3]:
+        trace = drawn(seed)
+        short = SimCluster(setup).run(trace)
+        assert everything(short) == everything(the_long_way(setup, trace)), f"seed {seed}"
