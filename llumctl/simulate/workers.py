@@ -5,12 +5,13 @@ the same pipe. The order of the results is that of the runs, whichever ended fir
 fresh interpreters: forking one in which numpy has begun threads is not safe.
 
 Ctrl-C reaches the parent only, because workers are started with SIGINT blocked, and keep it so. The
-parent ends them at once. A worker whose parent was killed notices at its next report, and ends.
+parent ends them at once. A worker whose parent was killed ends too: a thread waits for that.
 """
 
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -162,13 +163,21 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    """A worker's life: runs come, reports and results go, until the parent is no more."""
+    """A worker's life: runs come, reports and results go."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
             run = pipe.recv()
             pipe.send(_outcome(run, pipe))
     except (EOFError, OSError):
         return
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _outcome(run: Run, pipe: Connection) -> Ran | _Failed:
