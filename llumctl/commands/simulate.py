@@ -7,10 +7,12 @@ import typer
 
 from controller.api.errors import EXIT_FAILED, UsageError
 from llumctl.commands import simulate_options as options
+from llumctl.commands import simulate_paper
 from llumctl.commands.options import TableOrJson, positive
 from llumctl.commands.simulate_options import within
 
 app = typer.Typer(name="simulate", rich_markup_mode=None)
+app.command("paper")(simulate_paper.paper)
 HINT = "llumctl simulate --workload M-M --rate 7.5"
 
 
@@ -57,7 +59,7 @@ def simulate(
     _check_numbers(rate or (), requests, clients, jobs, warm_up)
     positive(target_ttft_p99, "--target-ttft-p99")
     positive(target_tpot_p99, "--target-tpot-p99")
-    _check_plot(plot)
+    options.check_plot(plot)
     if recording is not None and workload is not None:
         raise UsageError("--from: it is a workload itself", f"{HINT}      or      --from FILE")
     if recording is None and not workload:
@@ -189,13 +191,3 @@ def _check_numbers(
 def _file(path: Path) -> str:
     """As a workload's name, in which a slash means a file."""
     return str(path) if path.is_absolute() else f"./{path}"
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Fails before the runs rather than after them."""
-    if plot is None or str(plot) == "-":
-        return
-    if plot.suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot: {plot} ends neither in .png nor in .svg", "--plot run.svg")
-    if not plot.parent.is_dir():
-        raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")

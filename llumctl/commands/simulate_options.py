@@ -239,3 +239,13 @@ def within(
     bound = f"above {least:g}" if above else f"at least {least:g}"
     limit = "" if most is None else f" and at most {most:g}"
     raise UsageError(f"{flag}: must be {bound}{limit}, not {value:g}", "llumctl simulate --help")
+
+
+def check_plot(plot: Path | None) -> None:
+    """Fails before the runs rather than after them."""
+    if plot is None or str(plot) == "-":
+        return
+    if plot.suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot: {plot} ends neither in .png nor in .svg", "--plot run.svg")
+    if not plot.parent.is_dir():
+        raise UsageError(f"--plot: there is no folder {plot.parent}", f"mkdir -p {plot.parent}")

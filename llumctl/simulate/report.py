@@ -100,6 +100,13 @@ def with_interval(found: Interval | None) -> str:
     return f"{number(found.mean)} ±{_rough(found.mean - found.low)}"
 
 
+def with_range(found: Interval) -> str:
+    """A ratio, as `1.74x (1.25 to 2.44)`; without its interval where there are too few seeds."""
+    if found.low is None or found.high is None or found.num_values < MIN_SEEDS:
+        return f"{found.mean:.3g}x"
+    return f"{found.mean:.3g}x ({found.low:.3g} to {found.high:.3g})"
+
+
 def _rough(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
@@ -213,13 +220,7 @@ def _ratios(group: Group) -> list[str]:
                 continue
             found = ratio_of_means(above, below)
             if found is not None:
-                parts.append(f"{name} {statistic} {_ratio(found)}")
+                parts.append(f"{name} {statistic} {with_range(found)}")
         if parts:
             lines.append(f"{other.policy} over {first.policy}: {', '.join(parts)}")
     return lines
-
-
-def _ratio(found: Interval) -> str:
-    if found.low is None or found.high is None or found.num_values < MIN_SEEDS:
-        return f"{found.mean:.3g}x"
-    return f"{found.mean:.3g}x ({found.low:.3g} to {found.high:.3g})"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.api.errors import UsageError
-from controller.sim.run import Ran
+from controller.sim.run import Ran, Run
 from llumctl.simulate import chart, find_knee, plan, report, what_if
 from llumctl.simulate.plan import Wanted
 from llumctl.simulate.progress import ProgressBar
@@ -17,9 +17,13 @@ from llumctl.text import output
 
 
 def compare(wanted: Wanted, num_workers: int | None, *, strict: bool) -> list[Ran]:
-    """Carries out the runs, and says on stderr what is wrong with their load. `strict`: a rate
-    above saturation is an error instead."""
-    runs = plan.runs(wanted)
+    """Carries out what is wanted; see `carried_out`."""
+    return carried_out(plan.runs(wanted), num_workers, strict=strict)
+
+
+def carried_out(runs: Sequence[Run], num_workers: int | None, *, strict: bool = False) -> list[Ran]:
+    """The runs, and on stderr what is wrong with their load. `strict`: a rate above saturation is
+    an error instead."""
     for overload in plan.overloads(runs):
         if strict:
             raise UsageError(f"--rate: {overload}", f"--rate {overload.saturation_rate:.2g}")
