@@ -1,7 +1,6 @@
 """Late binding: who waits at the controller, who goes ahead, and for whom room is made."""
 
 import pytest
-from controller.core.load.room_plan import plan_room
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.holding.placement import Placement
+from controller.core.holding.room_plan import plan_room
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.rescheduling.candidate import Candidate
