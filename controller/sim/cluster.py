@@ -6,6 +6,8 @@ is random either: the same setup and trace give the same outcome.
 
 from collections.abc import Iterator, Sequence
 
+from controller.core.holding.blocked import needs_help
+from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.scheduler_events import (
@@ -233,7 +235,8 @@ class SimCluster:
     # -- over time -------------------------------------------------------------------------
 
     def _round(self) -> None:
-        if self.setup.policy.holding is not None and self._any_waiting():
+        holding = self.setup.policy.holding
+        if holding is not None and self._may_help(holding):
             self._report_all()
             self._follow(self._scheduler.handle(Ticked(), self.events.now_s))
             self.rescheduler.help_blocked(self._scheduler.help_blocked(self.events.now_s))
@@ -241,11 +244,13 @@ class SimCluster:
         self.rescheduler.round(placement.reserved if placement is not None else ())
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
-    def _any_waiting(self) -> bool:
+    def _may_help(self, holding: HoldingConfig) -> bool:
+        """Whether a round may find requests to help. If not, nobody has to report for it: that took
+        a third of a run. An instance that decodes only needs help the sooner the fuller it is."""
         if self._scheduler.num_held:
             return True
-        statuses = (each.freest_status() for each in self.instances.values() if each.alive)
-        return any(status.queue_head is not None for status in statuses)
+        alive = (each for each in self.instances.values() if each.alive)
+        return any(needs_help(each.fullest_status(), holding) for each in alive)
 
     def _sample(self) -> None:
         statuses = [each.status() for each in self.instances.values() if each.alive]

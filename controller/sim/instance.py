@@ -61,6 +61,7 @@ class SimInstance:
         self._status: InstanceSnapshot | None = None
         """As of `_status_steps` steps of the stretch, or before the step under way."""
         self._status_steps = 0
+        self._fullest: tuple[int, InstanceSnapshot | None] = 0, None
         self._times = TokenTimes()
 
     # -- from outside ----------------------------------------------------------------------
@@ -98,12 +99,17 @@ class SimInstance:
         return self._status
 
     def fullest_status(self) -> InstanceSnapshot:
-        """As `status`, but with as few free blocks as there can be before `num_changes` grows."""
+        """As `status`, but with as few free blocks as there can be before `num_changes` grows. Kept
+        until then: rounds ask for it far more often."""
+        num_changes, kept = self._fullest
+        if kept is not None and num_changes == self.num_changes:
+            return kept
         status = self.freest_status()
-        if self._stretch is None:
-            return status
-        num_taken = self._stretch.num_taken_blocks(self._num_cut)
-        return _with_free(status, self._stretch.num_free_blocks - num_taken)
+        if self._stretch is not None:
+            num_taken = self._stretch.num_taken_blocks(self._num_cut)
+            status = _with_free(status, self._stretch.num_free_blocks - num_taken)
+        self._fullest = self.num_changes, status
+        return status
 
     def add(self, run: RequestRun) -> None:
         """Between two steps. Raises ValueError: the request can never run here."""

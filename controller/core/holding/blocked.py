@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from controller.core.holding.config import HoldingConfig
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
@@ -56,7 +57,7 @@ def help_blocked(
     for snapshot in snapshots:
         here, head = snapshot.instance_id, snapshot.queue_head
         others = {i: blocks for i, blocks in spare.items() if i != here}
-        if head is not None and head.demand_blocks > snapshot.admissible_blocks:
+        if head is not None and _is_blocked(snapshot):
             fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
             if fitting:
                 freest = max(fitting, key=lambda instance_id: (others[instance_id], instance_id))
@@ -65,12 +66,11 @@ def help_blocked(
             elif config.making_room and others:
                 lacking = head.demand_blocks - snapshot.admissible_blocks
                 orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
-        elif config.relief_below_steps and others:
+        elif others and _is_short(snapshot, config):
             free = snapshot.num_free_blocks - snapshot.fill_blocks
-            if free < _growth(snapshot, config.relief_below_steps):
-                lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
-                rank = max(snapshot.num_running_by_rank, default=0)
-                orders.append(MakeRoom(here, "", rank, lacking, others))
+            lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
+            rank = max(snapshot.num_running_by_rank, default=0)
+            orders.append(MakeRoom(here, "", rank, lacking, others))
     if config.making_room and spare:
         for instance_id, key in placement.reserved.items():
             held, kept = placement.queue.get(key), rooms.get(instance_id)
@@ -80,6 +80,23 @@ def help_blocked(
             if lacking > 0:
                 orders.append(MakeRoom(instance_id, held.request_id, held.rank, lacking, spare))
     return orders
+
+
+def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
+    """Whether a round does anything for the requests of this instance, if others have room."""
+    return _is_blocked(snapshot) or _is_short(snapshot, config)
+
+
+def _is_blocked(snapshot: InstanceSnapshot) -> bool:
+    head = snapshot.queue_head
+    return head is not None and head.demand_blocks > snapshot.admissible_blocks
+
+
+def _is_short(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
+    if not config.relief_below_steps:
+        return False
+    free = snapshot.num_free_blocks - snapshot.fill_blocks
+    return free < _growth(snapshot, config.relief_below_steps)
 
 
 def _growth(snapshot: InstanceSnapshot, num_steps: float) -> int:

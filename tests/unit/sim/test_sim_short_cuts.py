@@ -45,7 +45,7 @@ def the_long_way(setup: ClusterSetup, trace: object) -> Outcome:
     """All instances report before each dispatch and in each round, which looks at all of them."""
     with (
         mock.patch.object(SimCluster, "_report_for", lambda cluster, _: cluster._report_all()),
-        mock.patch.object(SimCluster, "_any_waiting", return_value=True),
+        mock.patch.object(SimCluster, "_may_help", return_value=True),
         mock.patch.object(Loads, "in_pairs", every_load),
     ):
         return SimCluster(setup).run(trace)  # type: ignore[arg-type]
