@@ -25,9 +25,12 @@ PROSE = ("runs", "hooks", "hosts", "extends", "moves", "does", "sends", "balance
 
 @cache
 def commands() -> dict[str, Any]:
+    """By name, those of a group with the group's name before theirs."""
     found = dict(typer.main.get_command(app).commands)
-    config = found["config"].commands
-    return found | {f"config {name}": each for name, each in config.items()}
+    groups = {name: each.commands for name, each in found.items() if hasattr(each, "commands")}
+    return found | {
+        f"{group} {name}": each for group, known in groups.items() for name, each in known.items()
+    }
 
 
 def literals(file: Path) -> Iterator[tuple[int, str]]:
@@ -78,9 +81,10 @@ def test_what_is_to_be_tried_exists() -> None:
 
 def faults_of(where: str, name: str, arguments: str) -> Iterator[str]:
     words = arguments.split()
-    if name == "config" and words:
-        name = f"config {words[0]}"
-    command = commands().get(name)
+    known = commands()
+    if words and (f"{name} {words[0]}" in known or name == "config"):
+        name = f"{name} {words.pop(0)}"
+    command = known.get(name)
     if command is None:
         yield f"{where}: there is no {name}"
         return
