@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any
 
 from controller.core.dispatch.policies import find_policy
+from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
@@ -19,6 +20,7 @@ from controller.sim.setup import SimPolicy
 Value = bool | int | float | str | None
 
 _RESCHEDULING = {f"migration.{field.name}": field.name for field in fields(ReschedulingConfig)}
+_HOLDING = {f"holding.{field.name}": field.name for field in fields(HoldingConfig)}
 _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
@@ -34,7 +36,8 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
     """The policy with these settings changed: those of `migration` that decide, `max_moves` among
-    them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`.
+    them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`;
+    of a policy with late binding also those of `holding`, which the live cluster does not have yet.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
@@ -56,6 +59,7 @@ def setting_names(policy: SimPolicy) -> list[str]:
         "migration.max_moves",
         "scheduler.policy",
         "scheduler.status_interval_s",
+        *(_HOLDING if policy.holding is not None else ()),
         *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
     ]
 
@@ -71,6 +75,9 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
     if name := _RESCHEDULING.get(key):
         found: Any = _like(getattr(policy.rescheduling, name), key, value)
         return replace(policy, rescheduling=replace(policy.rescheduling, **{name: found}))
+    if (name := _HOLDING.get(key)) and policy.holding is not None:
+        found = _like(getattr(policy.holding, name), key, value)
+        return replace(policy, holding=replace(policy.holding, **{name: found}))
     if key == "migration.max_moves":
         return replace(policy, max_moves=_whole(key, value))
     if key == "scheduler.policy":

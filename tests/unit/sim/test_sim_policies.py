@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.api.settings.settings import MigrationTable
+from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.sim.cluster import SimCluster
 from controller.sim.policies import SIM_POLICIES, sim_policy
@@ -121,6 +122,20 @@ def test_settings_by_their_live_names() -> None:
         replace(DEFAULT_LEVELS[1], target_load_tokens=3200),
     )
     assert sim_policy("llumnix").rescheduling.guard
+
+
+def test_each_part_of_late_binding_can_be_switched_off() -> None:
+    plus = sim_policy("llumnix+")
+    parts = {"holding.overtaking": "off", "holding.making_room": False}
+    changed = with_settings(plus, parts | {"holding.relief_below_steps": "0"})
+    assert changed.holding == HoldingConfig(
+        overtaking=False, making_room=False, relief_below_steps=0.0
+    )
+    assert changed.rescheduling == plus.rescheduling
+    with pytest.raises(ValueError, match="reserved_share must be from 0 to 1"):
+        with_settings(plus, {"holding.reserved_share": "2"})
+    with pytest.raises(ValueError, match="llumnix has no setting"):
+        with_settings(sim_policy("llumnix"), {"holding.overtaking": False})
 
 
 def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_here() -> None:
