@@ -24,6 +24,7 @@ from llumctl.commands import (
     priority,
     profile,
     record,
+    record_traffic,
     requests,
     restart,
     scale,
@@ -54,6 +55,7 @@ app.command("down")(down.down)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("record")(record.record)
+app.command("record-traffic")(record_traffic.record_traffic)
 app.command("requests")(requests.requests)
 app.command("explain")(explain.explain)
 app.command("migrate")(migrate.migrate)

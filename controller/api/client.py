@@ -58,6 +58,7 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
+from controller.api.wire.traffic import TrafficBatch, TrafficRequest
 
 DEFAULT_TIMEOUT_S = 5.0
 # The controller pings an idle stream every second.
@@ -81,7 +82,10 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     ),
     **dict.fromkeys(("leaving", "not_started"), RefusedError),
     **dict.fromkeys(
-        ("key_reused", "min_instances", "max_instances", "no_room", "stopping"),
+        (
+            *("key_reused", "min_instances", "max_instances", "no_room", "recorded_already"),
+            "stopping",
+        ),
         RefusedError,
     ),
     "last_instance": LastInstanceError,
@@ -300,16 +304,46 @@ class ControlClient:
         params: dict[str, str | float] = {"after": after, "events": str(events).lower()}
         if status_every_s is not None:
             params["status_every_s"] = status_every_s
+        reader = FrameReader()
+        for line in self._lines("GET", "/v1/watch", params=params):
+            if (frame := self._frame(reader, line)) is not None:
+                yield frame
+
+    def traffic(self, wanted: TrafficRequest) -> Iterator[TrafficBatch]:
+        """Records the traffic from now on, for ever: yields what has ended, at least once a second.
+
+        Raises:
+            RefusedError: another recording is on.
+            UnreachableError: nothing came for 5 s, or the stream ended or is none of llumctl's.
+        """
+        for line in self._lines("POST", "/v1/traffic", body=wanted):
+            try:
+                check_figures(line.encode())
+                batch = TrafficBatch.model_validate_json(line, strict=True)
+            except AbsurdFigureError as error:
+                raise self._bad_answer(error) from error
+            except ValidationError as error:
+                raise self._stranger() from error
+            self._check_schema(batch.schema_version)
+            yield batch
+
+    def _lines(
+        self, method: str, path: str, params: Params | None = None, body: WireModel | None = None
+    ) -> Iterator[str]:
+        """Those of a stream that are not empty."""
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENCE_S)
+        content = None if body is None else body.model_dump_json()
+        headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            with self._http.stream("GET", "/v1/watch", params=params, timeout=timeout) as stream:
+            with self._http.stream(
+                method, path, params=params, content=content, headers=headers, timeout=timeout
+            ) as stream:
                 if not stream.is_success:
                     stream.read()
                     raise self._refusal(stream)
-                reader = FrameReader()
                 for line in stream.iter_lines():
-                    if line and (frame := self._frame(reader, line)) is not None:
-                        yield frame
+                    if line:
+                        yield line
         except httpx.TimeoutException as error:
             raise UnreachableError(
                 f"the controller at {self._url} said nothing for {STREAM_SILENCE_S:g} s",

@@ -168,8 +168,10 @@ class PlayedRouter:
         payload: Any,
         client_request_id: str,
         parent_id: str | None,
+        prompt_token_ids: Sequence[int],
     ) -> None:
         request_id, rank = request.request_id, request.rank
+        assert len(prompt_token_ids) == request.num_prompt_tokens
         self.arrivals.append((request_id, client_request_id, parent_id))
         assert request.frontend_id == self.frontend_id
         assert request.num_prompt_tokens > 0

@@ -21,6 +21,7 @@ import pytest
 
 from controller.api.recording import RecordingReader
 from controller.api.token_sequence import start
+from controller.sim.workload.formats.trace_file import read_trace
 from tests.certificates import make
 from tests.e2e.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
 from tests.emulated_answers import first_wrong
@@ -252,6 +253,59 @@ def test_a_recording_of_load_can_be_read_again(emulated: Cluster, tmp_path: Path
         kinds = {frame.type for frame in reader}
     assert {"status", "event"} <= kinds
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_recording_of_traffic_can_be_simulated(emulated: Cluster, tmp_path: Path) -> None:
+    """Both frontends tell, and a prompt's beginning has the same hashes at both."""
+    file = tmp_path / "traffic.jsonl"
+    recording = subprocess.Popen(
+        emulated.command("record-traffic", str(file)),
+        env=emulated.env,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    try:
+        wait_for(file.exists, "the recording")
+        body = {"model": "embedded", "prompt": "a b c d e f g h " * 20, "max_tokens": 5}
+        for _ in range(16):  # each on a connection of its own, which either frontend may accept
+            answer = httpx.post(f"{emulated.url}/v1/completions", json=body, verify=emulated.tls)
+            assert answer.status_code == 200, answer.text
+        num_prompt_tokens = answer.json()["usage"]["prompt_tokens"]
+        load = ("--rate", "8", "--duration", "2", "--lengths", "32,20", "--json")
+        assert emulated.run("bench", *load, str(tmp_path / "report")).returncode == 0
+        num_sent = json.loads((tmp_path / "report").read_text())["num_sent"]
+        wait_for(lambda: file.read_text().count("\n") > 16 + num_sent, "all requests")
+        recording.send_signal(signal.SIGINT)
+        _, err = recording.communicate(timeout=30)
+    finally:
+        recording.kill()
+        recording.wait()
+    assert recording.returncode == 0, err
+    end = json.loads(file.read_text().splitlines()[-1])
+    counts = {"num_requests": 16 + num_sent, "num_lost": 0, "num_live": 0, "num_breaks": 0}
+    assert end == {"end_s": end["end_s"], **counts}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    requests = read_trace(file).requests
+    ours = [r for r in requests if r.num_prompt_tokens == num_prompt_tokens]
+    assert len(ours) == 16
+    assert {r.num_output_tokens for r in ours} == {5}
+    assert len({r.prefix_hashes for r in ours}) == 1
+    assert len(ours[0].prefix_hashes) == num_prompt_tokens // 16 > 1
+    others = [r for r in requests if r not in ours]
+    assert {(r.num_prompt_tokens, r.num_output_tokens) for r in others} == {(32, 20)}
+    assert 0 < others[-1].arrival_s - others[0].arrival_s < 20
+    simulated = emulated_simulation(emulated, file)
+    assert simulated["num_requests"] == len(requests)
+
+
+def emulated_simulation(cluster: Cluster, file: Path) -> dict[str, Any]:
+    command = [cluster.llumctl, "simulate", "--from", str(file), "-n", "2", "-p", "llumnix"]
+    done = subprocess.run(
+        [*command, "-o", "json"], env=cluster.env, capture_output=True, text=True, check=True
+    )
+    (found,) = json.loads(done.stdout)
+    return dict(found)
 
 
 def test_members_run_at_the_priority_of_their_user(emulated: Cluster) -> None:

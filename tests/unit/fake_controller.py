@@ -25,6 +25,7 @@ from controller.api.wire.models import (
     RequestList,
     StatusFrame,
 )
+from controller.api.wire.traffic import TrafficBatch
 from tests.unit.cli_support import TOKEN, cluster
 
 Answer = tuple[int, BaseModel]
@@ -86,6 +87,8 @@ class FakeController:
         self.asked: list[str] = []
         self.orders: dict[str, Orders] = {}
         self.ordered: list[tuple[str, dict[str, Any]]] = []
+        self.traffic: list[TrafficBatch] = []
+        """What the next lines of a recording of the traffic are."""
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
         self._port = 0
@@ -175,6 +178,13 @@ class FakeController:
         for frame in self._frames(query):
             yield frame.model_dump_json().encode() + b"\n"
 
+    def _traffic(self) -> Iterator[bytes]:
+        while True:
+            batch = self.traffic.pop(0) if self.traffic else TrafficBatch(time_s=1000.0)
+            yield batch.model_dump_json().encode() + b"\n"
+            if self._stopping.wait(PING_S):
+                return
+
     def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
         if path == "/v1/status":
             return 200, self.status
@@ -196,6 +206,9 @@ class FakeController:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 fake.ordered.append((f"POST {self.path}", body))
+                if self.path == "/v1/traffic" and f"POST {self.path}" not in fake.orders:
+                    self.stream(fake._traffic())
+                    return
                 self.send(*fake.orders[f"POST {self.path}"](body))
 
             def do_GET(self) -> None:
@@ -207,15 +220,15 @@ class FakeController:
                 elif answer := fake.orders.get(f"GET {parts.path}"):
                     self.send(*answer({}))
                 elif parts.path == "/v1/watch":
-                    self.stream(query)
+                    self.stream(fake._lines(query))
                 else:
                     self.send(*fake._answer(parts.path, query))
 
-            def stream(self, query: dict[str, list[str]]) -> None:
+            def stream(self, stream: Iterator[bytes]) -> None:
                 self.send_response(200)
                 self.end_headers()
                 try:
-                    for lines in fake._lines(query):
+                    for lines in stream:
                         self.wfile.write(lines)
                         self.wfile.flush()
                 except (BrokenPipeError, ConnectionResetError):

@@ -176,6 +176,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], set[str]]]:
 NEEDED = {
     "wait": ["--for=ready"],
     "record": ["file"],
+    "record-traffic": ["file"],
     "migrate": ["r-1"],
     "set": ["migration.max_moves=1"],
     "drain": ["i-1", "-y"],

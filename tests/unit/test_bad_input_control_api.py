@@ -220,6 +220,19 @@ CASES = [
     steer("a change that is no plan", SCALE, b'{"change": 1}'),
     steer("an unknown word", SCALE, b'{"instances": 2}'),
     steer("NaN", SCALE, b'{"target": 1, "deadline_s": NaN}'),
+    *(
+        Case(f"traffic: {name}", 400, "bad_request", "/v1/traffic", "POST", content=content)
+        for name, content in (
+            ("no body", b""),
+            ("no key", b'{"prefix_hash_tokens": 16}'),
+            ("a short key", b'{"key": "ab", "prefix_hash_tokens": 16}'),
+            ("a key in words", b'{"key": "' + b"k" * 64 + b'", "prefix_hash_tokens": 16}'),
+            ("no tokens", b'{"key": "' + b"a" * 64 + b'", "prefix_hash_tokens": 0}'),
+            ("many tokens", b'{"key": "' + b"a" * 64 + b'", "prefix_hash_tokens": 1e9}'),
+            ("more", b'{"key": "' + b"a" * 64 + b'", "prefix_hash_tokens": 16, "text": true}'),
+        )
+    ),
+    Case("traffic by looking", 405, "method_not_allowed", "/v1/traffic"),
     Case("a drain of nothing", 404, "no_such_instance", "/v1/instances/i-99/drain", "POST"),
     Case("a drain of a frontend", 404, "no_such_instance", "/v1/instances/f-0/drain", "POST"),
     Case("a long name", 404, "no_such_instance", f"/v1/instances/{'i' * 999}/drain", "POST"),

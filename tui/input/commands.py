@@ -82,6 +82,7 @@ ELSEWHERE = {
     "top": "this is it",
     "status": "this screen is it, and -o of it is for a shell",
     "record": "llumctl top --record FILE, or llumctl record FILE in a shell",
+    "record-traffic": "it writes a file for a shell's user: type it in a shell",
     "bench": "it loads an endpoint and fills its terminal: type it in a shell",
     "config": "it is about the files of a shell's user: tune has the cluster's settings",
 }

@@ -41,6 +41,7 @@ from controller.adapters.http.operations_done import OperationsQuery, operations
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
+from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
 from controller.api.errors import LlumctlError
@@ -132,6 +133,7 @@ class ControlServer:
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
                 *steer.routes,
+                Route("/v1/traffic", self._traffic, methods=["POST"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),
             ],
@@ -325,6 +327,13 @@ class ControlServer:
             stopped=self._controller.stopped, num_live_reqs=self._controller.num_live_reqs
         )
         return json_answer(progress)
+
+    async def _traffic(self, request: Request) -> Response:
+        """Records until the caller leaves."""
+        asked = wanted_traffic(await request.body())
+        refuse_a_second(self._controller.traffic, asked)
+        await self._log.note(request.scope, "record the traffic", "the cluster", "begun")
+        return TrafficStream(self._controller.traffic, asked)
 
     async def _on_refused(self, scope: Scope, code: str) -> None:
         await self._log.note(scope, f"{scope['method']} {scope['path']}", "", f"refused: {code}")

@@ -40,6 +40,7 @@ from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Member, Roster, RosterChange
 from controller.runtime.controller.stall_watch import StallWatch
+from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, Inbox
@@ -66,6 +67,7 @@ from controller.runtime.messages.requests import (
     Refused,
     RequestsAnswered,
 )
+from controller.runtime.messages.traffic import TrafficTold
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class Controller:
             lambda member: self.send(member, StatusPull(), droppable=True),
         )
         self.busy = BusyWatch(self.roster, self.journal)
+        self.traffic = Traffic(self._to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.scaling = Scaling(self, self.drains, launcher)
@@ -185,6 +188,7 @@ class Controller:
                 self.drains.tick()
                 self.scaling.launch_missing()
             self.directories.tick()
+            self.traffic.tick(self.now_s())
             self.operator_moves.turns.look()
 
     def would_stop(self, drain: bool) -> bool:
@@ -262,6 +266,7 @@ class Controller:
             MoveRefusalsAnswered: self.queries.answered,
             MoveAnswered: self._on_move_answer,
             ReliefFruitless: self.rescheduler.fruitless,
+            TrafficTold: self.traffic.told,
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),
             Hello: self._on_hello,
@@ -343,6 +348,7 @@ class Controller:
             self._instance_gone(member.member_id, incarnation)
         else:
             self.handle(FrontendDied(member.member_id))
+            self.traffic.frontend_died(member.member_id)
             self.queries.member_died(member.member_id)
 
     def _instance_gone(self, instance_id: str, incarnation: int) -> None:

@@ -96,6 +96,8 @@ class RequestBook:
         self._level_names = level_names
         self._on_event = on_event
         self._observer = observer
+        self.on_ended: Callable[[RequestRecord], None] = lambda record: None
+        """Called with each request that has ended, without its history."""
         self._max_ended = max_ended
         self._wall_clock, self._clock = wall_clock, clock
         self._live: dict[str, _Entry] = {}
@@ -250,8 +252,10 @@ class RequestBook:
         while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
         self._on_event(event)
+        record = self._record(entry, history=False)
         if self._observer:
-            self._observer.ended(self._record(entry, history=False))
+            self._observer.ended(record)
+        self.on_ended(record)
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
         """Matching requests in the order of the listing, and how many match in all."""

@@ -18,6 +18,7 @@ from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
+from controller.runtime.frontend.traffic_recorder import TrafficRecorder
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Inbox
@@ -47,6 +48,7 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
+from controller.runtime.messages.traffic import TrafficAsked
 
 # The operator's reason is for the record, and not for the client.
 TOLD_TO_THE_CLIENT = "an operator ended this request"
@@ -82,6 +84,12 @@ class Router:
         self.routes = Routes(mailbox, self._known, book, events.on_failed)
         self.dispatcher = Dispatcher(member, mailbox, self._known, self.routes.num_by_owner)
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
+        self.traffic = TrafficRecorder(
+            self.frontend_id,
+            lambda: member.incarnation,
+            lambda told: mailbox.send(member.controller_address, encode(told), droppable=True),
+        )
+        book.on_ended = self.traffic.ended
         self.inbox = Inbox(
             {
                 Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
@@ -93,6 +101,7 @@ class Router:
                 RankChangeAsked: self._change_rank,
                 RankConfirmed: self.rank_changes.confirmed,
                 AbortAsked: self._abort_asked,
+                TrafficAsked: self.traffic.asked,
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
                 FrontendLimits: events.on_limits,
@@ -115,6 +124,7 @@ class Router:
             asyncio.create_task(self._member.keep_saying_hello()),
             asyncio.create_task(self.routes.keep_asking()),
             asyncio.create_task(self.rank_changes.keep_telling()),
+            asyncio.create_task(self.traffic.keep_telling()),
         ]
 
     async def close(self) -> None:
@@ -128,11 +138,13 @@ class Router:
         payload: Sequence[Any],
         client_request_id: str,
         parent_id: str | None = None,
+        prompt_token_ids: Sequence[int] = (),
     ) -> None:
         """Finds an instance and sends the request there, unless it is aborted meanwhile.
         `parent_id` is set if `n` > 1 made several of one request. Raises NotDispatchedError."""
         request_id = request.request_id
         self._book.arrived(request, client_request_id, parent_id)
+        self.traffic.arrived(request, prompt_token_ids)
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:

@@ -66,6 +66,7 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
+from controller.runtime.messages.traffic import TrafficAsked, TrafficTold
 
 AnyMessage = (
     Hello
@@ -117,6 +118,8 @@ AnyMessage = (
     | FrontendLimits
     | ReliefOrdered
     | ReliefFruitless
+    | TrafficAsked
+    | TrafficTold
 )
 
 encode: Callable[[Message], bytes] = msgspec.msgpack.Encoder().encode

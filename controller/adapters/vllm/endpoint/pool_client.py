@@ -123,16 +123,17 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 await self._grammars.check(grammar)
             if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
+            token_ids = request.prompt_token_ids or ()
             asked = DispatchRequested(
                 request.request_id,
                 self._router.frontend_id,
-                len(request.prompt_token_ids or ()),
+                len(token_ids),
                 rank,
                 request.arrival_time,
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)
-            await self._router.submit(asked, payload, client_request_id, parent_id)
+            await self._router.submit(asked, payload, client_request_id, parent_id, token_ids)
         except GrammarRefusedError as refused:
             self._app.fail(request.request_id, GracefulHTTPError(str(refused), refused.status))
         except NotDispatchedError as refusal:

@@ -25,6 +25,8 @@ class Line:
     path: Path
     number: int
     text: str
+    is_whole: bool = True
+    """False for a last line that no newline ends."""
 
     def error(self, why: str) -> TraceError:
         return bad_line(self.path, self.number, why)
@@ -76,7 +78,7 @@ def lines_of(path: Path, file: BinaryIO) -> Iterator[Line]:
         except UnicodeDecodeError as error:
             raise bad_line(path, number, f"not UTF-8 text (byte {error.start})") from error
         if text.strip():
-            yield Line(path, number, text)
+            yield Line(path, number, text, content.endswith(b"\n"))
 
 
 def _shown(value: object) -> str:

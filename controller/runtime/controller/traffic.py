@@ -1,0 +1,140 @@
+"""The controller's part in a recording of the traffic: what frontends tell waits for its reader.
+
+There is one recording at a time. The reader brings its key, so that after a lost connection, or
+with the next controller, it goes on with the same one. What waits is bounded; a reader that lags
+loses requests, and their number is told.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controller.runtime.messages.traffic import RequestTraffic, TrafficAsked, TrafficTold
+
+# Frontends stop by themselves when they hear nothing for several times as long.
+ASK_EVERY_S = 1.0
+MAX_WAITING_BYTES = 32 << 20
+# A line of so much takes 3 ms of the event loop.
+MAX_BATCH_BYTES = 128 << 10
+# Beside its hashes, a request takes about so much.
+REQUEST_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`num_lost`: requests of the recording that ended since the batch before and are in no batch.
+    `num_live`: requests of it that have not ended, by what frontends told last."""
+
+    requests: tuple[RequestTraffic, ...]
+    num_lost: int
+    num_live: int
+
+
+@dataclass(slots=True)
+class _Frontend:
+    incarnation: int
+    num_told: int
+    num_live: int = 0
+
+
+class TrafficRecording:
+    """What waits for the reader of one stream; `replaced` when the same recording has another."""
+
+    def __init__(self, asked: TrafficAsked) -> None:
+        self.asked = asked
+        self.replaced = False
+        self._frontends: dict[str, _Frontend] = {}
+        self._waiting: deque[RequestTraffic] = deque()
+        self._num_bytes = 0
+        self._num_lost = 0
+        self.news = asyncio.Event()
+        """Set while something waits."""
+
+    def told(self, told: TrafficTold) -> None:
+        """What a frontend told before the stream began does not count as lost."""
+        known = self._frontends.get(told.frontend_id)
+        if known is None or known.incarnation != told.incarnation:
+            # A frontend that was fenced goes on with the requests that it notes from then on.
+            known = _Frontend(told.incarnation, told.num_before)
+            self._frontends[told.frontend_id] = known
+        self._num_lost += max(0, told.num_before - known.num_told)
+        known.num_told = told.num_before + len(told.requests)
+        known.num_live = told.num_live
+        for request in told.requests:
+            if self._num_bytes >= MAX_WAITING_BYTES:
+                self._num_lost += 1
+            else:
+                self._waiting.append(request)
+                self._num_bytes += _num_bytes(request)
+        if told.requests:
+            self.news.set()
+
+    def frontend_died(self, frontend_id: str) -> None:
+        """Its requests died with it."""
+        if known := self._frontends.pop(frontend_id, None):
+            self._num_lost += known.num_live
+
+    def replace(self) -> None:
+        self.replaced = True
+        self.news.set()
+
+    def take(self) -> Batch:
+        """What waits, or a part of it."""
+        requests: list[RequestTraffic] = []
+        num_bytes = 0
+        while self._waiting and num_bytes < MAX_BATCH_BYTES:
+            requests.append(self._waiting.popleft())
+            num_bytes += _num_bytes(requests[-1])
+        self._num_bytes -= num_bytes
+        if not self._waiting and not self.replaced:
+            self.news.clear()
+        num_lost, self._num_lost = self._num_lost, 0
+        num_live = sum(frontend.num_live for frontend in self._frontends.values())
+        return Batch(tuple(requests), num_lost, num_live)
+
+
+class Traffic:
+    """`ask` sends to all frontends."""
+
+    def __init__(self, ask: Callable[[TrafficAsked], None]) -> None:
+        self._ask = ask
+        self._recording: TrafficRecording | None = None
+        self._ask_at_s = 0.0
+
+    def takes(self, asked: TrafficAsked) -> bool:
+        """Whether this recording may begin: no other one is on."""
+        return self._recording is None or self._recording.asked == asked
+
+    def begin(self, asked: TrafficAsked) -> TrafficRecording:
+        """Its reader takes the place of a reader of the same recording. `takes` must hold."""
+        assert self.takes(asked)
+        if self._recording is not None:
+            self._recording.replace()
+        self._recording = TrafficRecording(asked)
+        self._ask(asked)
+        return self._recording
+
+    def end(self, recording: TrafficRecording) -> None:
+        """Its reader has left. Does nothing if another reader took its place."""
+        if recording is self._recording:
+            self._recording = None
+            self._ask(TrafficAsked(b""))
+
+    def tick(self, now_s: float) -> None:
+        if self._recording is not None and now_s >= self._ask_at_s:
+            self._ask_at_s = now_s + ASK_EVERY_S
+            self._ask(self._recording.asked)
+
+    def told(self, told: TrafficTold) -> None:
+        """Drops what belongs to no recording, or to one that is over."""
+        if self._recording is not None and told.key == self._recording.asked.key:
+            self._recording.told(told)
+
+    def frontend_died(self, frontend_id: str) -> None:
+        if self._recording is not None:
+            self._recording.frontend_died(frontend_id)
+
+
+def _num_bytes(request: RequestTraffic) -> int:
+    return REQUEST_BYTES + len(request.prefix_hashes)

@@ -1,0 +1,42 @@
+"""Hashes of prompts' beginnings: equal where the tokens are, and under the same key only."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.record.prefix_hashes import HASH_BYTES, prefix_hashes, session_hash
+
+KEY = b"k" * 32
+TOKENS = st.lists(st.integers(0, 3) | st.sampled_from([2**31, 2**40]), max_size=40)
+
+
+def hashes(tokens: list[int], size: int = 4, key: bytes = KEY) -> list[bytes]:
+    return list(prefix_hashes(key, tokens, size))
+
+
+@given(TOKENS, TOKENS, st.integers(1, 9))
+def test_two_prompts_share_the_hashes_of_the_full_blocks_that_they_share(
+    one: list[int], other: list[int], size: int
+) -> None:
+    of_one, of_other = hashes(one, size), hashes(other, size)
+    assert len(of_one) == len(one) // size
+    assert {len(each) for each in of_one} <= {HASH_BYTES}
+    for block, (left, right) in enumerate(zip(of_one, of_other, strict=False), start=1):
+        assert (left == right) == (one[: block * size] == other[: block * size])
+
+
+def test_the_same_block_behind_others_has_another_hash() -> None:
+    first, second, third = hashes([1, 2, 3, 4] * 3)
+    assert len({first, second, third}) == 3
+
+
+def test_another_key_makes_all_hashes_others() -> None:
+    prompt = list(range(400))
+    assert not set(hashes(prompt)) & set(hashes(prompt, key=b"l" * 32))
+    assert session_hash(KEY, "ann") != session_hash(b"l" * 32, "ann")
+
+
+def test_sessions() -> None:
+    assert session_hash(KEY, "ann") == session_hash(KEY, "ann")
+    assert session_hash(KEY, "ann") != session_hash(KEY, "bob")
+    assert "ann" not in session_hash(KEY, "ann")
+    assert session_hash(KEY, "") == ""

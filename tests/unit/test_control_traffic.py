@@ -1,0 +1,198 @@
+"""A recording of the traffic on the control API: what frontends tell, as lines of one stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from controller.api.wire.traffic import TrafficBatch
+from controller.core.record.request_record import RequestState
+from controller.runtime.controller import traffic
+from controller.runtime.messages.codec import encode
+from controller.runtime.messages.traffic import RequestTraffic, TrafficAsked, TrafficTold
+from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Cluster, Listener, listening
+
+KEY = b"\xab" * 32
+BODY = {"key": KEY.hex(), "prefix_hash_tokens": 16}
+OTHER = BODY | {"key": "cd" * 32}
+PATIENCE_S = 5.0
+Both = tuple[Listener, httpx.AsyncClient]
+Lines = AsyncIterator[str]
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with listening() as (listener, client):
+        client.headers.update(AUTHORIZED)
+        yield listener, client
+
+
+@asynccontextmanager
+async def recording(client: httpx.AsyncClient, body: object = BODY) -> AsyncIterator[Lines]:
+    async with client.stream("POST", "/v1/traffic", json=body) as stream:
+        assert stream.status_code == 200
+        lines = stream.aiter_lines()
+        assert await read(lines) == TrafficBatch(time_s=0.0)
+        yield lines
+
+
+async def read(lines: Lines) -> TrafficBatch:
+    """The next line, without its time."""
+    line = await asyncio.wait_for(anext(lines), PATIENCE_S)
+    batch = TrafficBatch.model_validate_json(line)
+    assert batch.time_s > 1e9
+    return batch.model_copy(update={"time_s": 0.0})
+
+
+async def told(lines: Lines) -> TrafficBatch:
+    """The next line that tells of requests."""
+    while not (batch := await read(lines)).requests:
+        pass
+    return batch
+
+
+def request(num_output_tokens: int = 7, hashes: bytes = b"") -> RequestTraffic:
+    outcome = RequestState.FINISHED
+    return RequestTraffic(5.25, 40, num_output_tokens, 1, outcome, "00ff", hashes)
+
+
+def tell(
+    cluster: Cluster,
+    *requests: RequestTraffic,
+    num_before: int = 0,
+    num_live: int = 0,
+    key: bytes = KEY,
+    frontend: tuple[str, int] = ("f-0", 1),
+) -> None:
+    message = TrafficTold(key, *frontend, num_before, num_live, requests)
+    cluster.mailbox.say(encode(message), [])
+
+
+def asked(cluster: Cluster) -> list[TrafficAsked]:
+    return cluster.mailbox.sent_to("mem://f-0", TrafficAsked)
+
+
+async def until_asked(cluster: Cluster, expected: list[TrafficAsked]) -> None:
+    async def comes() -> None:
+        while asked(cluster) != expected:
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(comes(), PATIENCE_S)
+
+
+ASKED, ENDED = TrafficAsked(KEY, 16), TrafficAsked(b"")
+
+
+async def test_what_frontends_tell_comes_line_by_line(both: Both) -> None:
+    own, client = both
+    async with recording(client) as lines:
+        assert asked(own.cluster) == [ASKED]
+        tell(own.cluster, request(hashes=bytes(range(16))), num_live=3)
+        batch = await told(lines)
+        (found,) = batch.requests
+        assert found.model_dump(mode="json") == {
+            "arrival_time_s": 5.25,
+            "num_prompt_tokens": 40,
+            "num_output_tokens": 7,
+            "rank": 1,
+            "outcome": "finished",
+            "session": "00ff",
+            "prefix_hashes": bytes(range(16)).hex(),
+        }
+        assert (batch.num_lost, batch.num_live) == (0, 3)
+        tell(own.cluster, request(8), num_before=1, num_live=2, frontend=("f-1", 1))
+        batch = await told(lines)
+        assert [each.num_output_tokens for each in batch.requests] == [8]
+        assert batch.num_live == 5
+    await until_asked(own.cluster, [ASKED, ENDED])
+
+
+async def test_it_is_asked_for_again_and_again_until_its_reader_leaves(both: Both) -> None:
+    """A frontend that was started again hears of it too."""
+    own, client = both
+    relay = own.cluster.controller.traffic
+    async with recording(client):
+        for now_s in (50.0, 50.5, 51.0, 51.5, 52.1):
+            relay.tick(now_s)
+        assert asked(own.cluster) == [ASKED] * 4
+    await until_asked(own.cluster, [*[ASKED] * 4, ENDED])
+    relay.tick(60.0)
+    tell(own.cluster, request())
+    assert len(asked(own.cluster)) == 5
+
+
+async def test_what_is_lost_is_counted(both: Both) -> None:
+    own, client = both
+    async with recording(client) as lines:
+        tell(own.cluster, num_before=2)  # told to the controller before this one
+        tell(own.cluster, request(1), num_before=2)
+        assert (await told(lines)).num_lost == 0
+        tell(own.cluster, request(2), num_before=6)
+        assert (await told(lines)).num_lost == 3
+        tell(own.cluster, request(3), num_before=7, num_live=4)
+        assert (await told(lines)).num_lost == 0
+        own.cluster.mailbox.lose("mem://f-0")
+        own.cluster.hello("f-0", nonce="b")
+        tell(own.cluster, request(4), frontend=("f-0", 2))
+        batch = await told(lines)
+        assert (batch.num_lost, batch.num_live) == (4, 0), "they died with their frontend"
+
+
+async def test_a_reader_that_lags_loses_requests(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "MAX_WAITING_BYTES", 3 * traffic.REQUEST_BYTES)
+    monkeypatch.setattr(traffic, "MAX_BATCH_BYTES", 2 * traffic.REQUEST_BYTES)
+    own, client = both
+    async with recording(client) as lines:
+        tell(own.cluster, *[request(number) for number in range(1, 6)])
+        first, second = await told(lines), await told(lines)
+    numbers = [each.num_output_tokens for batch in (first, second) for each in batch.requests]
+    assert numbers == [1, 2, 3]
+    assert (first.num_lost, second.num_lost) == (2, 0)
+
+
+async def test_there_is_one_recording_at_a_time(both: Both) -> None:
+    own, client = both
+    async with recording(client):
+        refused = await client.post("/v1/traffic", json=OTHER)
+        assert (refused.status_code, refused.json()["code"]) == (409, "recorded_already")
+    await until_asked(own.cluster, [ASKED, ENDED])
+    async with recording(client, OTHER):
+        pass
+
+
+async def test_the_same_recording_goes_on_with_another_stream(both: Both) -> None:
+    """As after a lost connection, which the controller may notice late."""
+    own, client = both
+    async with recording(client) as before, recording(client) as lines:
+        while True:
+            try:
+                await read(before)
+            except StopAsyncIteration:
+                break
+        tell(own.cluster, request())
+        assert len((await told(lines)).requests) == 1
+        assert asked(own.cluster) == [ASKED] * 2
+        tell(own.cluster, request(), key=bytes(32))  # of no recording
+        tell(own.cluster, request(9), num_before=1)
+        (found,) = (await told(lines)).requests
+        assert found.num_output_tokens == 9
+
+
+async def test_who_may_record_and_that_it_is_recorded(both: Both) -> None:
+    own, client = both
+    viewer = {"Authorization": f"Bearer {VIEW_TOKEN}"}
+    refused = await client.post("/v1/traffic", json=BODY, headers=viewer)
+    assert (refused.status_code, refused.json()["code"]) == (403, "view_only")
+    assert asked(own.cluster) == []
+    async with recording(client):
+        pass
+    (entry,) = [each for each in own.audit.tail() if each["action"] == "record the traffic"]
+    assert entry["outcome"] == "begun"
+    log = own.cluster.controller.journal.log.after(None, 1000)
+    told_events = [event.reason for _, event in log.entries if event.kind == "operator"]
+    assert told_events[-1] == "record the traffic (begun)"
+    assert KEY.hex() not in f"{entry}{log}"
