@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-tui pictures bench-against bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
+	@echo "make bench-sim       the simulator: decode steps per second of CPU time, by policy; memory"
 	@echo "make bench-tui       the dashboard on a terminal: CPU, update to paint, start, memory (5 minutes)"
 	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
@@ -121,6 +122,9 @@ bench-transfer: $(STAMP)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
+
+bench-sim: $(STAMP)
+	$(BIN)/python -m benchmarks.sim $(ARGS)
 
 bench-tui: $(STAMP)
 	$(BIN)/python -m benchmarks.tui $(ARGS)
