@@ -155,8 +155,8 @@ class GlobalScheduler:
         """
         match event:
             case StatusReported():
-                self._on_status(event, now_s)
-                return self._release(now_s)
+                more_room = self._on_status(event, now_s)
+                return self._release(now_s, same_or_less=not more_room)
             case DispatchRequested():
                 return self._on_request(event, now_s)
             case DispatchCancelled():
@@ -224,11 +224,13 @@ class GlobalScheduler:
             record.die()
             self._history.prefixes.forget(event.instance_id)
 
-    def _on_status(self, event: StatusReported, now_s: float) -> None:
+    def _on_status(self, event: StatusReported, now_s: float) -> bool:
+        """Returns whether something may fit now that did not before."""
         record = self._records.get(event.snapshot.instance_id)
         if record is not None and record.alive and record.incarnation == event.snapshot.incarnation:
             record.report(event.snapshot, event.last_dispatch_seq, now_s)
-            self._board.changed(record, now_s)
+            return self._board.changed(record, now_s)
+        return False
 
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
@@ -252,29 +254,34 @@ class GlobalScheduler:
         if self._placement is not None:
             self._placement.discard(key)
 
-    def _release(self, now_s: float) -> list[Instruction]:
+    def _release(self, now_s: float, *, same_or_less: bool = False) -> list[Instruction]:
         """Dispatches all held requests if any instance may take them; with late binding, those
-        that fit."""
+        that fit. `same_or_less`: since the last time no instance can take more."""
         if not self._held or not self._board.any_schedulable(now_s):
             return []
         if self._placement is not None:
-            return self._place(self._placement, now_s)
+            return self._place(self._placement, now_s, same_or_less=same_or_less)
         held = sorted(self._held.values(), key=lambda held: held.order)
         self._held.clear()
         return [self._dispatch(entry.request, now_s) for entry in held]
 
-    def _place(self, placement: Placement, now_s: float) -> list[Instruction]:
+    def _place(
+        self, placement: Placement, now_s: float, *, same_or_less: bool
+    ) -> list[Instruction]:
         block_size = self._board.block_size
         for key, held in reversed(self._held.items()):
             if key in placement.queue:
                 break  # later ones come last
+            same_or_less = False
             request = held.request
             demand_blocks = blocks_for(request.num_prompt_tokens, block_size)
             placement.queue.push(
                 Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
             )
         dispatched: list[Instruction] = []
-        for placed in placement.place(self._board.rooms, self._score, now_s):
+        for placed in placement.place(
+            self._board.rooms, self._score, now_s, same_or_less=same_or_less
+        ):
             request = self._held.pop(placed.held.key).request
             chosen = self._records[placed.instance_id]
             score = self._score(placed.instance_id, request.rank)

@@ -234,6 +234,8 @@ class ModelMoves:
 
     def _num_freed_blocks(self, request: RequestState) -> int:
         """Blocks that only this request references, or only its own pin besides."""
+        if not request.cached:
+            return request.num_blocks
         pin = self._state.pins.get(request.request_id)
         pinned = frozenset(pin.cached) if pin is not None else frozenset()
         shared = sum(block.num_refs - (block in pinned) > 1 for block in request.cached)

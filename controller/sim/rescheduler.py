@@ -125,9 +125,11 @@ class SimRescheduler:
             if move.source is source and not move.candidate.queued
         )
         lacking_blocks = order.lacking_blocks - on_their_way
-        if lacking_blocks <= 0:
+        if lacking_blocks <= 0 or self._num_moves[source_id] >= self._max_moves:
             return
         spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
+        if sum(spare.values()) <= lacking_blocks:
+            return  # A request needs more there than it frees here.
         plan = plan_room(
             self._candidates(source),
             lacking_blocks,

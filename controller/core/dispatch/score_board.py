@@ -71,18 +71,24 @@ class ScoreBoard:
         """An instance came or went, or may take requests from now on, or may no longer."""
         self._is_known = False
 
-    def changed(self, record: InstanceRecord, now_s: float) -> None:
-        """The instance reported, or was sent a request."""
+    def changed(self, record: InstanceRecord, now_s: float) -> bool:
+        """The instance reported, or was sent a request. Returns whether something may fit now that
+        did not before."""
         if not self._is_known:
-            return
+            return True
         place = self._places.get(record.instance_id)
         if (place is not None) != record.schedulable(now_s):
             self._is_known = False
-        elif place is not None:
-            for level, scores in self._scores.values():
-                scores[place] = self._score(record, level)
-            if self.rooms:
-                self.rooms[record.instance_id] = self._room(record)
+            return True
+        if place is None:
+            return False
+        for level, scores in self._scores.values():
+            scores[place] = self._score(record, level)
+        if self._room_to_grow_tokens is None:
+            return True
+        before, room = self.rooms[record.instance_id], self._room(record)
+        self.rooms[record.instance_id] = room
+        return room.spare_blocks > before.spare_blocks
 
     def any_schedulable(self, now_s: float) -> bool:
         if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:
