@@ -24,6 +24,8 @@ FAULTS = (
     Fault(2.5, "drain", "i-0"),
 )
 
+pytestmark = pytest.mark.long
+
 
 def everything(outcome: Outcome) -> tuple[object, ...]:
     return (

@@ -9,6 +9,8 @@ import pytest
 
 from llumctl.app import run
 
+pytestmark = pytest.mark.long
+
 Captured = pytest.CaptureFixture[str]
 SMALL = """
 description = "an engine of 60 blocks"
