@@ -33,26 +33,31 @@ class Loads:
         alive = [each for each in self._instances.values() if each.alive]
         if config.pairing != "defrag":
             return [self._load(each.status(), config, closed) for each in alive]
-        bounds = [self._bounds_of(each, config) for each in alive]
-        sources, others = list[InstanceLoad](), list[SimInstance]()
-        for each, bound in zip(alive, bounds, strict=True):
-            if bound.may_be_source:
+        bounds = [(each, self._bounds_of(each, config)) for each in alive]
+        if not any(bound.may_be_source for _, bound in bounds):
+            return []
+        found: dict[str, InstanceLoad] = {}
+        for each, bound in bounds:
+            if bound.may_be_destination and each.instance_id not in closed:
+                load = self._load(each.status(), config)
+                if is_destination(load, config):
+                    found[each.instance_id] = load
+        if not found:  # Near saturation that is so in most rounds, with many sources.
+            return []
+        for each, bound in bounds:
+            if bound.may_be_source and each.instance_id not in found:
                 load = self._load(each.status(), config, closed)
                 if is_source(load, config):
-                    sources.append(load)
-                    continue
-            if bound.may_be_destination and each.instance_id not in closed:
-                others.append(each)
-        if not sources:
-            return []
-        loads = (self._load(each.status(), config, closed) for each in others)
-        return [*sources, *(load for load in loads if is_destination(load, config))]
+                    found[each.instance_id] = load
+        return list(found.values())
 
     def _bounds_of(self, instance: SimInstance, config: ReschedulingConfig) -> _Bounds:
         known = self._bounds.get(instance.instance_id)
         if known is None or known.num_changes != instance.num_changes:
-            freest = self._load(instance.freest_status(), config)
-            fullest = self._load(instance.fullest_status(), config)
+            status, fullest_status = instance.freest_status(), instance.fullest_status()
+            freest = fullest = self._load(status, config)
+            if fullest_status is not status:
+                fullest = self._load(fullest_status, config)
             known = self._bounds[instance.instance_id] = _Bounds(
                 instance.num_changes, is_source(fullest, config), is_destination(freest, config)
             )
