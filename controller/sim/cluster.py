@@ -4,7 +4,7 @@ It has the core's scheduler and rescheduling and the model's engines; nothing he
 is random either: the same setup and trace give the same outcome.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
@@ -24,7 +24,7 @@ from controller.core.scheduler_events import (
 from controller.model.config import ModelConfig
 from controller.sim.event_queue import EventQueue
 from controller.sim.fragmentation import fragmented_blocks
-from controller.sim.incoming import model_request
+from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.instance import INCARNATION, SimInstance
 from controller.sim.moves import Links
 from controller.sim.outcome import Outcome
@@ -83,7 +83,7 @@ class SimCluster:
         """Until all requests have ended."""
         self._num_to_come = len(trace.requests)
         self._hash_tokens = trace.prefix_hash_tokens
-        self._schedule_next(enumerate(trace.requests))
+        schedule_arrivals(self.events, trace, self._arrive)
         if self.setup.policy.rescheduling.enabled:
             self._round()
         self._sample()
@@ -93,20 +93,11 @@ class SimCluster:
         outcome.duration_s = self.events.now_s
         outcome.num_moved = rescheduler.num_moved
         outcome.num_failed_moves = dict(rescheduler.num_failed)
-        outcome.downtimes_s = rescheduler.downtimes_s
         return outcome
 
     # -- requests --------------------------------------------------------------------------
 
-    def _schedule_next(self, coming: Iterator[tuple[int, TraceRequest]]) -> None:
-        found = next(coming, None)
-        if found is not None:
-            number, traced = found
-            self.events.at(traced.arrival_s, lambda: self._arrive(number, traced, coming))
-
-    def _arrive(
-        self, number: int, traced: TraceRequest, coming: Iterator[tuple[int, TraceRequest]]
-    ) -> None:
+    def _arrive(self, number: int, traced: TraceRequest) -> None:
         self._num_to_come -= 1
         rank = traced.rank if self.setup.policy.by_rank else 0
         request = model_request(number, traced, rank, self._hash_tokens, self._config.block_size)
@@ -123,7 +114,6 @@ class SimCluster:
         )
         self._report_for(requested)
         self._follow(self._scheduler.handle(requested, self.events.now_s))
-        self._schedule_next(coming)
 
     def _report_for(self, requested: DispatchRequested) -> None:
         """Tells the scheduler what the dispatch of this request depends on. That is much less than
@@ -150,7 +140,6 @@ class SimCluster:
     def _dispatch(self, dispatch: Dispatch) -> None:
         run = self._runs[dispatch.request_id]
         instance = self.instances[dispatch.instance_id]
-        run.dispatched_s = self.events.now_s
 
         def add() -> None:
             instance.add(run)
@@ -161,6 +150,7 @@ class SimCluster:
     def _finish(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]
         self.outcome.rows.add(run)
+        self.outcome.downtimes_s += run.downtimes_s
 
     def _fail(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]

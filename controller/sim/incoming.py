@@ -1,9 +1,10 @@
-"""A trace's request as the engine model takes it."""
+"""Requests of a trace: when they arrive, and what the engine model takes of each."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from controller.model.request import ModelRequest
-from controller.sim.workload.request import TraceRequest
+from controller.sim.event_queue import EventQueue
+from controller.sim.workload.request import Trace, TraceRequest
 
 
 class BlockNames:
@@ -44,3 +45,22 @@ def model_request(
         traced.arrival_s,
         BlockNames(request_id, traced, hash_tokens, block_size) if traced.prefix_hashes else None,
     )
+
+
+def schedule_arrivals(
+    events: EventQueue, trace: Trace, arrive: Callable[[int, TraceRequest], None]
+) -> None:
+    """Calls `arrive` with the number of each request and the request at its time. Only the next one
+    is scheduled at a time: a trace may have a million."""
+    coming = enumerate(trace.requests)
+
+    def schedule_next() -> None:
+        found = next(coming, None)
+        if found is not None:
+            events.at(found[1].arrival_s, lambda: come(*found))
+
+    def come(number: int, traced: TraceRequest) -> None:
+        arrive(number, traced)
+        schedule_next()
+
+    schedule_next()

@@ -56,15 +56,12 @@ class SimMove:
     candidate: Candidate
     source: SimInstance
     destination: SimInstance
-    reason: str
     links: Links
     events: EventQueue
     block_bytes: int
     on_over: Callable[["SimMove", bool], None]
-    began_s: float = 0.0
     reserved_s: float | None = None
     """Since when the destination's statuses count the request."""
-    downtime_s: float = 0.0
     num_copied: int = 0
     """Blocks that the destination has."""
     is_over: bool = False
@@ -77,7 +74,6 @@ class SimMove:
         return self.run.request.request_id
 
     def begin(self) -> None:
-        self.began_s = self.events.now_s
         if self.candidate.queued:
             self._ask(lambda: self._reserve(0))
         else:
@@ -233,8 +229,7 @@ class SimMove:
     def _moved(self, *, decoding: bool) -> None:
         run = self.source.depart(self._id)
         run.moves.append((self.source.instance_id, self.events.now_s))
-        if run.last_token_s is not None and decoding:
-            self.downtime_s = self.events.now_s - run.last_token_s
+        run.changed_over = decoding
         self.destination.arrive(run, decoding=decoding)
         self._end(True, "")
 

@@ -14,14 +14,14 @@ Both are for requests of one rank: ranks are ignored. Moves are not to be seen: 
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
 from controller.core.load.snapshot import blocks_for
 from controller.model.config import ModelConfig
 from controller.sim.event_queue import EventQueue
-from controller.sim.incoming import model_request
+from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.outcome import Outcome
 from controller.sim.pooled_engine import PooledEngine, PooledRequest
 from controller.sim.request_run import RequestRun
@@ -65,7 +65,7 @@ class PooledCluster:
             if refusal:
                 raise ValueError(f"request r-{number} {refusal}")
         self._num_to_come = len(trace.requests)
-        self._schedule_next(enumerate(trace.requests))
+        schedule_arrivals(self.events, trace, self._arrive)
         self._sample()
         self.events.run(self._is_over)
         self.outcome.num_steps = sum(each.num_steps for each in self.engines)
@@ -91,15 +91,7 @@ class PooledCluster:
 
     # -- requests --------------------------------------------------------------------------
 
-    def _schedule_next(self, coming: Iterator[tuple[int, TraceRequest]]) -> None:
-        found = next(coming, None)
-        if found is not None:
-            number, traced = found
-            self.events.at(traced.arrival_s, lambda: self._arrive(number, traced, coming))
-
-    def _arrive(
-        self, number: int, traced: TraceRequest, coming: Iterator[tuple[int, TraceRequest]]
-    ) -> None:
+    def _arrive(self, number: int, traced: TraceRequest) -> None:
         self._num_to_come -= 1
         config = self._config
         run = RequestRun(model_request(number, traced, 0, 0, config.block_size), traced)
@@ -108,7 +100,6 @@ class PooledCluster:
         self._enqueue(PooledRequest(run, number, num_prompt_tokens, end_tokens))
         if len(self._queue) == 1:
             self._admit()
-        self._schedule_next(coming)
 
     def _enqueue(self, request: PooledRequest) -> None:
         heapq.heappush(self._queue, (request.turn, request))
@@ -125,7 +116,6 @@ class PooledCluster:
                 break
             heapq.heappop(self._queue)
             self._take(engine, num_blocks)
-            request.run.dispatched_s = self.events.now_s
             engine.admit(request)
         for engine in self.engines:
             if not engine.in_step and engine.num_running:

@@ -54,7 +54,6 @@ class SimRescheduler:
         self.num_moved = 0
         self.num_failed: Counter[str] = Counter()
         """Moves that came to nothing, by why."""
-        self.downtimes_s: list[float] = []
         self._instances = instances
         self._events = events
         self._links = links
@@ -72,9 +71,6 @@ class SimRescheduler:
         self._num_moves: Counter[str] = Counter()
         """Under way, by instance, both directions together."""
         self._failed_s: dict[str, tuple[str, float]] = {}
-
-    def is_moving(self, request_id: str) -> bool:
-        return request_id in self._moves
 
     def round(self, closed: Collection[str] = ()) -> None:
         """Requests do not move to `closed` instances."""
@@ -115,7 +111,7 @@ class SimRescheduler:
         for candidate in self._candidates(source):
             movable = candidate.queued and candidate.refusal is None and not candidate.outgoing
             if candidate.request_id == order.request_id and movable:
-                self._begin(source, self._instances[destination_id], candidate, "blocked head")
+                self._begin(source, self._instances[destination_id], candidate)
 
     def _make_room(self, source: SimInstance, order: MakeRoom) -> None:
         source_id = source.instance_id
@@ -141,7 +137,7 @@ class SimRescheduler:
             return
         for leaving in plan:
             destination = self._instances[leaving.destination_id]
-            self._begin(source, destination, leaving.candidate, "make room")
+            self._begin(source, destination, leaving.candidate)
 
     def _may_begin(self, source_id: str, destination_id: str) -> bool:
         return self._num_moves[source_id] < self._max_moves and self._is_open(destination_id)
@@ -188,7 +184,7 @@ class SimRescheduler:
             if self._num_moves[destination_id] >= self._max_moves:
                 refusal = MoveRefusal.TOO_MANY_MOVES
             else:
-                sent.append(self._begin(source, destination, chosen, decision.reason))
+                sent.append(self._begin(source, destination, chosen))
                 began = True
             now = replace(chosen, outgoing=refusal is None, refusal=refusal)
             candidates = [now if each is chosen else each for each in candidates]
@@ -248,15 +244,12 @@ class SimRescheduler:
 
     # -- moves -----------------------------------------------------------------------------
 
-    def _begin(
-        self, source: SimInstance, destination: SimInstance, chosen: Candidate, reason: str
-    ) -> SimMove:
+    def _begin(self, source: SimInstance, destination: SimInstance, chosen: Candidate) -> SimMove:
         move = SimMove(
             source.runs[chosen.request_id],
             chosen,
             source,
             destination,
-            reason,
             self._links,
             self._events,
             self._block_bytes,
@@ -278,7 +271,5 @@ class SimRescheduler:
             self._failed_s[request_id] = move.failure, self._events.now_s
             return
         self.num_moved += 1
-        if not move.candidate.queued:
-            self.downtimes_s.append(move.downtime_s)
         if source.instance_id in self._orders:
             self._ask(source)

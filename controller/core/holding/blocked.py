@@ -2,7 +2,7 @@
 
     queue head    it lost its blocks, or came before the memory was gone. It goes to another
                   instance if it fits there at once: nothing is copied. Else others make room for it
-    running       on an instance that is about to evict, some leave before
+    running       on an instance that is about to evict, some of the lowest rank there leave before
     held          on the instance that is kept for one, others make room for it
 
 Requests leave for any instances that have room; how many steps that must leave there is less than
@@ -69,7 +69,7 @@ def help_blocked(
         elif others and _is_short(snapshot, config):
             free = snapshot.num_free_blocks - snapshot.fill_blocks
             lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
-            rank = max(snapshot.num_running_by_rank, default=0)
+            rank = min(snapshot.num_running_by_rank, default=0)
             orders.append(MakeRoom(here, "", rank, lacking, others))
     if config.making_room and spare:
         for instance_id, key in placement.reserved.items():

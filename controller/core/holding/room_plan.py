@@ -17,13 +17,13 @@ def plan_room(
     lacking_blocks: int,
     spare_blocks: Mapping[str, int],
     block_size: int,
-    below_rank: int | None = None,
+    highest_rank: int,
 ) -> list[Leaving]:
     """Moves that free at least `lacking_blocks` with the fewest blocks copied, as far as a greedy
     search finds them; [] if no set of them would do: half a plan makes no room.
 
     `spare_blocks` by destination. Each leaving request takes one block more there than it holds,
-    as it decodes on. `below_rank`: only requests of a rank below or equal to it leave.
+    as it decodes on. Only requests of at most `highest_rank` leave.
     """
     movable = [
         c
@@ -32,7 +32,7 @@ def plan_room(
         and c.refusal is None
         and not c.outgoing
         and c.num_freed_blocks > 0
-        and (below_rank is None or c.rank <= below_rank)
+        and c.rank <= highest_rank
     ]
     movable.sort(key=lambda c: (-c.num_freed_blocks, c.request_id))
     best: list[Leaving] = []

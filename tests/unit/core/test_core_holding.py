@@ -1,5 +1,7 @@
 """Late binding: who waits at the controller, who goes ahead, and for whom room is made."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -231,15 +233,15 @@ def moves(found) -> list[tuple[str, str]]:
 
 def test_room_is_made_with_the_fewest_blocks() -> None:
     running = [candidate("x", 40), candidate("y", 12), candidate("z", 9)]
-    assert moves(plan_room(running, 10, {"a": 50, "b": 20}, 16)) == [("y", "b")]
-    assert moves(plan_room(running, 20, {"a": 50, "b": 20}, 16)) == [("y", "b"), ("z", "a")]
-    assert moves(plan_room(running, 30, {"a": 50, "b": 20}, 16)) == [("x", "a")]
+    assert moves(plan_room(running, 10, {"a": 50, "b": 20}, 16, 0)) == [("y", "b")]
+    assert moves(plan_room(running, 20, {"a": 50, "b": 20}, 16, 0)) == [("y", "b"), ("z", "a")]
+    assert moves(plan_room(running, 30, {"a": 50, "b": 20}, 16, 0)) == [("x", "a")]
 
 
 def test_half_a_plan_is_none() -> None:
     running = [candidate("x", 40), candidate("y", 12)]
-    assert plan_room(running, 50, {"a": 41, "b": 5}, 16) == []
-    assert plan_room(running, 10, {}, 16) == []
+    assert plan_room(running, 50, {"a": 41, "b": 5}, 16, 0) == []
+    assert plan_room(running, 10, {}, 16, 0) == []
 
 
 def test_only_what_can_move_and_has_no_higher_rank_makes_room() -> None:
@@ -264,7 +266,7 @@ def test_a_plan_frees_enough_and_fits(sizes, lacking, spare) -> None:
         candidate(f"r{number}", blocks, num_freed_blocks=min(blocks, freed))
         for number, (blocks, freed) in enumerate(sizes)
     ]
-    plan = plan_room(running, lacking, spare, 16)
+    plan = plan_room(running, lacking, spare, 16, 0)
     if plan:
         assert sum(each.candidate.num_freed_blocks for each in plan) >= lacking
     for name, blocks in spare.items():
@@ -317,6 +319,9 @@ def test_an_instance_that_is_about_to_evict_is_relieved() -> None:
     assert orders == [MakeRoom("a", "", 0, 7, {"b": 28})]
     assert helped(waiting(relief_below_steps=32), snapshot("a", 6), snapshot("b", 40)) == []
     assert helped(waiting(relief_below_steps=0), snapshot("a", 0), snapshot("b", 40)) == []
+    mixed = replace(snapshot("a", 5), num_running_by_rank={0: 2, 1: 1})
+    orders = helped(waiting(relief_below_steps=32), mixed, snapshot("b", 40))
+    assert orders == [MakeRoom("a", "", 0, 7, {"b": 28})], "the high one stays"
     no_room = helped(waiting(relief_below_steps=32), snapshot("a", 5), snapshot("b", 12))
     assert no_room == []
 
