@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from controller.core.load.snapshot import NORMAL
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.model.config import ModelConfig
+from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
 from controller.sim.cluster import SimCluster
-from controller.sim.oracle import ORACLES, PooledCluster
 from controller.sim.policies import sim_policy
 from controller.sim.saturation import saturation_rate
 from controller.sim.setup import ClusterSetup, SimPolicy

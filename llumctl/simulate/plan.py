@@ -7,7 +7,7 @@ from pathlib import Path
 from controller.api.errors import UsageError
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile, load_profile
-from controller.sim.oracle import ORACLES
+from controller.sim.bounds.pooled_cluster import ORACLES
 from controller.sim.policy_settings import setting_names, with_settings
 from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named
 from controller.sim.saturation import saturation_rate

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.core.load.snapshot import blocks_for
-from controller.sim.oracle import ORACLES, PooledCluster
+from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
+from controller.sim.bounds.pooled_future import Future
 from controller.sim.outcome import Outcome
-from controller.sim.pooled_future import Future
 from controller.sim.setup import ClusterSetup, Fault
 from tests.unit.sim.runs import A10, SMALL, STAY, column, policy, requests
 from tests.unit.sim.runs import run as run_cluster

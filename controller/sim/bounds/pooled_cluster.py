@@ -20,10 +20,10 @@ from types import MappingProxyType
 
 from controller.core.load.snapshot import blocks_for
 from controller.model.config import ModelConfig
+from controller.sim.bounds.pooled_engine import PooledEngine, PooledRequest
 from controller.sim.event_queue import EventQueue
 from controller.sim.incoming import model_request, schedule_arrivals
 from controller.sim.outcome import Outcome
-from controller.sim.pooled_engine import PooledEngine, PooledRequest
 from controller.sim.request_run import RequestRun
 from controller.sim.setup import ClusterSetup
 from controller.sim.workload.request import Trace, TraceRequest
