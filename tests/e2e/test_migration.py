@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
+from controller.api.wire.operations import AbortRequest
 from tests.e2e.cluster import NOTHING_MOVES, Cluster, wait_for
 from tests.e2e.moving import Read, Stream
 
@@ -56,6 +57,7 @@ ORDINARY = ("logprobs and stop", "n=2", "tool call")
 NUM_TOKENS = 300
 NUM_BLOCKS = 280
 NUM_MOVERS = 3
+MAX_TRIES = 5
 AT = {
     "once": [15],
     "there and back": [15, 120],
@@ -69,11 +71,26 @@ def read(
     cluster: Cluster, path: str, body: dict[str, Any], moves_at: list[int], *, num_moves: int = 0
 ) -> list[Read]:
     """One request, moved when it has so many tokens; at least `num_moves` of the moves, counted
-    per sequence, must have happened."""
+    per sequence, must have happened. On a busy machine it may be over before its reader has read so
+    many: then it is sent again, and must say the same again."""
     if not GUIDED & body.keys():
         body = {"max_tokens": NUM_TOKENS, "ignore_eos": True} | body
-    stream = Stream(cluster, path, body | {"max_tokens": NUM_TOKENS}, next(_names))
-    outcomes = []
+    body = body | {"max_tokens": NUM_TOKENS}
+    found: list[Read] = []
+    tries: list[list[str]] = []
+    while not tries or (tries[-1].count("migrated") < num_moves and len(tries) < MAX_TRIES):
+        stream = Stream(cluster, path, body, next(_names))
+        tries.append(_moved(cluster, stream, moves_at))
+        result = stream.result()
+        assert not found or result == found, tries
+        found = result
+    assert tries[-1].count("migrated") >= num_moves, tries
+    return found
+
+
+def _moved(cluster: Cluster, stream: Stream, moves_at: list[int]) -> list[str]:
+    """The outcomes of its moves until it ends."""
+    outcomes: list[str] = []
     with cluster.control() as client:
         for count in moves_at:
             if not stream.wait_tokens(count):
@@ -82,11 +99,9 @@ def read(
             while "refused" in found and not stream.ended:  # for the moment: others move too
                 found = [report.outcome for report in stream.move(client)]
                 outcomes += found
-    result = stream.result()
     # The last of them may find that its request has ended meanwhile.
     assert set(outcomes) <= {"migrated", "ended", "refused"}, outcomes
-    assert outcomes.count("migrated") >= num_moves, (outcomes, stream.refused)
-    return result
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def test_moved_equals_unmoved(cluster: Cluster, kind: str) -> None:
 
 
 def test_a_moved_request_says_so(cluster: Cluster) -> None:
-    stream = Stream(cluster, COMPLETIONS, {"prompt": "a", "max_tokens": 400, "temperature": 0,
+    stream = Stream(cluster, COMPLETIONS, {"prompt": "a", "max_tokens": 1200, "temperature": 0,
                                            "ignore_eos": True}, next(_names))  # fmt: skip
     stream.wait_tokens(5)
     with cluster.control() as client:
@@ -127,7 +142,7 @@ def test_a_moved_request_says_so(cluster: Cluster) -> None:
         detail = client.request(after.id)
         kinds = [event.kind for event in detail.history]
         assert kinds.count("migrated") == 1
-    stream.result()
+        client.abort(after.id, AbortRequest())
     cluster.wait_quiet()
 
 
