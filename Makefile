@@ -34,7 +34,7 @@ help:
 	@echo "make bench-tui       the dashboard on a terminal: CPU, update to paint, start, memory (5 minutes)"
 	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
-	@echo "make bench-cluster   one trace on 16 emulated instances under five policies (about an hour)"
+	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"
 

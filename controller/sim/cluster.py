@@ -90,6 +90,7 @@ class SimCluster:
         self.events.run(lambda: not self._num_to_come and not self._runs)
         outcome, rescheduler = self.outcome, self.rescheduler
         outcome.num_steps = sum(each.num_steps for each in self.instances.values())
+        outcome.busy_s = sum(each.busy_s for each in self.instances.values())
         outcome.duration_s = self.events.now_s
         outcome.num_moved = rescheduler.num_moved
         outcome.num_failed_moves = dict(rescheduler.num_failed)

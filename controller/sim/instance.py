@@ -41,6 +41,8 @@ class SimInstance:
         self.runs: dict[str, RequestRun] = {}
         """Requests whose engine state is here, by id."""
         self.num_steps = 0
+        self.busy_s = 0.0
+        """What these steps took together."""
         self.num_changes = 0
         """Grows when the state changes by more than the steps of a stretch."""
         self.step_time_s: float | None = None
@@ -195,6 +197,7 @@ class SimInstance:
         now_s, began_s, slowdown = self._events.now_s, self._began_s, self.slowdown
         finished = self.engine.decode(num_steps)
         self.num_steps += num_steps
+        self.busy_s += now_s - began_s
         self.step_time_s = stretch.last_step_s(num_steps) * slowdown
         self._times.decoded(now_s if num_steps == 1 else began_s + stretch.first_s * slowdown)
         if num_steps > 1:
@@ -208,6 +211,7 @@ class SimInstance:
             return
         now_s = self._events.now_s
         self.num_steps += 1
+        self.busy_s += now_s - self._began_s
         self.step_time_s = step.duration_s * self.slowdown
         if step.num_prefill_tokens:
             emitted = set(step.emitted)

@@ -74,5 +74,7 @@ class Outcome:
     num_failed_moves: dict[str, int] = field(default_factory=dict)
     downtimes_s: list[float] = field(default_factory=list)
     num_steps: int = 0
+    busy_s: float = 0.0
+    """What the steps of all instances took together."""
     duration_s: float = 0.0
     """Virtual, until the last request ended."""

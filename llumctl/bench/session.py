@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from controller.api.wire.models import ClusterStatus
 from llumctl.bench import levels, report, target, workload
 from llumctl.bench import statistics as calculation
 from llumctl.bench.check import Verify
@@ -46,6 +47,8 @@ class Measured:
     workload: Workload
     sender: Sender
     results: Results
+    statuses: list[ClusterStatus]
+    """Of the cluster: before the load, during it, and after it."""
     figures: Figures
     warnings: list[str]
     started_at: str
@@ -99,7 +102,10 @@ def run(wanted: Wanted) -> Measured:
             aim.control.close()
     found = calculation.of(results, observed, len(plan.requests), wanted.warmup_s)
     warnings = calculation.warnings(found, observed)
-    return Measured(wanted, verify, aim, plan, sender, results, found, warnings, started_at)
+    return Measured(
+        *(wanted, verify, aim, plan, sender, results, observed.statuses),
+        *(found, warnings, started_at),
+    )
 
 
 async def _measure(

@@ -1,0 +1,147 @@
+"""An emulated cluster under one policy, and one load on it, from `up` to `down`."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.cluster_events import EventTap, Told, evictions, preemption_loss_s
+from benchmarks.cpu_meter import CpuMeter
+from benchmarks.engine_plan import EnginePlan, make_plan
+from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady
+from benchmarks.servers import LlumctlServer, running
+from controller.api.client import ControlClient
+from controller.api.state import run_state
+from controller.sim.setup import SimPolicy
+from llumctl.bench import session
+from llumctl.bench.session import Measured
+from llumctl.bench.workload import Load
+
+# Of one run: far more than any has events between two looks at them.
+MAX_EVENTS = 200_000
+# In profile time. A request waits its turn in an overloaded cluster: none is to fail by the clock.
+TIMEOUT_S = 7200.0
+# Beyond these the machine was too busy for its figures to be the policy's.
+MAX_TIME_RATIO = 1.02
+MAX_LATE_RATIO = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays: `num_instances` engines of a profile, `speed` times as fast, under a policy."""
+
+    policy: SimPolicy
+    num_instances: int
+    profile: str
+    speed: float
+
+    def environment(self) -> Mapping[str, str]:
+        settings = live_settings(self.policy, self.speed) | {
+            "emulated.speed": self.speed,
+            "emulated.profile": self.profile,
+            "control.max_events": MAX_EVENTS,
+        }
+        return {
+            f"LLUMCTL_{name.replace('.', '_').upper()}": str(value)
+            for name, value in settings.items()
+        }
+
+
+class PolicyCluster(LlumctlServer):
+    def __init__(self, plan: EnginePlan, cast: Cast) -> None:
+        super().__init__(plan)
+        self._cast = cast
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--engine", "emulated"]
+
+    def _environment(self) -> dict[str, str]:
+        return dict(self._cast.environment())
+
+
+def play(cast: Cast, trace: Path, seed: int) -> Figures:
+    """Plays the trace on a cluster of its own. Raises KeyboardInterrupt: Ctrl-C ended the load."""
+    plan = replace(
+        make_plan(1),
+        num_engines=cast.num_instances,
+        engine_args={"served_model_name": "embedded"},
+    )
+    cluster = PolicyCluster(plan, cast)
+    load = Load(trace=trace, speed=cast.speed, duration_s=None, seed=seed)
+    began_s = time.perf_counter()
+    with running(cluster):
+        state = run_state.load(plan.cluster)
+        assert state is not None
+        offset_s = time.time() - time.perf_counter()
+        with ControlClient(state.control_url, state.control_token) as control:
+            tap = EventTap(control)
+            tap.start()
+            meter = CpuMeter(cluster.parts())
+            try:
+                measured = session.run(
+                    session.Wanted(
+                        load=load, cluster=plan.cluster, timeout_s=TIMEOUT_S / cast.speed
+                    )
+                )
+            finally:
+                told = tap.finish()
+            cpu = meter.used()
+    if measured.results.interrupted:
+        raise KeyboardInterrupt
+    duration_s = measured.figures.duration_s
+    return figures_of(measured, told, offset_s, cast.speed) | {
+        "speed": cast.speed,
+        "settings": dict(cast.environment()),
+        "cores": {part: used_s / duration_s for part, used_s in cpu.parts_s.items()},
+        "other_cores": cpu.other_cores,
+        "took_s": time.perf_counter() - began_s,
+        "bench": measured.as_json(),
+    }
+
+
+def figures_of(measured: Measured, told: Told, offset_s: float, speed: float) -> Figures:
+    """Seconds are the profile's. `offset_s`: seconds since the epoch less the client's clock."""
+    found = measured.figures
+    evicted = evictions(told.events, measured.sender.cache_salt, offset_s)
+    losses_s = [
+        speed * preemption_loss_s(result, evicted.get(result.request.index, ()))
+        for result in measured.results.ended
+    ]
+    return live_latencies(measured, speed) | {
+        "num_requests": found.num_requests,
+        "num_failed": found.num_failed + found.num_unfinished,
+        "num_wrong_tokens": found.num_wrong_tokens
+        + found.num_lost_tokens
+        + found.num_doubled_tokens,
+        "preemption_loss_s": fmean(losses_s) if losses_s else None,
+        "num_evictions": sum(len(its) for its in evicted.values()),
+        "num_moves": told.number("migrated"),
+        "num_failed_moves": told.number("migration_failed"),
+        "num_not_moved": told.number("not_moved"),
+        "steady": live_steady(measured),
+        "duration_s": speed * found.duration_s,
+        "emulation": None if found.emulation is None else asdict(found.emulation),
+        "kept_time": keeps_time(measured),
+        "warnings": [*measured.warnings, *_warnings(measured, told)],
+    }
+
+
+def keeps_time(measured: Measured) -> bool:
+    emulation = measured.figures.emulation
+    return (
+        emulation is not None
+        and emulation.worst_time_ratio <= MAX_TIME_RATIO
+        and emulation.late_steps_ratio <= MAX_LATE_RATIO
+    )
+
+
+def _warnings(measured: Measured, told: Told) -> list[str]:
+    lines = []
+    if not keeps_time(measured):
+        lines.append("the machine did not keep the profile's time: run it with a lower --speed")
+    if told.num_missed:
+        lines.append(f"{told.num_missed} events are missing: evictions and moves are too few")
+    if measured.workload.num_shortened:
+        lines.append(f"{measured.workload.num_shortened} requests were shortened")
+    return lines

@@ -1,0 +1,69 @@
+"""What `make bench-cluster` runs next, what it keeps, and how that is compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cluster_runs import RUNS, ClusterLoad, Collected, Wanted
+from benchmarks.cluster_tables import ratio_lines
+
+LOAD = ClusterLoad("M-M", 6.86, 100, 16)
+
+
+def _run(policy: str, seed: int, live_s: float, simulated_s: float) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "seed": seed,
+        "live": {"ttft_s": {"p99": live_s}},
+        "simulated": {"ttft_s": {"p99": simulated_s}},
+    }
+
+
+def test_runs_are_made_in_order_and_once(tmp_path: Path) -> None:
+    collected = Collected(LOAD, tmp_path)
+    made = []
+    while (wanted := collected.missing()) is not None:
+        collected.write(wanted, {})
+        made.append(wanted)
+    assert tuple(made) == RUNS
+
+
+def test_a_repeated_run_replaces_the_earlier_one(tmp_path: Path) -> None:
+    collected = Collected(LOAD, tmp_path)
+    for num_moves in (1, 2):
+        collected.write(Wanted("llumnix", 1), {"num_moves": num_moves})
+    assert [run["num_moves"] for run in collected.runs()] == [2]
+
+
+def test_runs_of_other_loads_are_not_mixed(tmp_path: Path) -> None:
+    Collected(LOAD, tmp_path).write(Wanted("llumnix", 1), {})
+    assert not Collected(ClusterLoad("M-M", 7.0, 100, 16), tmp_path).runs()
+
+
+def test_runs_are_listed_by_policy_and_seed(tmp_path: Path) -> None:
+    collected = Collected(LOAD, tmp_path)
+    for wanted in (Wanted("llumnix", 2), Wanted("llumnix", 1), Wanted("infaas++", 2)):
+        collected.write(wanted, {})
+    listed = [(run["policy"], run["seed"]) for run in collected.runs()]
+    assert listed == [("infaas++", 2), ("llumnix", 1), ("llumnix", 2)]
+
+
+def test_policies_are_compared_over_the_seeds_that_both_have() -> None:
+    runs = [
+        _run("infaas++", 1, 60.0, 50.0),
+        _run("infaas++", 2, 20.0, 30.0),
+        _run("llumnix", 1, 20.0, 20.0),
+        _run("llumnix", 2, 20.0, 20.0),
+        _run("vllm-dp", 1, 120.0, 100.0),
+        _run("vllm-dp", 3, 999.0, 999.0),
+    ]
+    assert ratio_lines(runs) == [
+        "P99 TTFT of llumnix over that of infaas++: 0.50 live, 0.50 simulated (seeds 1, 2)",
+        "P99 TTFT of vllm-dp over that of infaas++: 2.00 live, 2.00 simulated (seeds 1)",
+    ]
+
+
+@pytest.mark.parametrize("policy", sorted({wanted.policy for wanted in RUNS}))
+def test_every_policy_has_settings_that_it_knows(policy: str) -> None:
+    assert LOAD.policy(policy).name == policy

@@ -1,0 +1,80 @@
+"""A trace that is played live and simulated: the same requests, settings and figures of both."""
+
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.policy_cluster import Cast
+from benchmarks.same_trace import live_settings, longest_pause_s, simulated, tpot_s, write_trace
+from controller.model.profile import load_profile
+from controller.sim.policies import SIM_POLICIES, sim_policy
+from controller.sim.policy_settings import with_settings
+from controller.sim.setup import ClusterSetup
+from controller.sim.workload.named import workload
+from controller.sim.workload.request import Trace, TraceRequest
+from llumctl.bench import traces
+from llumctl.bench.response import Answer
+from llumctl.bench.runner import Result
+from llumctl.bench.workload import Request
+from llumctl.config import settings as llumctl_settings
+
+A10 = load_profile("a10-llama-7b")
+LIVE = [name for name, policy in SIM_POLICIES.items() if policy.holding is None]
+
+
+def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> None:
+    trace = workload("M-M", rate=7.0, num_requests=50, seed=3)
+    read = traces.read(write_trace(trace, tmp_path / "t" / "trace.jsonl"))
+    first_s = trace.requests[0].arrival_s  # readers begin at 0
+    assert read.requests == [
+        replace(request, arrival_s=request.arrival_s - first_s) for request in trace.requests
+    ]
+
+
+@pytest.mark.parametrize("name", LIVE)
+@pytest.mark.parametrize("speed", [0.5, 1.0, 3.0])
+def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) -> None:
+    cast = Cast(sim_policy(name), 16, "a10-llama-7b", speed)
+    settings = llumctl_settings.load(environ=cast.environment())
+    rescheduling = sim_policy(name).rescheduling
+    assert settings.scheduler.policy == sim_policy(name).dispatch
+    assert settings.migration.enabled == rescheduling.enabled
+    assert settings.migration.interval_s == pytest.approx(rescheduling.interval_s / speed)
+    assert settings.migration.not_back_s == pytest.approx(rescheduling.not_back_s / speed)
+    assert settings.emulated.speed == speed
+
+
+def test_settings_that_are_no_times_stay_as_they_are() -> None:
+    changed = {"migration.guard": "off", "migration.source_below_steps": "20"}
+    found = live_settings(with_settings(sim_policy("llumnix"), changed), 3.0)
+    assert found["migration.guard"] is False
+    assert found["migration.source_below_steps"] == 20
+
+
+def test_a_stale_status_is_as_stale_live() -> None:
+    assert live_settings(sim_policy("vllm-dp"), 2.0)["scheduler.status_interval_s"] == 0.05
+
+
+def test_simulated_figures_are_those_of_the_profile() -> None:
+    """One request alone: a prefill, then steps of one."""
+    trace = Trace("test", [TraceRequest(0.0, 100, 3)])
+    profile = replace(A10, decode_per_context_token_s=0.0)
+    found = simulated(ClusterSetup(profile, sim_policy("infaas++"), 1), trace)
+    prefill_s, decode_s = profile.step_time_s([(100, 0)], 0, 0), profile.step_time_s([], 1, 100)
+    assert found["ttft_s"]["mean"] == pytest.approx(prefill_s)
+    assert found["tpot_s"]["mean"] == pytest.approx(decode_s)
+    assert found["longest_pause_s"]["max"] == pytest.approx(decode_s)
+    assert found["step_s"] == pytest.approx((prefill_s + 2 * decode_s) / 3)
+
+
+def test_tokens_that_came_together_count_each() -> None:
+    request = Request(0, 0.0, 10, 5)
+    answer = Answer(200, array("d", [1.0, 2.0, 5.0]))
+    assert tpot_s(Result(request, 0.0, 0.0, answer, num_output_tokens=5)) == 1.0
+
+
+def test_the_longest_pause_is_between_two_tokens() -> None:
+    assert longest_pause_s([1.0, 2.0, 5.0, 6.0]) == 3.0
+    assert longest_pause_s([1.0]) == 0.0
