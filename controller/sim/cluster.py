@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from controller.core.holding.blocked import needs_help
 from controller.core.holding.config import HoldingConfig
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot, blocks_for
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchRequested,
     DrainBegan,
+    DrainEnded,
     InstanceDied,
+    InstanceRemoved,
     InstanceStarted,
     Instruction,
     Reject,
@@ -22,6 +24,7 @@ from controller.core.scheduler_events import (
     Ticked,
 )
 from controller.model.config import ModelConfig
+from controller.sim.autoscaler import SimAutoscaler
 from controller.sim.event_queue import EventQueue
 from controller.sim.fragmentation import fragmented_blocks
 from controller.sim.incoming import model_request, schedule_arrivals
@@ -74,8 +77,20 @@ class SimCluster:
             profile.kv_bytes_per_token * profile.block_size,
             setup.limit_factor,
         )
-        for number in range(setup.num_instances):
-            self._launch(f"i-{number}")
+        self._num_launched = 0
+        self._autoscaler: SimAutoscaler | None = None
+        for _ in range(setup.num_instances):
+            self.launch()
+        if policy.autoscale is not None:
+            capacity_blocks = self.instances["i-0"].status().capacity_blocks
+            self._autoscaler = SimAutoscaler(
+                policy.autoscale,
+                self,
+                self.instances,
+                self.events,
+                capacity_blocks,
+                self._config.block_size,
+            )
         for fault in setup.faults:
             self.events.at(fault.time_s, lambda fault=fault: self._suffer(fault))  # type: ignore[misc]
 
@@ -89,8 +104,11 @@ class SimCluster:
         self._sample()
         self.events.run(lambda: not self._num_to_come and not self._runs)
         outcome, rescheduler = self.outcome, self.rescheduler
-        outcome.num_steps = sum(each.num_steps for each in self.instances.values())
-        outcome.busy_s = sum(each.busy_s for each in self.instances.values())
+        outcome.num_steps += sum(each.num_steps for each in self.instances.values())
+        outcome.busy_s += sum(each.busy_s for each in self.instances.values())
+        if self._autoscaler is not None:
+            outcome.num_launched = self._autoscaler.num_launched
+            outcome.num_removed = self._autoscaler.num_removed
         outcome.duration_s = self.events.now_s
         outcome.num_moved = rescheduler.num_moved
         outcome.num_failed_moves = dict(rescheduler.num_failed)
@@ -159,8 +177,11 @@ class SimCluster:
 
     # -- instances -------------------------------------------------------------------------
 
-    def _launch(self, instance_id: str) -> None:
-        self.instances[instance_id] = SimInstance(
+    def launch(self) -> None:
+        """One more instance, which serves at once."""
+        instance_id = f"i-{self._num_launched}"
+        self._num_launched += 1
+        instance = self.instances[instance_id] = SimInstance(
             instance_id,
             self._config,
             self.setup.profile,
@@ -169,8 +190,50 @@ class SimCluster:
             self._on_changed,
         )
         self._last_seq[instance_id] = 0
-        self._changed[self.instances[instance_id]] = None
         self._scheduler.handle(InstanceStarted(instance_id, INCARNATION), self.events.now_s)
+        self._on_changed(instance)
+
+    def drain(self, instance: SimInstance) -> None:
+        """The instance gets no more requests; those that it has leave or end."""
+        self._scheduler.handle(DrainBegan(instance.instance_id), self.events.now_s)
+        instance.between_steps(lambda: setattr(instance, "draining", True))
+
+    def keep(self, instance: SimInstance) -> None:
+        """The instance drains no more."""
+        self._scheduler.handle(DrainEnded(instance.instance_id), self.events.now_s)
+        instance.between_steps(lambda: setattr(instance, "draining", False))
+
+    def is_empty(self, instance: SimInstance) -> bool:
+        """Whether neither a request nor a move of one is there."""
+        status = instance.status()
+        return (
+            not instance.runs
+            and status.num_free_blocks == status.num_total_blocks
+            and not self.rescheduler.is_moving(instance.instance_id)
+        )
+
+    def remove(self, instance: SimInstance) -> None:
+        """An empty instance is gone from now on."""
+        instance_id = instance.instance_id
+        instance.die()
+        self.outcome.num_steps += instance.num_steps
+        self.outcome.busy_s += instance.busy_s
+        for known in (self.instances, self._reported, self._last_seq):
+            known.pop(instance_id, None)
+        self._changed.pop(instance, None)
+        self.rescheduler.instance_gone(instance_id)
+        self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
+
+    def held_demands(self) -> list[int]:
+        """Of the requests that wait at the controller, in blocks."""
+        if not self._scheduler.num_held:
+            return []
+        placement = self._scheduler.placement
+        if placement is not None:
+            return [each.demand_blocks for each in placement.queue]
+        # Without late binding requests are held only while there is no instance to send them to.
+        waiting = (run.request for run in self._runs.values() if not run.instance_id)
+        return [blocks_for(each.num_prompt_tokens, self._config.block_size) for each in waiting]
 
     def _on_changed(self, instance: SimInstance) -> None:
         """Requests that are held go as soon as they fit. A status is a message: what follows from
@@ -178,6 +241,8 @@ class SimCluster:
         self._changed[instance] = None
         if self._scheduler.num_held:
             self.events.after(0.0, lambda: self._report(instance))
+        if self._autoscaler is not None:
+            self._autoscaler.on_changed(instance)
 
     def _report_all(self) -> None:
         """Tells the scheduler what has changed since it was told last."""
@@ -201,13 +266,14 @@ class SimCluster:
         return True
 
     def _suffer(self, fault: Fault) -> None:
-        instance = self.instances[fault.instance_id]
+        instance = self.instances.get(fault.instance_id)
+        if instance is None or not instance.alive:
+            return
         match fault.kind:
             case "kill":
                 self._kill(instance)
             case "drain":
-                self._scheduler.handle(DrainBegan(fault.instance_id), self.events.now_s)
-                instance.between_steps(lambda: setattr(instance, "draining", True))
+                self.drain(instance)
             case "slow-steps":
                 instance.between_steps(lambda: setattr(instance, "slowdown", fault.factor))
             case "slow-links":
@@ -220,6 +286,8 @@ class SimCluster:
         self.rescheduler.instance_died(instance.instance_id)
         died = InstanceDied(instance.instance_id, INCARNATION)
         self._follow(self._scheduler.handle(died, self.events.now_s))
+        if self._autoscaler is not None:
+            self._autoscaler.on_died(instance)
         for run in lost:
             self._fail(run)
 
@@ -248,13 +316,11 @@ class SimCluster:
         sampled = self.outcome.sampled
         num_blocks = sum(each.capacity_blocks for each in statuses) or 1
         sampled.times_s.append(self.events.now_s)
-        placement = self._scheduler.placement
-        held = list(placement.queue) if placement is not None else []
+        held = self.held_demands()
+        num_starting = self._autoscaler.num_starting if self._autoscaler is not None else 0
         sampled.num_waiting.append(sum(each.num_queued for each in statuses) + len(held))
         sampled.num_running.append(sum(each.num_running for each in statuses))
-        sampled.num_instances.append(len(statuses))
-        sampled.fragmentation.append(
-            fragmented_blocks(statuses, (each.demand_blocks for each in held)) / num_blocks
-        )
+        sampled.num_instances.append(len(statuses) + num_starting)
+        sampled.fragmentation.append(fragmented_blocks(statuses, held) / num_blocks)
         sampled.used_share.append(sum(each.num_used_blocks for each in statuses) / num_blocks)
         self.events.after(self.setup.sample_s, self._sample)

@@ -55,7 +55,8 @@ class Rows:
 
 @dataclass(slots=True)
 class Sampled:
-    """Averages over time; one look each `sample_s`. Shares are of all KV blocks."""
+    """Averages over time; one look each `sample_s`. Shares are of all KV blocks. `num_instances`
+    are those that cost: those that start, and those that drain, among them."""
 
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     num_waiting: "array[int]" = field(default_factory=lambda: array("q"))
@@ -73,6 +74,9 @@ class Outcome:
     num_moved: int = 0
     num_failed_moves: dict[str, int] = field(default_factory=dict)
     downtimes_s: list[float] = field(default_factory=list)
+    num_launched: int = 0
+    """Instances that auto-scaling launched."""
+    num_removed: int = 0
     num_steps: int = 0
     busy_s: float = 0.0
     """What the steps of all instances took together."""

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from functools import reduce
 from typing import Any
 
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import find_policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -21,6 +22,12 @@ Value = bool | int | float | str | None
 
 _RESCHEDULING = {f"migration.{field.name}": field.name for field in fields(ReschedulingConfig)}
 _HOLDING = {f"holding.{field.name}": field.name for field in fields(HoldingConfig)}
+_AUTOSCALE = {
+    f"autoscale.{field.name}": field.name
+    for field in fields(AutoscaleConfig)
+    if field.name not in ("min_instances", "max_instances", "retry_failed_start_s")
+}
+"""How many there may be is no setting of a policy; a simulated start never fails."""
 _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,
@@ -37,13 +44,15 @@ _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
     """The policy with these settings changed: those of `migration` that decide, `max_moves` among
     them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`;
-    of a policy with late binding also those of `holding`, which the live cluster does not have yet.
+    of a policy with late binding also those of `holding`, of one with auto-scaling those of
+    `autoscale`, which the live cluster does not have yet.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that it cannot
             have.
     """
     changed = reduce(lambda so_far, each: _with(so_far, *each), settings.items(), policy)
+    changed = _with_autoscale(changed, settings)
     rescheduling = changed.rescheduling
     if rescheduling.source_below_steps > rescheduling.destination_above_steps:
         raise ValueError(
@@ -60,6 +69,7 @@ def setting_names(policy: SimPolicy) -> list[str]:
         "scheduler.policy",
         "scheduler.status_interval_s",
         *(_HOLDING if policy.holding is not None else ()),
+        *(_AUTOSCALE if policy.autoscale is not None else ()),
         *(f"priority.{level.name}.target_load_tokens" for level in policy.levels),
     ]
 
@@ -78,6 +88,8 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
     if (name := _HOLDING.get(key)) and policy.holding is not None:
         found = _like(getattr(policy.holding, name), key, value)
         return replace(policy, holding=replace(policy.holding, **{name: found}))
+    if key in _AUTOSCALE:
+        return policy  # together with the others of its kind: one alone may be a range upside down
     if key == "migration.max_moves":
         return replace(policy, max_moves=_whole(key, value))
     if key == "scheduler.policy":
@@ -92,6 +104,21 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
         for level in policy.levels
     )
     return replace(policy, levels=levels)
+
+
+def _with_autoscale(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy:
+    config = policy.autoscale
+    if config is None:
+        return policy
+    found: dict[str, Any] = {
+        _AUTOSCALE[key]: _like(getattr(config, _AUTOSCALE[key]) or 0.0, key, value)
+        for key, value in settings.items()
+        if key in _AUTOSCALE
+    }
+    try:
+        return replace(policy, autoscale=replace(config, **found)) if found else policy
+    except ValueError as error:
+        raise ValueError(f"autoscale: {error}") from error
 
 
 def _like(present: Value, key: str, value: Value) -> Value:

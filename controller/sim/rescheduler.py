@@ -94,7 +94,19 @@ class SimRescheduler:
         for move in list(self._moves.values()):
             if instance_id in (move.source.instance_id, move.destination.instance_id):
                 move.cut("the other end died")
-        self._orders.pop(instance_id, None)
+        self.instance_gone(instance_id)
+
+    def instance_gone(self, instance_id: str) -> None:
+        """Nothing moves there, or from there, any more."""
+        self._orders = {
+            source_id: order
+            for source_id, order in self._orders.items()
+            if instance_id not in (source_id, order.destination.instance_id)
+        }
+
+    def is_moving(self, instance_id: str) -> bool:
+        """Whether a move from there or to there is under way."""
+        return self._num_moves[instance_id] > 0
 
     # -- blocked requests ------------------------------------------------------------------
 
@@ -143,8 +155,12 @@ class SimRescheduler:
         return self._num_moves[source_id] < self._max_moves and self._is_open(destination_id)
 
     def _is_open(self, destination_id: str) -> bool:
-        destination = self._instances[destination_id]
-        return destination.alive and self._num_moves[destination_id] < self._max_moves
+        destination = self._instances.get(destination_id)
+        return (
+            destination is not None
+            and destination.alive
+            and self._num_moves[destination_id] < self._max_moves
+        )
 
     # -- relief ----------------------------------------------------------------------------
 

@@ -79,7 +79,8 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Ran:
     """`rate`: at which the requests arrived in the mean, also where the load gives none.
-    `saturation_rate`: what so many instances could serve of these requests at most."""
+    `saturation_rate`: what so many instances could serve of these requests at most; with
+    auto-scaling the most that there may be."""
 
     run: Run
     rate: float
@@ -105,7 +106,7 @@ def carry_out(run: Run, on_progress: Callable[[float], None] | None = None) -> R
     summary = summarize(outcome, [each.arrival_s for each in trace.requests], run.warm_up)
     rate = trace.rate if run.load.rate is None else run.load.rate
     setup = run.setup
-    limit = saturation_rate(trace, setup.profile, setup.num_instances, setup.mode)
+    limit = saturation_rate(trace, setup.profile, setup.max_instances, setup.mode)
     return Ran(run, rate, limit, len(trace.requests), num_dropped, summary)
 
 

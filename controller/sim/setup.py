@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS, Level
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -13,7 +14,8 @@ from controller.model.profile import LatencyProfile
 class SimPolicy:
     """`dispatch`: a name in `core.dispatch.policies.POLICIES`. `status_age_s`: the statuses that
     dispatch looks at may be so old. `by_rank`: whether requests have their ranks, or all the rank
-    0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding."""
+    0. `max_moves`: of one instance at a time, both directions together. `holding`: late binding.
+    `autoscale`: the number of instances follows the load."""
 
     name: str
     dispatch: str
@@ -23,10 +25,13 @@ class SimPolicy:
     by_rank: bool = True
     max_moves: int = 4
     holding: HoldingConfig | None = None
+    autoscale: AutoscaleConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
+    """`num_instances`: at the beginning, where the policy has auto-scaling."""
+
     profile: LatencyProfile
     policy: SimPolicy
     num_instances: int = 16
@@ -40,11 +45,16 @@ class ClusterSetup:
     """A client's limit of outputs, as a multiple of what it gets in the end; None: without."""
     faults: tuple["Fault", ...] = field(default=())
 
+    @property
+    def max_instances(self) -> int:
+        autoscale = self.policy.autoscale
+        return self.num_instances if autoscale is None else autoscale.max_instances
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`kind`: kill (the instance dies with its requests), drain, slow-steps or slow-links (by
-    `factor`)."""
+    `factor`). Where instances come and go, one on an instance that is not there does nothing."""
 
     time_s: float
     kind: str

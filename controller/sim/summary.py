@@ -47,13 +47,15 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Curves:
     """What is drawn: `ttft_s`, `e2e_latency_s` and `longest_pause_s` at each of
-    `SHARES`, and the waiting requests at moments that are evenly spread over the arrivals."""
+    `SHARES`, and the waiting requests and the instances at moments that are evenly spread over the
+    arrivals."""
 
     ttft_s: tuple[float, ...]
     e2e_latency_s: tuple[float, ...]
     longest_pause_s: tuple[float, ...]
     moments_s: tuple[float, ...]
     num_waiting: tuple[float, ...]
+    num_instances: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Summary:
     """`by_rank` is empty where all requests have the same rank. What is averaged over time
     (`fragmentation` and `used_share` as shares of all blocks, `num_waiting`, `mean_num_instances`)
     ends with the last arrival, and is 0 if nobody looked until then. `downtime_s` is None without
-    moves. `steady` is None where the run was too short to tell (`steady.is_steady`).
+    moves. `num_launched` and `num_removed` are instances, by auto-scaling. `steady` is None where
+    the run was too short to tell (`steady.is_steady`).
     """
 
     all: Figures
@@ -73,6 +76,8 @@ class Summary:
     used_share: float
     num_waiting: float
     mean_num_instances: float
+    num_launched: int
+    num_removed: int
     steady: bool | None
     duration_s: float
     num_steps: int
@@ -111,6 +116,8 @@ def summarize(outcome: Outcome, arrivals_s: Sequence[float], warm_up: float = 0.
         used_share=over_time["used_share"],
         num_waiting=over_time["num_waiting"],
         mean_num_instances=over_time["num_instances"],
+        num_launched=outcome.num_launched,
+        num_removed=outcome.num_removed,
         steady=is_steady(sampled, arrivals_s[0], last_s),
         duration_s=outcome.duration_s,
         num_steps=outcome.num_steps,
@@ -152,12 +159,14 @@ def _means(sampled: Sampled, begin_s: float, end_s: float) -> dict[str, float]:
 def _curves(columns: dict[str, Values], sampled: Sampled, arrivals_s: Sequence[float]) -> Curves:
     moments_s = np.linspace(arrivals_s[0], arrivals_s[-1], NUM_MOMENTS)
     times_s, waiting = np.array(sampled.times_s), np.array(sampled.num_waiting, float)
+    instances = np.array(sampled.num_instances, float)
     return Curves(
         ttft_s=_quantiles(columns["ttft_s"]),
         e2e_latency_s=_quantiles(columns["e2e_latency_s"]),
         longest_pause_s=_quantiles(columns["longest_pause_s"]),
         moments_s=tuple(moments_s.tolist()),
         num_waiting=tuple(np.interp(moments_s, times_s, waiting).tolist()),
+        num_instances=tuple(np.interp(moments_s, times_s, instances).tolist()),
     )
 
 

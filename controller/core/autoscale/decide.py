@@ -6,7 +6,10 @@
             no request at all; at once above the maximum. It is the one with the fewest running
             requests, then by id
 
-F_scale must have been out of its range for the persistence time. Nothing is decided while an
+    keep    instead of an up while an earlier down still drains its instance: that one stays, as it
+            needs no start
+
+F_scale must have been out of its range for the persistence time. Nothing else is decided while an
 earlier action is pending. As x <= y, a load that stays as it is never leads to both.
 """
 
@@ -59,7 +62,7 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDecision:
-    """At most one of `num_added` and `removed_id` is set."""
+    """At most one of `num_added`, `removed_id` and `kept_id` is set."""
 
     reason: ScaleReason
     num_requests: int
@@ -77,6 +80,8 @@ class ScaleDecision:
     expected_ready_s: float | None = None
     """When what is added will serve, where the cold start is known."""
     removed_id: str | None = None
+    kept_id: str | None = None
+    """The instance that drains, and is to stay after all."""
 
 
 def decide(
@@ -100,7 +105,9 @@ def decide(
     decision = ScaleDecision(
         reason, load.num_requests, load.freeness(), load.freeness_started(), less
     )
-    if change > 0:
+    if change > 0 and load.leaving_id is not None:
+        decision = replace(decision, kept_id=load.leaving_id)
+    elif change > 0:
         ready_s = None if config.cold_start_s is None else now_s + config.cold_start_s
         added = load.freeness_started(change)
         decision = replace(
@@ -125,6 +132,8 @@ def _choose(
         return ScaleReason.PENDING, 0
     num_serving = len(load.schedulable)
     num_coming = num_serving + load.num_starting
+    if load.leaving_id is not None:
+        return _keep(config, state, now_s, is_short=num_coming < config.min_instances)
     if num_coming < config.min_instances:
         num_missing = config.min_instances - num_coming
         return _more(config, load, now_s, ScaleReason.BELOW_MINIMUM, num_missing)
@@ -143,6 +152,17 @@ def _choose(
             return ScaleReason.HIGH_LATELY, 0
         return ScaleReason.HIGH_FREENESS if load.num_requests else ScaleReason.NO_TRAFFIC, -1
     return ScaleReason.IN_RANGE, 0
+
+
+def _keep(
+    config: AutoscaleConfig, state: ScaleState, now_s: float, *, is_short: bool
+) -> tuple[ScaleReason, int]:
+    if is_short:
+        return ScaleReason.BELOW_MINIMUM, 1
+    low_since_s = state.low_since_s
+    if low_since_s is not None and now_s >= low_since_s + config.up_persistence_s:
+        return ScaleReason.LOW_FREENESS, 1
+    return ScaleReason.PENDING, 0
 
 
 def _num_wanted(config: AutoscaleConfig, load: ClusterLoad) -> int:

@@ -31,6 +31,9 @@ class ClusterLoad:
     action_pending: bool = False
     """Whether an earlier decision, or a scale of an operator, is not carried out yet: what it
     launched neither serves nor failed, or what it drained is still there."""
+    leaving_id: str | None = None
+    """The instance that an earlier decision drains, if that is all that is pending: it is none of
+    the schedulable ones, and may still be kept."""
     last_failed_start_s: float | None = None
     """When an instance last failed to start for good, by the clock of the checks."""
 

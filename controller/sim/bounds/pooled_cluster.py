@@ -33,12 +33,15 @@ class PooledCluster:
     """One run: `run` may be called once. The setup's policy does not matter.
 
     Raises:
-        ValueError: the setup has a prefix cache or faults, with which these are no bounds.
+        ValueError: the setup has a prefix cache, faults or auto-scaling, with which these are no
+            bounds.
     """
 
     def __init__(self, setup: ClusterSetup, *, knows_lengths: bool) -> None:
-        if setup.prefix_caching or setup.faults:
-            raise ValueError("the bounds O1 and O2 have neither a prefix cache nor faults")
+        if setup.prefix_caching or setup.faults or setup.policy.autoscale is not None:
+            raise ValueError(
+                "the bounds O1 and O2 have neither a prefix cache, nor faults, nor auto-scaling"
+            )
         self.events = EventQueue()
         self.outcome = Outcome()
         config = ModelConfig.of(setup.profile, mode=setup.mode, prefix_caching=False)

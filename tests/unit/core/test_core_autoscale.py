@@ -293,6 +293,36 @@ class TestTimes:
         ]
 
 
+class TestKept:
+    LEAVING = replace(cluster(BUSY), leaving_id="c")
+
+    def test_one_that_drains_stays_when_the_load_calls_for_one_more(self) -> None:
+        decision = check(self.LEAVING)
+        assert (decision.reason, decision.kept_id) == (ScaleReason.LOW_FREENESS, "c")
+        assert (decision.num_added, decision.removed_id) == (0, None)
+
+    def test_only_after_the_persistence_time(self) -> None:
+        config = AutoscaleConfig(up_persistence_s=20)
+        state = ScaleState(0.0)
+        kept = []
+        for _ in range(3):
+            decision, state = decide(config, state, self.LEAVING, state.next_check_s)
+            assert decision is not None
+            kept.append((decision.reason, decision.kept_id))
+        pending = (ScaleReason.PENDING, None)
+        assert kept == [pending, pending, (ScaleReason.LOW_FREENESS, "c")]
+
+    def test_at_once_below_the_minimum(self) -> None:
+        load = replace(cluster(IDLE), leaving_id="c")
+        decision = check(load, AutoscaleConfig(min_instances=2))
+        assert (decision.reason, decision.kept_id) == (ScaleReason.BELOW_MINIMUM, "c")
+
+    def test_no_second_one_goes_meanwhile(self) -> None:
+        load = replace(cluster(IDLE, instance("a")), leaving_id="c")
+        decision = check(load)
+        assert (decision.reason, decision.removed_id) == (ScaleReason.PENDING, None)
+
+
 class TestFailedStarts:
     def test_none_is_started_for_a_while_after_one_could_not_start(self) -> None:
         failed = replace(cluster(BUSY), last_failed_start_s=701.0)
@@ -359,6 +389,7 @@ def loads(draw: st.DrawFn) -> ClusterLoad:
         num_starting=draw(st.integers(0, 3)),
         num_unavailable=draw(st.integers(0, 3)),
         action_pending=draw(st.integers(0, 4)) == 0,
+        leaving_id=draw(st.sampled_from([None, None, "i-99"])),
     )
 
 
@@ -369,7 +400,13 @@ def test_whatever_the_load(config: AutoscaleConfig, load: ClusterLoad, since: fl
     assert decision == check(load, config, state)
     num_serving = len(load.schedulable)
     num_in_all = num_serving + load.num_starting + load.num_unavailable
-    assert decision.num_added == 0 or decision.removed_id is None
+    changes = (decision.num_added, decision.removed_id, decision.kept_id)
+    assert sum(map(bool, changes)) <= 1
+    if load.leaving_id is not None:
+        assert (decision.num_added, decision.removed_id) == (0, None)
+    if decision.kept_id:
+        assert decision.kept_id == load.leaving_id
+        return
     if load.action_pending:
         assert decision.reason is ScaleReason.PENDING
         assert (decision.num_added, decision.removed_id) == (0, None)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.load.snapshot import blocks_for
 from controller.sim.bounds.pooled_cluster import ORACLES, PooledCluster
 from controller.sim.bounds.pooled_future import Future
@@ -136,13 +137,14 @@ def test_known_lengths_admit_only_what_fits_to_its_end(num_outputs, starts_at_on
     assert _rows(greedy)[2]["num_evictions"] > 0
 
 
-def test_a_bound_has_no_prefix_cache_and_no_faults() -> None:
+def test_a_bound_has_no_prefix_cache_no_faults_and_one_size() -> None:
     setup = ClusterSetup(A10, policy(), 2)
     for each in (
         replace(setup, prefix_caching=True),
         replace(setup, faults=(Fault(1.0, "kill", "i-0"),)),
+        replace(setup, policy=replace(policy(), autoscale=AutoscaleConfig())),
     ):
-        with pytest.raises(ValueError, match="neither a prefix cache nor faults"):
+        with pytest.raises(ValueError, match="neither a prefix cache, nor faults"):
             ORACLES["O1"](each)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.api.settings.settings import MigrationTable
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import DEFAULT_LEVELS
 from controller.sim.cluster import SimCluster
@@ -174,3 +175,33 @@ def test_the_defaults_are_the_live_clusters() -> None:
 def test_what_a_setting_cannot_be(key: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_settings(sim_policy("llumnix"), {key: value})
+
+
+class TestAutoscale:
+    SCALING = replace(sim_policy("llumnix"), autoscale=AutoscaleConfig())
+
+    def test_a_range_is_set_as_a_whole(self) -> None:
+        """Each end alone would be on the wrong side of the other one's default."""
+        low, high = "autoscale.up_below_steps", "autoscale.down_above_steps"
+        found = with_settings(self.SCALING, {low: "1040", high: "1840"}).autoscale
+        assert found is not None
+        assert (found.up_below_steps, found.down_above_steps) == (1040.0, 1840.0)
+        assert with_settings(self.SCALING, {high: "100", low: "50"}).autoscale is not None
+
+    @pytest.mark.parametrize(
+        ("key", "value", "complaint"),
+        [
+            ("autoscale.up_below_steps", "961", "up_below_steps must not be above"),
+            ("autoscale.max_added", "1.5", "whole number"),
+            ("autoscale.max_added", "0", "max_added must be at least 1"),
+            ("autoscale.cold_start", "30", "did you mean autoscale.cold_start_s"),
+            ("autoscale.max_instances", "3", "no setting"),
+        ],
+    )
+    def test_what_is_wrong(self, key: str, value: str, complaint: str) -> None:
+        with pytest.raises(ValueError, match=complaint):
+            with_settings(self.SCALING, {key: value})
+
+    def test_a_fixed_cluster_has_no_such_setting(self) -> None:
+        with pytest.raises(ValueError, match="no setting"):
+            with_settings(sim_policy("llumnix"), {"autoscale.max_added": "2"})

@@ -1,0 +1,224 @@
+"""Auto-scaling in the simulated cluster: instances that start, drain and go, and what they cost."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.holding.config import HoldingConfig
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.sim.cluster import SimCluster
+from controller.sim.outcome import Outcome
+from controller.sim.setup import ClusterSetup, Fault, SimPolicy
+from tests.unit.sim.runs import A10, MOVE, SMALL, STAY, column, policy, requests, run
+from tests.unit.sim.test_sim_cluster import ROWS, check
+
+AT_ONCE = AutoscaleConfig(
+    max_instances=4,
+    up_persistence_s=0,
+    down_persistence_s=0,
+    first_check_after_s=1.0,
+    check_interval_s=1.0,
+    cold_start_s=2.5,
+)
+"""Of A10 an idle instance has 13,472 steps, so that all but one go. 20 requests of 500 tokens keep
+it below 160."""
+
+
+def scaling(
+    config: AutoscaleConfig = AT_ONCE, rescheduling: ReschedulingConfig = MOVE
+) -> SimPolicy:
+    return replace(policy(rescheduling), autoscale=config)
+
+
+def instances_over_time(outcome: Outcome) -> list[tuple[float, int]]:
+    """(when, how many) of each change that was sampled."""
+    seen = list(zip(outcome.sampled.times_s, outcome.sampled.num_instances, strict=True))
+    return [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]
+
+
+def test_an_idle_cluster_loses_one_at_each_check_down_to_the_minimum() -> None:
+    config = replace(AT_ONCE, min_instances=2)
+    cluster, outcome = run(ClusterSetup(A10, scaling(config), 4), requests([(9.5, 10, 2)]))
+    assert instances_over_time(outcome) == [(0.0, 4), (1.0, 3), (2.0, 2)]
+    assert sorted(cluster.instances) == ["i-2", "i-3"]
+    assert (outcome.num_launched, outcome.num_removed) == (0, 2)
+
+
+def test_one_more_costs_from_its_launch_and_serves_after_its_start() -> None:
+    """20 requests of 500 tokens take 640 of 851 blocks: 16 * 203 / 20 = 162 steps are left once
+    they run, and after 2 blocks more each fewer than 160. The 21st goes to the one that starts."""
+    rows = [(0.0, 500, 400)] * 20 + [(8.0, 500, 400)]
+    cluster, outcome = run(ClusterSetup(A10, scaling(rescheduling=STAY), 1), requests(rows))
+    changes = instances_over_time(outcome)
+    (begun_s, _), (launched_s, num) = changes[:2]
+    assert (begun_s, changes[0][1], num) == (0.0, 1, 2)
+    served_s = launched_s + 2.5
+    assert 1.0 <= launched_s < 5.5, "before the last request comes"
+    late = cluster.outcome.rows.columns["arrival_s"].index(8.0)
+    assert served_s < 8.0
+    alone_s = A10.step_time_s([(500, 0)], 0, 0)
+    assert column(outcome, "ttft_s")[late] == pytest.approx(alone_s)
+
+
+def test_nothing_is_dispatched_to_one_that_starts() -> None:
+    rows = [(0.0, 500, 400)] * 20 + [(4.0, 500, 400)]
+    config = replace(AT_ONCE, cold_start_s=100.0)
+    cluster, outcome = run(ClusterSetup(A10, scaling(config, STAY), 1), requests(rows))
+    assert outcome.num_launched > 0
+    assert list(cluster.instances) == ["i-0"]
+    assert len(outcome.rows) == 21
+
+
+def leaving(rescheduling: ReschedulingConfig) -> tuple[SimCluster, Outcome]:
+    """Two instances with one request each: one could go at once, the other keeps both."""
+    rows = [(0.5, 100, 300), (0.6, 100, 300), (60.0, 10, 2)]
+    return run(ClusterSetup(A10, scaling(rescheduling=rescheduling), 2), requests(rows))
+
+
+def test_scale_in_moves_the_requests_away() -> None:
+    _, outcome = leaving(MOVE)
+    assert outcome.num_moved == 1
+    (gone_s,) = (time_s for time_s, num in instances_over_time(outcome) if num == 1)
+    assert gone_s <= 2.0
+    assert sum(column(outcome, "num_evictions")) == 0
+
+
+def test_scale_in_without_moves_waits_for_the_requests_to_end() -> None:
+    _, outcome = leaving(STAY)
+    assert outcome.num_moved == 0
+    (gone_s,) = (time_s for time_s, num in instances_over_time(outcome) if num == 1)
+    ended_s = [0.5 + column(outcome, "e2e_latency_s")[n] for n in range(2)]
+    assert min(ended_s) <= gone_s <= max(ended_s) + 1.0
+
+
+def test_one_that_drains_gets_no_requests() -> None:
+    rows = [(0.5, 100, 300), (0.6, 100, 300), *((3.0 + n / 10, 50, 5) for n in range(10))]
+    cluster, _ = run(ClusterSetup(A10, scaling(rescheduling=STAY), 2), requests(rows))
+    assert cluster._scheduler.instances["i-1"].last_dispatch_seq == 11
+
+
+def test_one_that_drains_is_kept_when_the_load_comes_back() -> None:
+    """Without moves i-0 drains for as long as its answer takes. 20 long prompts call for one more
+    meanwhile: it stays, and gets the next ones."""
+    rows = [
+        (0.5, 100, 300),
+        (0.6, 100, 300),
+        *((3.0, 500, 300) for _ in range(24)),
+        *((6.5, 20, 5) for _ in range(20)),
+    ]
+    cluster = SimCluster(ClusterSetup(A10, scaling(rescheduling=STAY), 2))
+    dispatched: list[int] = []
+
+    def look() -> None:
+        dispatched.append(cluster._scheduler.instances["i-0"].last_dispatch_seq)
+
+    for moment_s in (3.5, 7.5):
+        cluster.events.at(moment_s, look)
+    outcome = cluster.run(requests(rows))
+    before_s = [num for time_s, num in instances_over_time(outcome) if time_s < 6.0]
+    assert before_s == [2], "none went, and none was launched"
+    assert dispatched[0] == 1 < dispatched[1]
+
+
+def test_a_killed_one_is_replaced_below_the_minimum() -> None:
+    config = replace(AT_ONCE, min_instances=2)
+    killed = (Fault(1.5, "kill", "i-0"),)
+    setup = ClusterSetup(A10, scaling(config), 2, sample_s=0.25, faults=killed)
+    cluster, outcome = run(setup, requests([(0.5, 50, 200), (0.5, 50, 200), (9.0, 50, 10)]))
+    assert outcome.num_failed == 1
+    assert instances_over_time(outcome) == [(0.0, 2), (1.5, 1), (2.0, 2)]
+    assert [each.instance_id for each in cluster.instances.values() if each.alive] == ["i-1", "i-2"]
+
+
+def test_a_killed_one_that_was_leaving_goes_no_second_time() -> None:
+    setup = ClusterSetup(A10, scaling(rescheduling=STAY), 2, faults=(Fault(1.5, "kill", "i-0"),))
+    _, outcome = run(setup, requests([(0.5, 50, 200), (0.5, 50, 200), (9.0, 50, 10)]))
+    assert (outcome.num_failed, outcome.num_removed) == (1, 0)
+
+
+def test_requests_that_come_while_none_serves_wait_for_the_next_one() -> None:
+    setup = ClusterSetup(A10, scaling(), 1, faults=(Fault(0.5, "kill", "i-0"),))
+    _, outcome = run(setup, requests([(0.7, 50, 10)]))
+    served_s = 1.0 + 2.5
+    alone_s = A10.step_time_s([(50, 0)], 0, 0)
+    assert column(outcome, "ttft_s") == [pytest.approx(served_s - 0.7 + alone_s)]
+
+
+def test_a_fault_on_an_instance_that_is_gone_does_nothing() -> None:
+    setup = ClusterSetup(A10, scaling(), 2, faults=(Fault(5.0, "kill", "i-0"),))
+    _, outcome = run(setup, requests([(9.0, 50, 10)]))
+    assert outcome.num_failed == 0
+    assert outcome.num_removed == 1
+
+
+CONFIGS = st.builds(
+    AutoscaleConfig,
+    up_below_steps=st.sampled_from([20.0, 60.0, 200.0]),
+    down_above_steps=st.sampled_from([200.0, 300.0, 500.0]),
+    min_instances=st.integers(1, 2),
+    max_instances=st.integers(3, 5),
+    max_added=st.integers(1, 4),
+    check_interval_s=st.sampled_from([0.2, 0.5]),
+    first_check_after_s=st.just(0.2),
+    up_persistence_s=st.sampled_from([0.0, 0.5]),
+    down_persistence_s=st.sampled_from([0.0, 0.5]),
+    cold_start_s=st.sampled_from([0.0, 0.3, 1.0]),
+)
+
+
+def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
+    """The cluster is looked at all the time."""
+    cluster = SimCluster(setup)
+    config = setup.policy.autoscale
+    assert config is not None
+
+    def look() -> None:
+        for instance in cluster.instances.values():
+            instance.between_steps(instance.engine.check)
+        cluster._scheduler.check(cluster.events.now_s)
+        assert cluster._autoscaler is not None
+        alive = [each for each in cluster.instances.values() if each.alive]
+        if not setup.faults:
+            assert len(alive) >= config.min_instances
+        assert len(alive) + cluster._autoscaler.num_starting <= config.max_instances
+        cluster.events.after(0.05, look)
+
+    cluster.events.at(0.0, look)
+    outcome = cluster.run(trace)  # type: ignore[arg-type]
+    cluster.events.run(lambda: cluster.events.now_s > outcome.duration_s + 5.0)
+    check(cluster)
+    return outcome
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    trace=ROWS,
+    mode=st.sampled_from(["chunked", "prefill-first"]),
+    rescheduling=st.sampled_from([STAY, MOVE]),
+    holding=st.sampled_from([None, HoldingConfig()]),
+    config=CONFIGS,
+    faults=st.sampled_from([(), (Fault(1.0, "kill", "i-0"), Fault(1.2, "drain", "i-1"))]),
+)
+def test_every_request_ends_once_and_the_bounds_are_kept(
+    trace, mode, rescheduling, holding, config, faults
+) -> None:
+    changed = replace(scaling(config, rescheduling), holding=holding)
+    setup = ClusterSetup(SMALL, changed, 2, mode=mode, faults=faults)
+    outcome = run_and_check(setup, trace)
+    assert len(outcome.rows) + outcome.num_failed == len(trace.requests)
+    assert not outcome.num_failed or faults
+
+
+def test_the_same_trace_gives_the_same_outcome() -> None:
+    rows = [(n / 7, 1 + n * 37 % 300, 1 + n * 53 % 200) for n in range(200)]
+    config = replace(AT_ONCE, up_below_steps=40, down_above_steps=200)
+    first, second = (
+        run(ClusterSetup(SMALL, scaling(config), 2), requests(rows))[1] for _ in range(2)
+    )
+    assert min(first.num_launched, first.num_removed) > 0
+    assert first.rows.columns == second.rows.columns
+    assert first.sampled == second.sampled
