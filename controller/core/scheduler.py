@@ -9,13 +9,14 @@ that wait because no instance may take them. Any one monotonic clock gives `now_
     expire      on Ticked, Reject("unavailable") for those held longer than the timeout
 
 With late binding (`holding`, of llumnix+) a request is also held while it fits nowhere, and
-released when it fits (`core.holding`).
+released when it fits (`core.holding`). The timeout then counts from when no instance was
+schedulable any more. What is larger than any instance goes at once: its engine says so.
 
 Nothing survives a crash of the process, by design. After a restart InstanceStarted for what runs
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import assert_never
@@ -61,7 +62,8 @@ class SchedulerConfig:
     """An instance whose last status is older than this gets no requests."""
     holding: HoldingConfig | None = None
     """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
-    them, and without a timeout while any instance is schedulable."""
+    them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
+    has late binding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class GlobalScheduler:
         """By (frontend id, request id), the longest held first; sorted only on release."""
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
+        self._last_schedulable_s = float("-inf")
+        """When an instance was schedulable, by the last tick with late binding."""
         self._draining: set[str] = set()
         """Instances that are to get no requests, known or not."""
         self._history = History()
@@ -235,6 +239,8 @@ class GlobalScheduler:
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
         if (held := self._held.get(key)) is not None:
+            if held.request == event:
+                return []  # frontends ask again and again, in case an answer was lost
             self._forget_held(key)
             self._held[key] = _Held(event, held.since_s)  # the rank may have changed
         elif self._config.holding is not None:
@@ -268,17 +274,18 @@ class GlobalScheduler:
     def _place(
         self, placement: Placement, now_s: float, *, same_or_less: bool
     ) -> list[Instruction]:
-        block_size = self._board.block_size
-        for key, held in reversed(self._held.items()):
-            if key in placement.queue:
-                break  # later ones come last
+        dispatched: list[Instruction] = []
+        for key, held in reversed(list(self._not_placed(placement))):
             same_or_less = False
             request = held.request
-            demand_blocks = blocks_for(request.num_prompt_tokens, block_size)
-            placement.queue.push(
-                Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
-            )
-        dispatched: list[Instruction] = []
+            demand_blocks = blocks_for(request.num_prompt_tokens, self._board.block_size)
+            if any(room.capacity_blocks >= demand_blocks for room in self._board.rooms.values()):
+                placement.queue.push(
+                    Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
+                )
+            else:
+                del self._held[key]
+                dispatched.append(self._dispatch(request, now_s))
         for placed in placement.place(
             self._board.rooms, self._score, now_s, same_or_less=same_or_less
         ):
@@ -288,6 +295,13 @@ class GlobalScheduler:
             candidates = ((placed.instance_id, round(score, 1)),)
             dispatched.append(self._send(request, chosen, candidates, now_s))
         return dispatched
+
+    def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, _Held]]:
+        """Those of which `placement` does not know yet, the last first."""
+        for key, held in reversed(self._held.items()):
+            if key in placement.queue:
+                return  # later ones come last
+            yield key, held
 
     def _score(self, instance_id: str, rank: int) -> float:
         record = self._records[instance_id]
@@ -339,9 +353,12 @@ class GlobalScheduler:
 
     def _expire(self, now_s: float) -> list[Instruction]:
         if self._placement is not None and self._board.any_schedulable(now_s):
+            self._last_schedulable_s = now_s
             return []
-        timeout_s = self._config.hold_timeout_s
-        expired = [held for held in self._held.values() if now_s >= held.since_s + timeout_s]
+        since_s, timeout_s = self._last_schedulable_s, self._config.hold_timeout_s
+        expired = [
+            held for held in self._held.values() if now_s >= max(held.since_s, since_s) + timeout_s
+        ]
         expired.sort(key=lambda held: held.order)
         for held in expired:
             self._forget_held((held.request.frontend_id, held.request.request_id))

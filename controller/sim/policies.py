@@ -34,7 +34,7 @@ def _without_priorities(
 
 _POLICIES = (
     SimPolicy("llumnix", "llumnix", _MOVE),
-    SimPolicy("llumnix+", "llumnix", _MOVE, holding=HoldingConfig()),
+    SimPolicy("llumnix+", "llumnix+", _MOVE, holding=HoldingConfig()),
     _without_priorities("llumnix-base", "remaining-steps", _MOVE),
     SimPolicy("dispatch-only", "llumnix", _STAY),
     _without_priorities("infaas++", "remaining-steps"),

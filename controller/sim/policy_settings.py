@@ -93,7 +93,9 @@ def _with(policy: SimPolicy, key: str, value: Value) -> SimPolicy:
     if key == "migration.max_moves":
         return replace(policy, max_moves=_whole(key, value))
     if key == "scheduler.policy":
-        return replace(policy, dispatch=find_policy(str(value)).name)
+        found = find_policy(str(value))
+        holding = (policy.holding or HoldingConfig()) if found.late_binding else None
+        return replace(policy, dispatch=found.name, holding=holding)
     if key == "scheduler.status_interval_s":
         return replace(policy, status_age_s=_number(key, value))
     target_load_tokens = None if value is None or value == "none" else _whole(key, value)

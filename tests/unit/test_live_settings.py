@@ -1,5 +1,6 @@
 """Which settings may be changed while the cluster runs, and what they become."""
 
+from dataclasses import fields
 from fnmatch import fnmatchcase
 
 import pytest
@@ -8,8 +9,10 @@ from controller.adapters.http.live_config import live_config
 from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire.settings import SettingValue
+from controller.core.holding.config import HoldingConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
+from controller.core.scheduler import SchedulerConfig
 from controller.runtime.live_config import LiveConfig
 
 DEFAULTS = Settings()
@@ -37,6 +40,28 @@ def test_what_is_listed_is_the_tables() -> None:
 
 def test_the_defaults_are_those_of_what_goes_by_them() -> None:
     assert live_config(DEFAULTS) == LiveConfig()
+    plus = live_config(changed(DEFAULTS, {"scheduler.policy": "llumnix+"}))
+    assert plus.scheduler == SchedulerConfig(policy="llumnix+", holding=HoldingConfig())
+
+
+def test_every_setting_of_late_binding_reaches_it() -> None:
+    values: dict[str, SettingValue] = {
+        "holding.max_held_reqs": 5,
+        "holding.room_to_grow_tokens": 6,
+        "holding.relief_below_steps": 7.5,
+        "holding.overtaking": False,
+        "holding.making_room": False,
+        "holding.reserved_share": 0.8,
+        "holding.reserve_after_s": 9.0,
+        "holding.share_doubles_s": 10.0,
+    }
+    assert {key for key in live_settings(DEFAULTS) if key.startswith("holding.")} == set(values)
+    assert {f"holding.{each.name}" for each in fields(HoldingConfig)} == set(values)
+    settings = changed(DEFAULTS, values | {"scheduler.policy": "llumnix+"})
+    wanted = {key.removeprefix("holding."): value for key, value in values.items()}
+    assert live_config(settings).scheduler.holding == HoldingConfig(**wanted)
+    other = changed(settings, {"scheduler.policy": "llumnix"})
+    assert live_config(other).scheduler.holding is None
 
 
 def test_the_names_are_those_that_there_are() -> None:

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from controller.api.settings.settings import Settings
 from controller.core.dispatch.policies import find_policy
+from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
@@ -15,7 +16,9 @@ from controller.runtime.messages.operations import FrontendLimits
 def live_config(settings: Settings) -> LiveConfig:
     """Raises ValueError for an unknown policy."""
     scheduler, migration, endpoint = settings.scheduler, settings.migration, settings.endpoint
-    find_policy(scheduler.policy)
+    holding = HoldingConfig(
+        **{each.name: getattr(settings.holding, each.name) for each in fields(HoldingConfig)}
+    )
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
@@ -23,6 +26,7 @@ def live_config(settings: Settings) -> LiveConfig:
             max_held_reqs=scheduler.max_held_reqs,
             hold_timeout_s=scheduler.hold_timeout_s,
             stall_timeout_s=scheduler.stall_timeout_s,
+            holding=holding if find_policy(scheduler.policy).late_binding else None,
         ),
         limits=MoveLimits(
             migration.max_moves, migration.max_bytes_per_s or None, migration.cooling_s

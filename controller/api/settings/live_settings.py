@@ -19,6 +19,7 @@ from controller.api.wire.settings import SettingValue
 LIVE = (
     "migration.*",
     "scheduler.*",
+    "holding.*",
     "endpoint.max_live_requests",
     "endpoint.request_timeout_s",
     "endpoint.write_timeout_s",

@@ -83,17 +83,44 @@ class SchedulerTable(Table):
     """`[scheduler]`: dispatch and liveness."""
 
     policy: str = "llumnix"
-    """Which instance a request is dispatched to: llumnix is the freest."""
+    """Which instance a request is dispatched to: llumnix is the freest; llumnix+ holds a request
+    that fits on none (`holding`)."""
     max_held_reqs: Annotated[int, Field(ge=0)] = 1024
-    """Requests held while no instance is schedulable; one more is answered 429."""
+    """Requests held while no instance is schedulable; one more is answered 429. With llumnix+ it is
+    `holding.max_held_reqs`."""
     hold_timeout_s: Seconds = 30.0
-    """A held request is answered 503 after this long."""
+    """A held request is answered 503 when no instance was schedulable for this long."""
     stall_timeout_s: Seconds = 10.0
     """An instance whose engine thread showed no progress for this long is not schedulable."""
     status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
     """Least time between two status pushes of one instance."""
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """How long live requests may take to finish when the cluster stops."""
+
+
+class HoldingTable(Table):
+    """`[holding]`: what the policy llumnix+ does with requests that fit nowhere;
+    docs/scheduling.md."""
+
+    max_held_reqs: Annotated[int, Field(ge=0)] = 100_000
+    """Requests held because they fit nowhere; one more is answered 429."""
+    room_to_grow_tokens: Annotated[int, Field(ge=0)] = 320
+    """What an admission leaves free on an instance where others run: they grow."""
+    relief_below_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0
+    """An instance whose batch can run fewer steps than these is relieved before it evicts; 0: it is
+    not."""
+    overtaking: bool = True
+    """Whether a request that fits goes ahead of earlier ones that do not."""
+    making_room: bool = True
+    """Whether running requests move away so that a blocked one fits."""
+    reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """At most this share of the instances, but at least one, is kept for the first blocked
+    requests."""
+    reserve_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
+    """The first blocked request has an instance kept for it at once, others after this wait."""
+    share_doubles_s: Seconds = 60.0
+    """`reserved_share` doubles each time the first request has waited so long: in a long overload
+    the order becomes strict."""
 
 
 class MigrationTable(Table):
@@ -168,6 +195,7 @@ class Settings(Table):
     endpoint: EndpointTable = EndpointTable()
     control: ControlTable = ControlTable()
     scheduler: SchedulerTable = SchedulerTable()
+    holding: HoldingTable = HoldingTable()
     migration: MigrationTable = MigrationTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)

@@ -3,6 +3,8 @@
 A policy is a score of one instance and a way to pick among the scores (`picks`), both without side
 effects: what they go by of earlier choices is an argument.
 Paper section 4.4: `llumnix` takes the freest instance, as the newcomer's priority sees it.
+`llumnix+` takes the freest of those on which the request fits, and holds it while there is none:
+see `core.holding`, which chooses for it.
 """
 
 import difflib
@@ -29,13 +31,15 @@ ScoreFunction = Callable[[InstanceSnapshot, Level, Sequence[Level], Unreported],
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`by_prefix`: the pick wants to know which prompts went where."""
+    """`by_prefix`: the pick wants to know which prompts went where. `late_binding`: requests wait
+    at the controller, not on instances (`core.holding`)."""
 
     name: str
     score: ScoreFunction
     pick: PickFunction
     low_is_better: bool = False
     by_prefix: bool = False
+    late_binding: bool = False
 
 
 def _vllm_dp(
@@ -58,6 +62,7 @@ def _by_load(
 
 _POLICIES = (
     Policy("llumnix", dispatch_freeness, pick_highest),
+    Policy("llumnix+", dispatch_freeness, pick_highest, late_binding=True),
     *(_by_load(name, load) for name, load in LOADS.items()),
     Policy("vllm-dp", _vllm_dp, pick_lowest, low_is_better=True),
     Policy("round-robin", lambda *_: 0.0, pick_next),

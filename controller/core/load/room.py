@@ -12,7 +12,8 @@ _NO_LIMIT = 1 << 30
 @dataclass(slots=True)
 class Room:
     """`free_blocks` and `num_places` are left by all that runs, waits or is on its way there; while
-    anything does, `margin_blocks` stay free for its growth."""
+    anything does, `margin_blocks` stay free for its growth, and the watermark. An idle instance
+    takes what its memory holds, as its engine does."""
 
     instance_id: str
     free_blocks: int
@@ -32,13 +33,13 @@ class Room:
         return cls(
             snapshot.instance_id,
             snapshot.num_free_blocks
-            - snapshot.watermark_blocks
+            - (snapshot.watermark_blocks if num_requests else 0)
             - snapshot.fill_blocks
             - snapshot.queued_demand_blocks
             - unreported.demand_blocks,
             (snapshot.max_num_running or _NO_LIMIT) - num_requests,
             num_requests,
-            snapshot.capacity_blocks,
+            snapshot.num_total_blocks,
             blocks_for(room_to_grow_tokens, snapshot.block_size),
         )
 

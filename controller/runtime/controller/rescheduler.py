@@ -126,12 +126,15 @@ class Rescheduler:
     def _loads(
         self, now_s: float, config: ReschedulingConfig, levels: Sequence[Level]
     ) -> list[InstanceLoad]:
+        placement = self._scheduler.placement
+        kept = placement.reserved if placement is not None else ()
         return [
             InstanceLoad.of(
                 record.snapshot,
                 levels,
                 may_send=config.enabled or record.snapshot.draining,
-                may_receive=not self._cooling.remaining_s(record.instance_id, now_s),
+                may_receive=record.instance_id not in kept
+                and not self._cooling.remaining_s(record.instance_id, now_s),
             )
             for record in self._scheduler.instances.values()
             if record.snapshot is not None and self._acts(record, now_s)

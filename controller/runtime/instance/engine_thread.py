@@ -72,6 +72,10 @@ class EngineThread:
         self.command = self._commands.put
         """Lets a command run between two steps; may be called from any thread."""
         self._last_dispatch_seq = 0
+        self._status_wanted = False
+        """There is more room than the last status told, or somebody asks: requests may wait at the
+        controller for it. Such a status comes before it is due, but at most one for each request
+        that ends or leaves. Used on the engine's thread."""
         self._cpu = ProcessCpu()
         self._loop: asyncio.AbstractEventLoop
 
@@ -105,9 +109,9 @@ class EngineThread:
         self.command(lambda engine: self._account(dispatch_seq))
 
     def push_status(self) -> None:
-        """Wakes an idle engine thread, as a status follows every command then; with work the next
-        status is due soon."""
-        self.command(lambda engine: None)
+        """Lets a status follow the commands so far, before the next step: a step with a long prompt
+        takes half a second."""
+        self.command(self._want_status)
 
     # -- engine thread -------------------------------------------------------------------
 
@@ -141,6 +145,8 @@ class EngineThread:
         while True:
             self._run_commands(engine)
             if engine.has_work():
+                if self._status_wanted:
+                    pushed_s = self._report(engine, listener, num_steps, step_time_s)
                 started_s = time.perf_counter()
                 outputs = engine.step()
                 ended_s = time.perf_counter()
@@ -150,10 +156,19 @@ class EngineThread:
                     self._call(listener.happened, events, num_steps)
                 if outputs:
                     self._call(listener.stepped, outputs, step_time_s)
-            now_s = time.monotonic()
-            if now_s - pushed_s >= self.status_interval_s or not engine.has_work():
-                pushed_s = now_s
-                self._call(listener.report, self._status(engine, num_steps, step_time_s))
+                self._status_wanted |= _made_room(outputs, events)
+            is_due = time.monotonic() - pushed_s >= self.status_interval_s
+            if is_due or self._status_wanted or not engine.has_work():
+                pushed_s = self._report(engine, listener, num_steps, step_time_s)
+
+    def _report(
+        self, engine: Engine, listener: StepListener, num_steps: int, step_time_s: float
+    ) -> float:
+        """Returns when that was."""
+        self._status_wanted = False
+        now_s = time.monotonic()
+        self._call(listener.report, self._status(engine, num_steps, step_time_s))
+        return now_s
 
     def _run_commands(self, engine: Engine) -> None:
         """Runs queued commands; without work it waits for a command or the heartbeat."""
@@ -178,6 +193,9 @@ class EngineThread:
         except ValueError as error:
             self._call(refuse, add, str(error))
 
+    def _want_status(self, _engine: Engine) -> None:
+        self._status_wanted = True
+
     def _account(self, dispatch_seq: int) -> None:
         self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)
 
@@ -196,3 +214,10 @@ class EngineThread:
 
     def _call(self, function: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(functools.partial(function, *args))
+
+
+def _made_room(outputs: Sequence[StepOutputs], events: Sequence[EngineEvent]) -> bool:
+    """Whether a request ended in the step, or lost its blocks."""
+    return any(event.kind == "evicted" for event in events) or any(
+        emitted.finish_reason is not None for each in outputs for emitted in each.emitted
+    )

@@ -81,6 +81,7 @@ class Serving:
         transfer.start(self.blocks, self._tell_transfer)
         # These methods of MoveHost (runtime/instance/moves/host.py) are those of others.
         self.between_steps, self.compiling = thread.between_steps, engine.moves.compiling
+        self.push_status = thread.push_status
         self.instance_moves = InstanceMoves(self, engine.block_size)
         self.set_rank = self.instance_moves.set_rank
         links, controller = Links(), member.controller_address
@@ -188,6 +189,7 @@ class Serving:
     def abort(self, request_ids: Sequence[str]) -> None:
         hops = {r: live.hop for r in request_ids if (live := self.requests.pop(r, None))}
         self._thread.command(lambda engine: engine.abort(request_ids))
+        self._thread.push_status()
         for request_id in request_ids:
             self.instance_moves.client_left(request_id, hops.get(request_id, 0))
 

@@ -21,6 +21,7 @@ from controller.core.scheduler_events import (
     FrontendDied,
     InstanceStarted,
     RejectCode,
+    StatusReported,
     Ticked,
 )
 from tests.unit.core.core_builders import request, running, status
@@ -383,8 +384,39 @@ def test_a_held_request_has_no_timeout_while_an_instance_is_schedulable() -> Non
     report(to, "a", running("x", 90), now_s=100.0)
     assert to.handle(Ticked(), 100.0) == []
     assert to.num_held == 1
-    (rejected,) = to.handle(Ticked(), 200.0)
+    assert to.handle(Ticked(), 119.9) == []  # since 110 none is schedulable
+    (rejected,) = to.handle(Ticked(), 120.1)
     assert rejected.code == RejectCode.UNAVAILABLE
+
+
+def test_asking_again_changes_nothing() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    ask(to, "r1", 20)
+    ask(to, "r2", 20)
+    assert ask(to, "r1", 20) == []
+    assert to.num_held == 2
+    assert report(to, "a", running("x", 60)) == [("r1", "a"), ("r2", "a")]
+
+
+def test_what_is_larger_than_any_instance_is_sent_at_once_for_the_engine_to_refuse() -> None:
+    to = scheduler()
+    report(to, "a", running("x", 90))
+    ask(to, "r", 20)
+    (sent,) = ask(to, "large", 101)
+    assert (sent.request_id, sent.instance_id) == ("large", "a")
+    assert ask(to, "all", 100) == []
+    assert to.num_held == 2
+
+
+def test_an_idle_instance_takes_a_request_that_needs_its_watermark_too() -> None:
+    to = scheduler()
+    busy = replace(snapshot("a", 99), watermark_blocks=4)
+    to.handle(StatusReported(busy, 0), 0.0)
+    assert ask(to, "r", 98) == []
+    idle = replace(busy, num_free_blocks=100, num_running=0)
+    (sent,) = to.handle(StatusReported(idle, 0), 1.0)
+    assert sent.request_id == "r"
 
 
 def test_held_requests_end_with_their_client_and_their_frontend() -> None:

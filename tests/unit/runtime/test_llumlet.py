@@ -2,7 +2,7 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -10,9 +10,7 @@ import pytest
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
 from controller.runtime.instance import engine_thread
-from controller.runtime.instance.llumlet import Llumlet
-from controller.runtime.member import Membership
-from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
+from controller.runtime.messages.members import Hello, StatusPull, StatusPushed
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked, RequestLost
 from controller.runtime.messages.operations import StatusIntervalSet
 from controller.runtime.messages.requests import (
@@ -24,120 +22,11 @@ from controller.runtime.messages.requests import (
     RequestRefused,
 )
 from tests.unit.runtime.fake_engine import (
-    FakeEngine,
-    Scripted,
-    decode_outputs,
-    request_frames,
     tokens_of,
 )
 from tests.unit.runtime.fake_transfer import FakeTransfer
-from tests.unit.runtime.fakes import (
-    INFO,
-    FakeClock,
-    FakeNetwork,
-    FakePeer,
-)
-
-PATIENCE_S = 10.0
-HERE = "mem://i-0"
-
-
-class EndedByTestError(Exception):
-    pass
-
-
-class Bed:
-    """An instance `i-0`, a controller and two frontends."""
-
-    def __init__(self, network: FakeNetwork, status_interval_s: float = 0.0) -> None:
-        self.network = network
-        self.controller = network.peer("mem://controller")
-        self.f0 = network.peer("mem://f-0")
-        self.f1 = network.peer("mem://f-1")
-        self.engine = FakeEngine()
-        self.build = Scripted(self.engine)
-        mailbox = network.mailbox(HERE)
-        self.member = Membership(
-            "instance", "i-0", mailbox, "mem://controller", "n", lambda: self.llumlet.num_live_reqs
-        )
-        self.llumlet = Llumlet(self.member, mailbox, self.build, status_interval_s, FakeTransfer())
-        self.task: asyncio.Task[None]
-
-    def run(self) -> None:
-        self.task = asyncio.create_task(self.llumlet.run())
-
-    async def welcome(self, incarnation: int = 1, *, fenced: bool = False) -> None:
-        nonce = (await self.controller.receive(Hello)).nonce
-        self.controller.send(HERE, Welcome(nonce, incarnation, fenced))
-        await self.controller.receive(Hello, lambda h: h.incarnation == incarnation)
-
-    async def start(self) -> None:
-        self.run()
-        await self.controller.receive(Hello, lambda h: h.phase == "active")
-        await self.welcome()
-
-    def add(
-        self,
-        request_id: str,
-        *,
-        seq: int = 0,
-        num_prompt_tokens: int = 4,
-        max_tokens: int = 5,
-        incarnation: int = 1,
-        frontend: FakePeer | None = None,
-        attempt: int = 0,
-        hop: int = 0,
-        rank: int = 0,
-    ) -> None:
-        frontend = frontend or self.f0
-        add = AddRequest(
-            request_id, frontend.address, incarnation, seq, attempt=attempt, hop=hop, rank=rank
-        )
-        frontend.send(HERE, add, request_frames(request_id, num_prompt_tokens, max_tokens))
-
-    async def taken_in(self, num_live_reqs: int) -> None:
-        """Told by the event loop, whatever the engine thread does."""
-        self.controller.inbox.clear()
-        await self.controller.receive(Hello, lambda h: h.num_live_reqs == num_live_reqs)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Of the engine, which tells nobody."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.001)
-
-    async def output(self, frontend: FakePeer | None = None) -> tuple[OutputsEmitted, list]:
-        emitted, payload = await (frontend or self.f0).receive_with_payload(OutputsEmitted)
-        return emitted, decode_outputs(payload)
-
-    async def tokens(self, request_id: str, frontend: FakePeer | None = None) -> list[int]:
-        """All its tokens, each message checked to start where the one before ended."""
-        tokens: list[int] = []
-        while True:
-            emitted, outputs = await self.output(frontend)
-            item = next(i for i in emitted.items if i.request_id == request_id)
-            output = next(o for o in outputs if o.request_id == request_id)
-            assert item.first_index == len(tokens)
-            assert item.num_tokens == len(output.tokens)
-            tokens += output.tokens
-            if output.finished:
-                return tokens
-
-    async def status(self, where=lambda status: True) -> StatusPushed:
-        return await self.controller.receive(StatusPushed, where)
-
-    async def pull(self) -> StatusPushed:
-        """A status of after this call."""
-        self.controller.inbox.clear()
-        self.controller.send(HERE, StatusPull())
-        return await self.status()
-
-    async def end(self) -> None:
-        self.engine.die(EndedByTestError())
-        if self.llumlet.serving is not None:  # else its thread has ended, or never asks the engine
-            await asyncio.wait({self.task}, timeout=PATIENCE_S)
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+from tests.unit.runtime.fakes import INFO, FakeClock, FakeNetwork
+from tests.unit.runtime.llumlet_bed import HERE, PATIENCE_S, Bed
 
 
 @pytest.fixture(autouse=True)

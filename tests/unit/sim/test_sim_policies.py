@@ -139,6 +139,13 @@ def test_each_part_of_late_binding_can_be_switched_off() -> None:
         with_settings(sim_policy("llumnix"), {"holding.overtaking": False})
 
 
+def test_late_binding_comes_and_goes_with_the_dispatch_policy_as_in_the_live_cluster() -> None:
+    on = with_settings(sim_policy("llumnix"), {"scheduler.policy": "llumnix+"})
+    assert (on.dispatch, on.holding) == ("llumnix+", HoldingConfig())
+    off = with_settings(sim_policy("llumnix+"), {"scheduler.policy": "llumnix"})
+    assert (off.dispatch, off.holding) == ("llumnix", None)
+
+
 def test_every_live_setting_of_moves_is_known_but_for_those_without_a_meaning_here() -> None:
     live = {f"migration.{name}" for name in MigrationTable.model_fields}
     here = {name for name in setting_names(sim_policy("llumnix")) if name.startswith("migration")}

@@ -35,6 +35,10 @@ class MoveHost(Protocol):
         """Runs `work` on the engine's thread before its next step, in the order of the calls;
         `then` gets the result before any output of that step."""
 
+    def push_status(self) -> None:
+        """Tells the controller of the room that the calls so far have made, before the next
+        step."""
+
     def send(self, address: str, message: Message, payload: Sequence[Any] = ()) -> None: ...
 
     def tell(self, event: LoggedEvent, frontend: str) -> None:

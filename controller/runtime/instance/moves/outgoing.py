@@ -153,6 +153,7 @@ class OutgoingMove:
             case source.Release():
                 host.requests.pop(order.request_id, None)
                 host.between_steps(lambda engine: engine.moves.release(order.request_id))
+                host.push_status()
             case source.Unpin():
                 self.unpin()
             case source.AskFence(hop=hop):

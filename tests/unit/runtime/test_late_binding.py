@@ -1,0 +1,106 @@
+"""Late binding at the controller; the test plays the instances, of 64 blocks of 16 tokens each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from controller.core.holding.config import HoldingConfig
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler_events import RejectCode
+from controller.runtime.live_config import LiveConfig
+from controller.runtime.messages.operations import ReliefOrdered
+from controller.runtime.messages.requests import Dispatched, Refused
+from tests.unit.runtime.controller_bed import CONFIG, Bed
+from tests.unit.runtime.fakes import FakeNetwork, settle
+
+HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3)
+PLUS = LiveConfig(
+    replace(CONFIG, policy="llumnix+", holding=HOLDING, hold_timeout_s=0.5),
+    rescheduling=ReschedulingConfig(interval_s=3600.0),
+)
+FULL = {"free": 4, "num_running": 20}
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
+    """Both instances have four blocks left, and `r0`, which needs ten, is held."""
+    bed = Bed(network)
+    await bed.serve()
+    bed.controller.configure(PLUS)
+    for instance_id in ("i-0", "i-1"):
+        await bed.reports(instance_id, **FULL)
+    bed.asks("r0")
+    await settle()
+    yield bed
+    bed.controller.scheduler.check(bed.controller.now_s())
+    bed.task.cancel()
+
+
+def sent(bed: Bed) -> list[tuple[str, str]]:
+    found = [told.dispatch for told in bed.f0.received(Dispatched)]
+    return [(each.request_id, each.instance_id) for each in found]
+
+
+async def test_a_held_request_goes_with_the_status_that_has_room_for_it(bed: Bed) -> None:
+    assert (bed.controller.scheduler.num_held, sent(bed)) == (1, [])
+    await bed.reports("i-1", free=9, num_running=20)
+    assert sent(bed) == []
+    await bed.reports("i-1", free=10, num_running=20)
+    assert sent(bed) == [("r0", "i-1")]
+    assert bed.f0.received(Dispatched)[0].dispatch.policy == "llumnix+"
+
+
+async def test_it_is_held_for_longer_than_the_timeout_that_is_for_dead_clusters(bed: Bed) -> None:
+    await asyncio.sleep(1.0)
+    assert bed.f0.received(Refused) == []
+    assert bed.controller.scheduler.num_held == 1
+
+
+async def test_one_too_many_is_refused_as_overloaded(bed: Bed) -> None:
+    for name in ("r1", "r2", "r3"):
+        bed.asks(name)
+    refused = (await bed.f0.receive(Refused)).reject
+    assert (refused.request_id, refused.code) == ("r3", RejectCode.OVERLOADED)
+    assert bed.controller.scheduler.num_held == 3
+
+
+async def test_without_late_binding_all_that_was_held_goes_by_the_policy_as_it_is_then(
+    bed: Bed,
+) -> None:
+    bed.asks("r1")
+    await settle()
+    other = replace(PLUS.scheduler, policy="num-requests", holding=None)
+    bed.controller.configure(replace(PLUS, scheduler=other))
+    assert bed.controller.scheduler.num_held == 0
+    await settle()
+    assert sorted(sent(bed)) == [("r0", "i-0"), ("r1", "i-1")]
+
+
+async def test_other_settings_of_late_binding_keep_what_is_held(bed: Bed) -> None:
+    other = replace(PLUS.scheduler, holding=replace(HOLDING, max_held_reqs=1, overtaking=False))
+    bed.controller.configure(replace(PLUS, scheduler=other))
+    bed.asks("r1", tokens=16)
+    assert (await bed.f0.receive(Refused)).reject.request_id == "r1"
+    assert bed.controller.scheduler.num_held == 1
+
+
+async def test_no_instance_is_relieved_towards_one_that_is_kept(bed: Bed) -> None:
+    placement = bed.controller.scheduler.placement
+    assert placement is not None
+    (kept,) = placement.reserved
+    (other,) = {"i-0", "i-1"} - {kept}
+    await bed.reports(kept, free=9, num_running=1)  # 144 steps
+    bed.controller.rescheduler.round()
+    await settle()
+    assert placement.reserved
+    assert bed.peers[other].received(ReliefOrdered) == []
+    await bed.reports(kept, free=10, num_running=1)
+    await bed.reports(kept, free=9, num_running=1, seen=1)
+    assert not placement.reserved
+    bed.controller.rescheduler.round()
+    await settle()
+    (order,) = bed.peers[other].received(ReliefOrdered)
+    assert order.relief is not None
+    assert order.relief.destination.instance_id == kept
