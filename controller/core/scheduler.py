@@ -16,7 +16,7 @@ Nothing survives a crash of the process, by design. After a restart InstanceStar
 and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import assert_never
@@ -133,12 +133,17 @@ class GlobalScheduler:
         """What late binding holds and keeps instances for, to look at; None without it."""
         return self._placement
 
-    def help_blocked(self, now_s: float) -> list[MoveHead | MakeRoom]:
-        """What a round does for blocked requests; nothing without late binding."""
+    def help_blocked(
+        self,
+        now_s: float,
+        may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
+    ) -> list[MoveHead | MakeRoom]:
+        """What a round does for blocked requests; nothing without late binding. `may_move`: from
+        one instance to another now."""
         if self._placement is None or not self._board.any_schedulable(now_s):
             return []
         snapshots = self.schedulable_snapshots(now_s)
-        return help_blocked(snapshots, self._board.rooms, self._placement)
+        return help_blocked(snapshots, self._board.rooms, self._placement, may_move)
 
     def choice(self, request: DispatchRequested, now_s: float) -> str | None:
         """The instance that this request would go to at once. None if it would not, and while any

@@ -94,6 +94,7 @@ _RATED = (
     "migrated",
     "migration_failed",
     "not_moved",
+    "room_not_made",
     "aborted",
     "admitted",
 )
@@ -115,13 +116,19 @@ def rates(state: DashboardState, width: int, max_lines: int) -> list[Line]:
     return [(Span(text, Tone.DIM),) for text in lines]
 
 
-_RATE_WORDS = {"migration_failed": "moves failed", "not_moved": "not moved"}
+_RATE_WORDS = {
+    "migration_failed": "moves failed",
+    "not_moved": "not moved",
+    "room_not_made": "no room",
+}
 
 
 def word(event: Event) -> str:
     """The kind of an event: `instance_died` beside the instance's name is `died`."""
     if event.kind == "migration_failed":
         return "not moved"  # the column has ten places
+    if event.kind == "room_not_made":
+        return "no room"
     kind = printable(event.kind)
     for member in ("instance_", "frontend_", "controller_"):
         kind = kind.removeprefix(member)

@@ -21,6 +21,7 @@ KINDS = (
     "migrated",
     "migration_failed",
     "not_moved",
+    "room_not_made",
     "priority_changed",
     "finished",
     "aborted",
@@ -98,6 +99,7 @@ _ROUTINE = frozenset(
         "migrated",
         "migration_failed",
         "not_moved",
+        "room_not_made",
     }
 )
 

@@ -10,13 +10,22 @@ an admission leaves: what runs goes before what is new.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
+
+
+class HelpReason(StrEnum):
+    """Why requests leave."""
+
+    BLOCKED_HEAD = "blocked head"
+    ROOM = "room"
+    BEFORE_EVICTION = "before eviction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,12 @@ class MakeRoom:
 
 
 def help_blocked(
-    snapshots: Iterable[InstanceSnapshot], rooms: Mapping[str, Room], placement: Placement
+    snapshots: Iterable[InstanceSnapshot],
+    rooms: Mapping[str, Room],
+    placement: Placement,
+    may_move: Callable[[str, str], bool] = lambda source_id, destination_id: True,
 ) -> list[MoveHead | MakeRoom]:
-    """`rooms` of the schedulable instances, by id."""
+    """`rooms` of the schedulable instances, by id. `may_move`: from one to another now."""
     config = placement.config
     orders: list[MoveHead | MakeRoom] = []
     snapshots = list(snapshots)
@@ -56,7 +68,7 @@ def help_blocked(
             spare[snapshot.instance_id] = blocks
     for snapshot in snapshots:
         here, head = snapshot.instance_id, snapshot.queue_head
-        others = {i: blocks for i, blocks in spare.items() if i != here}
+        others = {i: blocks for i, blocks in spare.items() if i != here and may_move(here, i)}
         if head is not None and _is_blocked(snapshot):
             fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
             if fitting:
@@ -77,8 +89,9 @@ def help_blocked(
             if held is None or kept is None:
                 continue
             lacking = kept.lacking_blocks(held.demand_blocks)
-            if lacking > 0:
-                orders.append(MakeRoom(instance_id, held.request_id, held.rank, lacking, spare))
+            others = {i: blocks for i, blocks in spare.items() if may_move(instance_id, i)}
+            if lacking > 0 and others:
+                orders.append(MakeRoom(instance_id, held.request_id, held.rank, lacking, others))
     return orders
 
 

@@ -14,7 +14,8 @@ so that all that came of one cause can be read together:
     op-HEX                 what an operator asked for, and the drains that came of it
     m-HEX-K                move K that a controller ordered: how it went
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
-    round-HEX-K            round K of a controller's rescheduling: what was not moved
+    round-HEX-K            round K of a controller's rescheduling: what was not moved, and for whom
+                           no room was made
 
 A position is `EPOCH-SEQ`. The epoch is a controller's own, so that no two events ever have the same
 position. A successor begins with the events that were kept of those before, and counts on.
@@ -39,6 +40,8 @@ class EventKind(StrEnum):
     """The request stayed where it was, or ended."""
     NOT_MOVED = "not_moved"
     """The request's instance was to be relieved; the request was tried and not moved."""
+    ROOM_NOT_MADE = "room_not_made"
+    """Requests were to leave an instance so that this one fits there, and did not."""
     PRIORITY_CHANGED = "priority_changed"
     FINISHED = "finished"
     ABORTED = "aborted"

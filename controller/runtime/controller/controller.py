@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
@@ -28,9 +29,11 @@ from controller.core.scheduler_events import (
 from controller.ports.event_store import EventStore
 from controller.ports.launcher import Launcher
 from controller.ports.mailbox import Mailbox
+from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.journal import Journal
+from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
@@ -53,12 +56,11 @@ from controller.runtime.messages.members import (
     StatusPushed,
 )
 from controller.runtime.messages.message import Message
-from controller.runtime.messages.moves import MoveAnswered, MoveLimitsSet, MoveRefusalsAnswered
+from controller.runtime.messages.moves import MoveAnswered, MoveRefusalsAnswered
 from controller.runtime.messages.operations import (
     AbortAnswered,
     RankChangeAnswered,
     ReliefFruitless,
-    StatusIntervalSet,
 )
 from controller.runtime.messages.requests import (
     DispatchAsked,
@@ -106,15 +108,24 @@ class Controller:
             config.limits,
             self.num_moves,
         )
+        send_order = partial(self._send_to, droppable=True)
+        blocked_help = BlockedHelp(
+            self.roster,
+            self.scheduler,
+            self.operator_moves.cooling,
+            lambda instance_id: self.num_moves(instance_id) < self.live.limits.max_moves,
+            send_order,
+        )
         self.rescheduler = Rescheduler(
             self.roster,
             self.scheduler,
             self.operator_moves.cooling,
             config.scheduler.levels,
-            lambda instance_id, order: self._send_to(instance_id, order, droppable=True),
+            send_order,
             lambda: self.now_s(),
             epoch,
             config.rescheduling,
+            blocked_help,
         )
         self.journal.on_migrated = self.operator_moves.migrated
         self.directories = Directories(
@@ -381,11 +392,8 @@ class Controller:
         self.send(frontend, answer)
 
     def _send_config(self, member: Member, before: LiveConfig | None = None) -> None:
-        """Sends the member what differs from `before`, or all if that is None."""
-        known = {} if before is None else {type(m): m for m in _config_for(member, before)}
-        for message in _config_for(member, self.live):
-            if known.get(type(message)) != message:
-                self.send(member, message)
+        for message in config_messages(member, self.live, before):
+            self.send(member, message)
 
     def _to_frontends(self, message: Message) -> None:
         self._send_to_all(self.roster.frontends(), message)
@@ -405,14 +413,3 @@ class Controller:
     def send(self, member: Member, message: Message, *, droppable: bool = False) -> None:
         if member.alive:
             self._mailbox.send(member.address, encode(message), droppable=droppable)
-
-
-def _config_for(member: Member, config: LiveConfig) -> tuple[Message, ...]:
-    """The parts of the configuration that the member needs; one message of each type."""
-    if member.kind == "instance":
-        limits = config.limits
-        return (
-            MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
-            StatusIntervalSet(config.status_interval_s),
-        )
-    return (config.frontends,)

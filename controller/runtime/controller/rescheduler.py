@@ -1,9 +1,9 @@
 """The rounds of rescheduling: which instance must relieve itself towards which other.
 
 A round looks at one status per instance and never at a request; sources choose those
-(`relief_moves`). Only the sources with an order are remembered, and for a second the fruitless
-pairs; so a controller that starts again goes on with its first round, and orders of the one before
-end by themselves.
+(`relief_moves`). Before the pairs it helps blocked requests (`blocked_help`). Only the sources with
+an order are remembered, and for a second the fruitless pairs; so a controller that starts again
+goes on with its first round, and orders of the one before end by themselves.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import InstanceLoad, Pair, pair
 from controller.core.rescheduling.roles import Role, roles
 from controller.core.scheduler import GlobalScheduler
+from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.roster import Roster
 from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
 
@@ -43,7 +44,9 @@ class Rescheduler:
         now_s: Callable[[], float],
         epoch: str,
         config: ReschedulingConfig,
+        blocked_help: BlockedHelp,
     ) -> None:
+        self._blocked_help = blocked_help
         self._roster = roster
         self._scheduler = scheduler
         self._cooling = cooling
@@ -83,6 +86,8 @@ class Rescheduler:
 
     def round(self) -> tuple[Pair, ...]:
         now_s, round_id = self._now_s(), f"round-{self._epoch}-{next(self._numbers)}"
+        if self._config.enabled:
+            self._blocked_help.round(round_id, self._config, now_s)
         loads = self._loads(now_s, self._config, self.levels)
         left_out = {*self._fruitless.at(now_s), *self._cooling.pairs(now_s)}
         pairs = pair(loads, self._config, left_out)

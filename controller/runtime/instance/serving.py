@@ -21,11 +21,13 @@ from controller.ports.kv_transfer import KvTransfer
 from controller.ports.mailbox import Mailbox
 from controller.runtime.instance.emission import Emission
 from controller.runtime.instance.engine_thread import EngineThread
+from controller.runtime.instance.moves.chosen_moves import ChosenMoves
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.instance.moves.links import Links
 from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.moves.relief_moves import ReliefMoves
+from controller.runtime.instance.moves.room_moves import RoomMoves
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, PayloadHandlers
@@ -51,6 +53,7 @@ from controller.runtime.messages.requests import (
     RequestEvents,
     RequestRefused,
 )
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,9 @@ class Serving:
         self.set_rank = self.instance_moves.set_rank
         links, controller = Links(), member.controller_address
         self._orders = OrderedMoves(self, self.instance_moves, links, controller)
-        self.relief_moves = ReliefMoves(self, self.instance_moves, links, controller)
+        self._chosen = ChosenMoves(self, self.instance_moves, links, controller)
+        self.relief_moves = ReliefMoves(self, self.instance_moves, self._chosen, controller)
+        self._room_moves = RoomMoves(self, self.instance_moves, self._chosen, engine.block_size)
         self.emission = Emission(
             member,
             mailbox,
@@ -114,6 +119,8 @@ class Serving:
             MoveRefusalAsked: self._orders.refusals_asked,
             MoveLimitsSet: self._on_move_limits,
             ReliefOrdered: self.relief_moves.ordered,
+            HeadMoveOrdered: self._room_moves.ordered,
+            RoomOrdered: self._room_moves.ordered,
             DrainSet: self._on_drain,
             FenceAnswered: self.instance_moves.fence_answered,
             OwnerAsked: self.instance_moves.owner_asked,
@@ -211,6 +218,7 @@ class Serving:
         """Another incarnation begins: no request and no move of this one goes on."""
         log.warning("fenced: dropping %d requests", len(self.requests))
         self.relief_moves.fenced()
+        self._chosen.fenced()
         self.instance_moves.fenced()
         self.abort(tuple(self.requests))
 

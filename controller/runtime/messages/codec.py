@@ -66,6 +66,7 @@ from controller.runtime.messages.requests import (
     RequestsAnswered,
     RequestsAsked,
 )
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 from controller.runtime.messages.traffic import TrafficAsked, TrafficTold
 
 AnyMessage = (
@@ -118,6 +119,8 @@ AnyMessage = (
     | FrontendLimits
     | ReliefOrdered
     | ReliefFruitless
+    | HeadMoveOrdered
+    | RoomOrdered
     | TrafficAsked
     | TrafficTold
 )

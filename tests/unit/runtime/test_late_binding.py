@@ -7,15 +7,18 @@ from dataclasses import replace
 import pytest
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.load.snapshot import QueueHead
+from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.scheduler_events import RejectCode
+from controller.core.scheduler_events import DispatchCancelled, RejectCode
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.operations import ReliefOrdered
-from controller.runtime.messages.requests import Dispatched, Refused
+from controller.runtime.messages.requests import Dispatched, DispatchWithdrawn, Refused
+from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 from tests.unit.runtime.controller_bed import CONFIG, Bed
 from tests.unit.runtime.fakes import FakeNetwork, settle
 
-HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3)
+HOLDING = HoldingConfig(room_to_grow_tokens=0, max_held_reqs=3, relief_below_steps=0.0)
 PLUS = LiveConfig(
     replace(CONFIG, policy="llumnix+", holding=HOLDING, hold_timeout_s=0.5),
     rescheduling=ReschedulingConfig(interval_s=3600.0),
@@ -104,3 +107,54 @@ async def test_no_instance_is_relieved_towards_one_that_is_kept(bed: Bed) -> Non
     (order,) = bed.peers[other].received(ReliefOrdered)
     assert order.relief is not None
     assert order.relief.destination.instance_id == kept
+
+
+async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:
+    placement = bed.controller.scheduler.placement
+    assert placement is not None
+    (kept,) = placement.reserved
+    (other,) = {"i-0", "i-1"} - {kept}
+    await bed.reports(other, free=9, num_running=1)
+    bed.controller.rescheduler.round()
+    await settle()
+    (order,) = bed.peers[kept].received(RoomOrdered)
+    assert (order.request_id, order.frontend, order.rank) == ("r0", bed.f0.address, 0)
+    assert order.lacking_blocks == 6
+    members = bed.controller.roster.members
+    assert [each.destination for each in order.openings] == [members[other].ref]
+    assert order.openings[0].spare_blocks <= 9
+    assert bed.peers[other].received(RoomOrdered) == []
+
+
+async def test_no_room_is_made_towards_one_that_failed_or_is_busy_moving(bed: Bed) -> None:
+    placement = bed.controller.scheduler.placement
+    assert placement is not None
+    (kept,) = placement.reserved
+    (other,) = {"i-0", "i-1"} - {kept}
+    await bed.reports(other, free=9, num_running=1)
+    cooling = bed.controller.operator_moves.cooling
+    cooling.failed(kept, other, bed.controller.now_s())
+    bed.controller.rescheduler.round()
+    await settle()
+    assert bed.peers[kept].received(RoomOrdered) == []
+    cooling.cooling_s = 0.0
+    bed.controller.configure(replace(PLUS, limits=MoveLimits(max_moves=0)))
+    bed.controller.rescheduler.round()
+    await settle()
+    assert bed.peers[kept].received(RoomOrdered) == []
+    bed.controller.configure(replace(PLUS, rescheduling=ReschedulingConfig(enabled=False)))
+    bed.controller.rescheduler.round()
+    await settle()
+    assert bed.peers[kept].received(RoomOrdered) == []
+
+
+async def test_a_blocked_head_is_sent_where_it_fits(bed: Bed) -> None:
+    await bed.reports("i-1", free=9, num_running=20)
+    head = QueueHead("h", 0, 5, 0.0)
+    await bed.reports("i-0", **FULL, num_queued=1, queued_demand_blocks=5, queue_head=head)
+    bed.says("f-0", DispatchWithdrawn(DispatchCancelled("r0", "f-0")))
+    await settle()
+    bed.controller.rescheduler.round()
+    await settle()
+    (order,) = bed.peers["i-0"].received(HeadMoveOrdered)
+    assert (order.request_id, order.destination.instance_id) == ("h", "i-1")

@@ -430,11 +430,11 @@ async def test_a_move_that_is_over_keeps_no_prompt(moving: MovingCluster) -> Non
     await crowd(moving, LENGTHS)
     await order(moving, config=TWO)
     await moving.until(lambda: len(moving.controller.records) == 2)
-    sent = moving.a.llumlet.serving.relief_moves._sent
+    sent = moving.a.llumlet.serving.relief_moves._chosen._sent
     assert [each.move for each in sent.values()] == [None, None]
     assert all(each.counted_s() is not None for each in sent.values())
     moving.controller.send("i-0", ReliefOrdered("round-x-2"))
-    await moving.until(lambda: not moving.a.llumlet.serving.relief_moves._sent)
+    await moving.until(lambda: not moving.a.llumlet.serving.relief_moves._chosen._sent)
     for request_id in LENGTHS:
         await moving.finishes(request_id, 20)
     await moving.nothing_is_left()

@@ -6,22 +6,19 @@ engine is asked nothing. If no request can go, the instance reports the order as
 controller, which sees no requests, pairs it with another destination.
 """
 
-import itertools
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.freeness import finite
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.migration.sentences import why
-from controller.core.migration.source_terms import MoveCancelled, SourceState
+from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
@@ -33,20 +30,13 @@ from controller.core.rescheduling.relief import (
     next_move,
 )
 from controller.ports.engine import Engine
+from controller.runtime.instance.moves.chosen_moves import DRAIN_CANCELLED, ChosenMoves
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
-from controller.runtime.instance.moves.links import Links
-from controller.runtime.instance.moves.outgoing import OutgoingMove
-from controller.runtime.messages.moves import MoveAnswered
 from controller.runtime.messages.operations import Relief, ReliefFruitless, ReliefOrdered
 
 # An order ends after so many intervals without another order: the controller is gone.
 ORDER_INTERVALS = 2
-# A request whose move failed is not tried again for so long, unless the request itself was the
-# reason. The controller avoids destinations that fail.
-FAILED_AGAIN_S = 1.0
-DRAIN_CANCELLED = "drain_cancelled"
-_TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED})
 # A destination's snapshot is so much older than the controller's note of its arrival: one way on
 # the network and a turn of both loops. Without this, requests that were just sent there would be
 # taken for counted in it.
@@ -57,36 +47,19 @@ MAX_TOLD_PER_S = 2
 NUM_STEPS_MEASURED = 15
 
 
-@dataclass(slots=True)
-class _Sent:
-    candidate: Candidate
-    destination: InstanceRef
-    move: OutgoingMove | None
-    """None once it is over, as a move holds the request's prompt."""
-    reserved_s: float | None = None
-    closed_s: float | None = None
-
-    def counted_s(self) -> float | None:
-        """When the destination's snapshots began to count the request: once its blocks were
-        reserved, or, if it was queued, once it had moved."""
-        if self.candidate.queued:
-            return self.closed_s
-        return self.reserved_s if self.move is None else self.move.reserved_s
-
-    def close(self, now_s: float) -> None:
-        if self.move is not None:
-            self.reserved_s, self.move, self.closed_s = self.move.reserved_s, None, now_s
-
-
 class ReliefMoves:
     """Used on the event loop's thread."""
 
     def __init__(
-        self, host: MoveHost, instance_moves: InstanceMoves, links: Links, controller_address: str
+        self,
+        host: MoveHost,
+        instance_moves: InstanceMoves,
+        chosen: ChosenMoves,
+        controller_address: str,
     ) -> None:
         self._host = host
         self._moves = instance_moves
-        self._links = links
+        self._chosen = chosen
         self._controller_address = controller_address
         self._order: Relief | None = None
         self._round_id = ""
@@ -94,15 +67,6 @@ class ReliefMoves:
         """The present order has begun no move so far, and was not reported as fruitless."""
         self._expires_s = 0.0
         self._looking = False
-        self._epoch = secrets.token_hex(3)
-        """Makes migration ids unique: destinations remember moves for longer than a process takes
-        to start again, and a new controller may give it the incarnation of the process before."""
-        self._numbers = itertools.count(1)
-        self._sent: dict[str, _Sent] = {}
-        """By migration id: requests on their way, or moved and perhaps not yet in the destination's
-        snapshot."""
-        self._failed: dict[str, tuple[str, float]] = {}
-        """By request id: why its last move failed, and when."""
         self.step_times_s: deque[float] = deque(maxlen=NUM_STEPS_MEASURED)
         self._told_s: deque[float] = deque(maxlen=MAX_TOLD_PER_S)
 
@@ -113,11 +77,12 @@ class ReliefMoves:
         self._nothing_came_of_it = self._order is not None
         if self._order is None:
             # The next order is an interval away, and its snapshot counts the moves that are over.
-            self._sent = {id_: sent for id_, sent in self._sent.items() if sent.move is not None}
+            self._chosen.forget_ended()
             return
         now_s = self._host.now_s()
         self._expires_s = now_s + ORDER_INTERVALS * self._order.config.interval_s
-        self._forget_counted(self._order, now_s)
+        taken_s = now_s - self._order.snapshot_age_s - STATUS_LAG_S
+        self._chosen.forget_counted(self._order.destination, taken_s)
         self._look()
 
     def peer_lost(self, is_lost: Callable[[InstanceRef], bool]) -> None:
@@ -125,16 +90,11 @@ class ReliefMoves:
             self._order = None
 
     def drain_ended(self) -> None:
-        """Cancels moves that the drain began; a request whose COMMIT is sent leaves all the
-        same."""
-        for sent in list(self._sent.values()):
-            if sent.move is not None and sent.move.order.reason == MoveReason.DRAIN:
-                sent.move.handle(MoveCancelled(DRAIN_CANCELLED))
+        """Cancels moves that the drain began."""
+        self._chosen.cancel(self._chosen.because_of(MoveReason.DRAIN), DRAIN_CANCELLED)
 
     def fenced(self) -> None:
-        """Forgets all moves: those in doubt will have no end here."""
         self._order = None
-        self._sent.clear()
 
     # -- decisions -----------------------------------------------------------------------
 
@@ -160,7 +120,7 @@ class ReliefMoves:
         self._looking = False
         snapshot, seen = found
         snapshot = replace(snapshot, draining=self._moves.draining)
-        candidates = self._known(seen)
+        candidates = self._chosen.known(seen)
         while self._may_begin():
             assert self._order is not None
             decision = next_move(self._view(self._order, snapshot, candidates))
@@ -184,83 +144,24 @@ class ReliefMoves:
             source=snapshot,
             candidates=candidates,
             destination=order.snapshot,
-            sent=[sent.candidate for sent in self._sent.values() if sent.destination.key == to.key],
+            sent=self._chosen.sent_to(to),
             levels=order.levels,
             config=order.config,
             block_bytes=self._host.blocks.block_bytes,
-            bytes_per_s=self._links.bytes_per_s(to.instance_id),
+            bytes_per_s=self._chosen.links.bytes_per_s(to.instance_id),
             step_time_s=median(self.step_times_s) if self.step_times_s else None,
         )
-
-    def _known(self, seen: Sequence[Candidate]) -> list[Candidate]:
-        """Adds what only the llumlet knows of the candidates: earlier moves and failures. Most have
-        neither and are returned as they are."""
-        now_s, requests = self._host.now_s(), self._host.requests
-        self._failed = {
-            request_id: (code, at_s)
-            for request_id, (code, at_s) in self._failed.items()
-            if at_s > now_s - FAILED_AGAIN_S
-        }
-        leaving = {move.request_id for move in self._moves.in_flight()}
-        known = []
-        for candidate in seen:
-            live = requests.get(candidate.request_id)
-            if live is None or candidate.request_id in leaving:
-                # A request that has ended since is still counted in the snapshot, as if it left.
-                known.append(replace(candidate, outgoing=True))
-                continue
-            moves, failed = live.past_instances.ages(now_s), self._failed.get(candidate.request_id)
-            if moves or failed is not None:
-                candidate = replace(
-                    candidate,
-                    refusal=candidate.refusal or (failed and failed[0]),
-                    moves=moves,
-                )
-            known.append(candidate)
-        return known
 
     # -- moves ---------------------------------------------------------------------------
 
     def _begin(self, chosen: Candidate, decision: Decision, order: Relief) -> None:
-        instance_id = self._host.me.instance_id
-        migration_id = f"m-{instance_id}-{self._epoch}-{next(self._numbers)}"
-        move = self._moves.begin(
-            MoveOrder(
-                migration_id,
-                chosen.request_id,
-                order.destination,
-                decision.reason,
-            ),
-            self._on_closed,
-            {**decision.numbers, **_considered(order)},
-        )
+        figures = {**decision.numbers, **_considered(order)}
+        self._chosen.begin(chosen, order.destination, decision.reason, figures, self._on_closed)
         self._nothing_came_of_it = False
-        self._sent[migration_id] = _Sent(chosen, order.destination, move)
 
     def _on_closed(self, record: MoveRecord) -> None:
-        now_s = self._host.now_s()
-        self._host.send(self._controller_address, MoveAnswered("", record.code, record=record))
         if record.outcome == SourceState.MIGRATED:
-            self._links.measured(record)
-            if sent := self._sent.get(record.migration_id):
-                sent.close(now_s)
             self._look()
-            return
-        self._sent.pop(record.migration_id, None)
-        if record.code not in _TRY_AT_ONCE:
-            self._failed[record.request_id] = (record.code, now_s)
-
-    def _forget_counted(self, order: Relief, now_s: float) -> None:
-        """Forgets requests that the destination's snapshot counts, and old moves elsewhere."""
-        taken_s = now_s - order.snapshot_age_s - STATUS_LAG_S
-        to = order.destination.key
-        for migration_id, sent in list(self._sent.items()):
-            counted_s, closed_s = sent.counted_s(), sent.closed_s
-            here = sent.destination.key == to
-            counted = here and counted_s is not None and counted_s <= taken_s
-            old = closed_s is not None and closed_s <= now_s - FAILED_AGAIN_S
-            if counted or old:
-                del self._sent[migration_id]
 
     # -- words ---------------------------------------------------------------------------
 

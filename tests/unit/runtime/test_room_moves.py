@@ -1,0 +1,203 @@
+"""Room that is made for blocked requests, with real llumlets, engine threads and moves.
+
+Each instance has 64 blocks of 16 tokens.
+"""
+
+from dataclasses import replace
+
+from controller.core.migration.protocol import Verb
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.ports.engine import Engine
+from controller.runtime.messages.codec import AnyMessage
+from controller.runtime.messages.moves import MoveEnvelope, MoveLimitsSet
+from controller.runtime.messages.operations import DrainSet
+from controller.runtime.messages.room import HeadMoveOrdered, Opening, RoomOrdered
+from tests.unit.runtime.moving_cluster import MovingCluster
+
+CONFIG = ReschedulingConfig()
+LENGTHS = {"r0": 65, "r1": 129, "r2": 193}
+"""5, 9 and 13 blocks."""
+HELD = "held"
+
+
+async def crowd(moving: MovingCluster, lengths: dict[str, int] | None = None) -> None:
+    """On i-0, with so many prompt tokens each, one token on their way. Nothing steps by itself."""
+    lengths = LENGTHS if lengths is None else lengths
+    moving.hold()
+    for request_id, num_prompt_tokens in lengths.items():
+        await moving.frontend.submit(request_id, num_prompt_tokens, 20)
+    await moving.until(lambda: len(moving.a.engine.waiting) == len(lengths))
+    moving.a.engine.allow(1)
+    await moving.until(lambda: all(moving.frontend.tokens[r] for r in moving.a.engine.running))
+
+
+def order(
+    moving: MovingCluster,
+    lacking_blocks: int,
+    config: ReschedulingConfig = CONFIG,
+    rank: int = 0,
+    request_id: str = HELD,
+    **spare_blocks: int,
+) -> None:
+    """`spare_blocks` by instance, `i_1` for i-1."""
+    openings = tuple(
+        Opening(moving.controller.ref(name.replace("_", "-")), blocks)
+        for name, blocks in spare_blocks.items()
+    )
+    moving.controller.send(
+        "i-0",
+        RoomOrdered(
+            "round-x-1",
+            request_id,
+            moving.controller.members["f-0"].address if request_id else "",
+            rank,
+            lacking_blocks,
+            openings,
+            config,
+        ),
+    )
+
+
+async def looked(moving: MovingCluster) -> None:
+    """The order before this call has been looked at."""
+
+    def nothing(_engine: Engine) -> None: ...
+
+    moving.controller.send("i-0", MoveLimitsSet(moving.a.serving.instance_moves.max_moves, None))
+    for _ in range(3):
+        await moving.at_boundary(moving.a, nothing)
+
+
+def under_way(moving: MovingCluster) -> dict[str, str]:
+    """Request to destination."""
+    moves = moving.a.serving.instance_moves.in_flight()
+    return {move.request_id: move.destination_id for move in moves}
+
+
+def told(moving: MovingCluster) -> list[LoggedEvent]:
+    return [e for e in moving.controller.events if e.kind is EventKind.ROOM_NOT_MADE]
+
+
+def pre_alloc(envelope: AnyMessage) -> bool:
+    return isinstance(envelope, MoveEnvelope) and envelope.message.verb is Verb.PRE_ALLOC
+
+
+async def test_those_leave_that_make_the_room_with_the_fewest_blocks(moving: MovingCluster) -> None:
+    await crowd(moving)
+    order(moving, 7, i_1=20, i_2=12)
+    await moving.until(lambda: moving.controller.records)
+    (record,) = moving.controller.records
+    assert (record.request_id, record.destination_id) == ("r1", "i-2")
+    assert (record.outcome, record.reason) == ("migrated", "room")
+    assert (record.decision["lacking_blocks"], record.decision["freed_blocks"]) == (7, 9)
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+
+
+async def test_several_leave_for_several_instances(moving: MovingCluster) -> None:
+    await crowd(moving)
+    order(moving, 20, i_1=15, i_2=11)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    assert {r.request_id: r.destination_id for r in moving.controller.records} == {
+        "r1": "i-2",
+        "r2": "i-1",
+    }
+    assert {r.decision["num_moves_of_plan"] for r in moving.controller.records} == {2}
+    assert told(moving) == []
+
+
+async def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails(moving: MovingCluster) -> None:
+    await crowd(moving)
+    moving.controller.send("i-2", DrainSet(draining=True))
+    await moving.until(lambda: moving.instances["i-2"].serving.instance_moves.draining)
+    order(moving, 20, i_1=15, i_2=11)
+    await moving.until(lambda: len(moving.controller.records) == 2)
+    codes = {r.request_id: r.code for r in moving.controller.records}
+    assert codes == {"r1": "draining", "r2": "plan_failed"}
+    assert set(moving.a.serving.requests) == set(LENGTHS)
+    await moving.until(lambda: told(moving))
+    (event,) = told(moving)
+    assert (event.request_id, event.instance_id, event.cause_id) == (HELD, "i-0", "round-x-1")
+    assert event.reason == (
+        "on i-0: of 2 moves one to i-2 failed: the destination is draining (draining)"
+    )
+    for request_id in LENGTHS:
+        await moving.finishes(request_id, 20)
+    await moving.nothing_is_left()
+
+
+async def test_no_move_begins_where_no_set_of_them_would_do(moving: MovingCluster) -> None:
+    await crowd(moving)
+    for _ in range(2):
+        order(moving, 20, i_1=13, i_2=6)
+        await looked(moving)
+    assert under_way(moving) == {}
+    await moving.until(lambda: told(moving))
+    (event,) = told(moving)
+    assert event.labels["code"] == "no_plan"
+    assert event.numbers == {
+        "lacking_blocks": 20,
+        "num_movable": 3,
+        "spare_blocks_elsewhere": 19,
+    }
+
+
+async def test_what_is_on_its_way_counts_as_gone(moving: MovingCluster) -> None:
+    await crowd(moving)
+    moving.network.hold(pre_alloc)
+    order(moving, 9, i_1=20)
+    await moving.until(lambda: under_way(moving))
+    order(moving, 9, i_1=20)
+    await looked(moving)
+    assert under_way(moving) == {"r1": "i-1"}
+    order(moving, 14, i_1=20)
+    await moving.until(lambda: len(under_way(moving)) == 2)
+    assert under_way(moving) == {"r1": "i-1", "r0": "i-1"}
+    moving.network.release()
+    await moving.until(lambda: len(moving.controller.records) == 2)
+
+
+async def test_higher_ranks_stay(moving: MovingCluster) -> None:
+    await crowd(moving)
+    order(moving, 7, rank=-1, i_1=60)
+    await looked(moving)
+    assert under_way(moving) == {}
+    await moving.until(lambda: told(moving))
+
+
+async def test_limits_of_moves_are_kept(moving: MovingCluster) -> None:
+    await crowd(moving)
+    moving.controller.send("i-0", MoveLimitsSet(1, None))
+    await moving.until(lambda: moving.a.serving.instance_moves.max_moves == 1)
+    order(moving, 20, i_1=15, i_2=11)
+    await looked(moving)
+    assert under_way(moving) == {}
+    await moving.until(lambda: told(moving))
+    assert told(moving)[0].labels["code"] == "plan_too_large"
+    order(moving, 7, replace(CONFIG, max_moves_per_minute=0), i_1=60)
+    await looked(moving)
+    assert under_way(moving) == {}
+
+
+async def test_room_for_growth_is_nobody_s_and_told_nobody(moving: MovingCluster) -> None:
+    await crowd(moving)
+    order(moving, 40, request_id="", i_1=60)
+    await looked(moving)
+    assert (under_way(moving), told(moving)) == ({}, [])
+    order(moving, 4, request_id="", i_1=60)
+    await moving.until(lambda: moving.controller.records)
+    assert moving.controller.records[0].reason == "before eviction"
+
+
+async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: MovingCluster) -> None:
+    await crowd(moving, {"r0": 480, "r1": 480, "r2": 100})
+    assert list(moving.a.engine.waiting) == ["r2"]
+    destination = moving.controller.ref("i-1")
+    for request_id in ("r0", "r2"):  # r0 runs: it is no head any more
+        moving.controller.send("i-0", HeadMoveOrdered("round-x-1", request_id, destination, CONFIG))
+    await moving.until(lambda: moving.controller.records)
+    (record,) = moving.controller.records
+    assert (record.request_id, record.outcome) == ("r2", "migrated")
+    assert (record.reason, record.num_bytes) == ("blocked head", 0)
+    assert set(moving.b.serving.requests) == {"r2"}
