@@ -49,6 +49,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
+from controller.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class SchedulerConfig:
     has late binding."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Held:
     request: DispatchRequested
     since_s: float

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class InstanceStarted:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StatusReported:
     """An instance's llumlet pushed its status, or answered a pull.
 
@@ -56,7 +57,7 @@ class DrainEnded:
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DispatchRequested:
     """A frontend asks where to send a request. It asks again for a replay, and if the rank changed
     while the request was held. Session and prefix as `dispatch.newcomer.Newcomer` has them."""
@@ -105,7 +106,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dispatch:
     """Send the request with `seq` to this incarnation; any other one refuses it. The scheduler
     counts `seq` from 1 and says how it chose; a frontend that chose alone gives 0."""

@@ -8,15 +8,15 @@ first one, and nobody has to walk the batch for each step.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
+from controller.core.value import value
 from controller.model.profile import LatencyProfile
 from controller.model.request import RequestState
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DecodeStretch:
     """At most `num_steps` steps: then a request ends, or the next step lacks a block.
 

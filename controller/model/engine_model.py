@@ -19,10 +19,10 @@ Requests move to other engines, and from there, by `moves`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
+from controller.core.value import value
 from controller.model.block_pool import CachedBlock
 from controller.model.config import ModelConfig
 from controller.model.decode_stretch import DecodeStretch
@@ -34,7 +34,7 @@ from controller.model.request import NEVER, ModelRequest, RequestState
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepResult:
     """One step. All ids are in the order in which the engine dealt with them.
 
@@ -158,26 +158,23 @@ class EngineModel:
     def snapshot(self, instance_id: str, incarnation: int) -> InstanceSnapshot:
         """What an instance with this engine would report (docs/metrics.md)."""
         config, engine_state, waiting = self.config, self._state, self._state.waiting
-        return InstanceSnapshot(
-            instance_id=instance_id,
-            incarnation=incarnation,
-            block_size=config.block_size,
-            num_total_blocks=config.num_total_blocks,
-            num_free_blocks=engine_state.pool.num_free,
-            watermark_blocks=config.watermark_blocks,
-            fill_blocks=sum(
-                max(0, blocks_for(r.num_tokens, config.block_size) - r.num_blocks)
-                for r in engine_state.chunked
-            ),
-            max_num_running=config.max_num_running,
-            num_running=len(engine_state.running) + engine_state.num_kept_places,
-            num_running_by_rank=dict(engine_state.num_running_by_rank),
-            num_queued=waiting.num_queued,
-            num_queued_by_rank=dict(waiting.num_queued_by_rank),
-            queued_demand_blocks=waiting.demand_blocks,
-            queue_head=self._queue_head() if waiting.num_queued else None,
-            num_evicted_queued=waiting.num_evicted,
-            num_evictions=self.num_evictions,
+        return InstanceSnapshot(  # by position: with names it takes four times as long
+            instance_id,
+            incarnation,
+            config.block_size,
+            config.num_total_blocks,
+            engine_state.pool.num_free,
+            config.watermark_blocks,
+            self._fill_blocks() if engine_state.chunked else 0,
+            config.max_num_running,
+            len(engine_state.running) + engine_state.num_kept_places,
+            dict(engine_state.num_running_by_rank),
+            waiting.num_queued,
+            dict(waiting.num_queued_by_rank),
+            waiting.demand_blocks,
+            self._queue_head() if waiting.num_queued else None,
+            waiting.num_evicted,
+            self.num_evictions,
         )
 
     def check(self) -> None:
@@ -328,6 +325,10 @@ class EngineModel:
         request.evicted = True
         self.num_evictions += 1
         self._state.waiting.push(request)
+
+    def _fill_blocks(self) -> int:
+        bs = self.config.block_size
+        return sum(max(0, blocks_for(r.num_tokens, bs) - r.num_blocks) for r in self._state.chunked)
 
     def _queue_head(self) -> QueueHead:
         head = self._state.waiting.first()

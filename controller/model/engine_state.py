@@ -56,7 +56,10 @@ class EngineState:
     @property
     def num_kept_places(self) -> int:
         """Places in the batch that are kept for requests which a step does not serve."""
-        return len(self.suspended) + sum(r.num_blocks > 0 for r in self.arriving.values())
+        num_arriving = 0
+        for r in self.arriving.values():  # without a generator: each status asks, mostly for none
+            num_arriving += r.num_blocks > 0
+        return len(self.suspended) + num_arriving
 
     @property
     def num_free_places(self) -> int:

@@ -1,14 +1,14 @@
 """A request as the model sees it: what its client asks for, and how far it has got."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
+from controller.core.value import value
 from controller.model.block_pool import CachedBlock
 
 NEVER = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelRequest:
     """What the client asks for.
 

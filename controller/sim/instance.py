@@ -5,11 +5,12 @@ end, and a status shows the state between the last two steps. Steps that only de
 `DecodeStretch`; what comes in meanwhile cuts it short at the end of the step under way.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.load.snapshot import InstanceSnapshot, with_batch
 from controller.model.config import ModelConfig
 from controller.model.decode_stretch import DecodeStretch
 from controller.model.engine_model import EngineModel, StepResult
@@ -63,6 +64,8 @@ class SimInstance:
         self._status: InstanceSnapshot | None = None
         """As of `_status_steps` steps of the stretch, or before the step under way."""
         self._status_steps = 0
+        self._status_until_s = 0.0
+        """So long after the beginning of the stretch the next of its steps is over."""
         self._fullest: tuple[int, InstanceSnapshot | None] = 0, None
         self._times = TokenTimes()
 
@@ -85,7 +88,13 @@ class SimInstance:
         stretch, status = self._stretch, self.freest_status()
         if stretch is None:
             return status
-        num_steps = stretch.num_steps_within(self._elapsed_s())
+        elapsed_s = self._elapsed_s()
+        if elapsed_s < self._status_until_s:
+            return status
+        num_steps = stretch.num_steps_within(elapsed_s)
+        self._status_until_s = (
+            stretch.time_s(num_steps + 1) if num_steps < stretch.num_steps else math.inf
+        )
         if num_steps != self._status_steps:
             num_free = stretch.num_free_blocks - stretch.num_taken_blocks(num_steps)
             if num_free != status.num_free_blocks:
@@ -172,6 +181,7 @@ class SimInstance:
         self._began_s = self._events.now_s
         self._stretch = engine.stretch()
         if self._stretch is not None:
+            self._status_until_s = 0.0
             self._end_after(self._stretch.num_steps)
             return
         self._status = self._snapshot()
@@ -237,23 +247,4 @@ _BUSY = StepResult(0.0, (), (), (), (), {}, {})
 
 
 def _with_free(status: InstanceSnapshot, num_free_blocks: int) -> InstanceSnapshot:
-    """Written out: `dataclasses.replace` takes twice as long, and this runs for each status."""
-    return InstanceSnapshot(
-        status.instance_id,
-        status.incarnation,
-        status.block_size,
-        status.num_total_blocks,
-        num_free_blocks,
-        status.watermark_blocks,
-        status.fill_blocks,
-        status.max_num_running,
-        status.num_running,
-        status.num_running_by_rank,
-        status.num_queued,
-        status.num_queued_by_rank,
-        status.queued_demand_blocks,
-        status.queue_head,
-        status.num_evicted_queued,
-        status.num_evictions,
-        status.draining,
-    )
+    return with_batch(status, num_free_blocks, status.num_running, status.num_running_by_rank)

@@ -27,41 +27,49 @@ class Loads:
         self._instances = instances
         self._levels = levels
         self._bounds: dict[str, _Bounds] = {}
+        self._kept: dict[str, tuple[InstanceSnapshot, InstanceLoad]] = {}
+        """The last load of each instance, and of which status it is."""
 
     def in_pairs(self, config: ReschedulingConfig, closed: Collection[str]) -> list[InstanceLoad]:
         """Of all instances that can be in a pair now. Requests do not move to `closed` ones."""
         alive = [each for each in self._instances.values() if each.alive]
         if config.pairing != "defrag":
             return [self._load(each.status(), config, closed) for each in alive]
-        bounds = [(each, self._bounds_of(each, config)) for each in alive]
-        if not any(bound.may_be_source for _, bound in bounds):
+        sources, destinations = list[SimInstance](), list[SimInstance]()
+        for each in alive:
+            bounds = self._bounds.get(each.instance_id)
+            if bounds is None or bounds.num_changes != each.num_changes:
+                bounds = self._bounds[each.instance_id] = self._bounds_of(each, config)
+            if bounds.may_be_source:
+                sources.append(each)
+            if bounds.may_be_destination and each.instance_id not in closed:
+                destinations.append(each)
+        if not sources or not destinations:
             return []
-        found: dict[str, InstanceLoad] = {}
-        for each, bound in bounds:
-            if bound.may_be_destination and each.instance_id not in closed:
-                load = self._load(each.status(), config)
-                if is_destination(load, config):
-                    found[each.instance_id] = load
+        loads = (self._load_now(each, config) for each in destinations)
+        found = {load.instance_id: load for load in loads if is_destination(load, config)}
         if not found:  # Near saturation that is so in most rounds, with many sources.
             return []
-        for each, bound in bounds:
-            if bound.may_be_source and each.instance_id not in found:
-                load = self._load(each.status(), config, closed)
+        for each in sources:
+            if each.instance_id not in found:
+                load = self._load_now(each, config)
                 if is_source(load, config):
                     found[each.instance_id] = load
         return list(found.values())
 
     def _bounds_of(self, instance: SimInstance, config: ReschedulingConfig) -> _Bounds:
-        known = self._bounds.get(instance.instance_id)
-        if known is None or known.num_changes != instance.num_changes:
-            status, fullest_status = instance.freest_status(), instance.fullest_status()
-            freest = fullest = self._load(status, config)
-            if fullest_status is not status:
-                fullest = self._load(fullest_status, config)
-            known = self._bounds[instance.instance_id] = _Bounds(
-                instance.num_changes, is_source(fullest, config), is_destination(freest, config)
-            )
-        return known
+        freest = self._load(instance.freest_status(), config)
+        may_be_source = is_source(freest, config) or is_source(
+            self._load(instance.fullest_status(), config), config
+        )
+        return _Bounds(instance.num_changes, may_be_source, is_destination(freest, config))
+
+    def _load_now(self, instance: SimInstance, config: ReschedulingConfig) -> InstanceLoad:
+        status = instance.status()
+        kept = self._kept.get(instance.instance_id)
+        if kept is None or kept[0] is not status:
+            kept = self._kept[instance.instance_id] = status, self._load(status, config)
+        return kept[1]
 
     def _load(
         self, status: InstanceSnapshot, config: ReschedulingConfig, closed: Collection[str] = ()

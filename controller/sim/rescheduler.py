@@ -18,10 +18,12 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.fruitless import FruitlessPairs
 from controller.core.rescheduling.pairing import pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
+from controller.model.moves import Remembered
 from controller.sim.event_queue import EventQueue
 from controller.sim.instance import SimInstance
 from controller.sim.loads import Loads
 from controller.sim.moves import Links, SimMove
+from controller.sim.request_run import RequestRun
 
 ORDER_INTERVALS = 2
 FAILED_AGAIN_S = 1.0
@@ -206,32 +208,30 @@ class SimRescheduler:
             candidates = [now if each is chosen else each for each in candidates]
 
     def _candidates(self, source: SimInstance) -> list[Candidate]:
-        now_s, known = self._events.now_s, []
-        for candidate in source.engine.moves.candidates(partial(self._num_tokens_left, source)):
-            request_id = candidate.request_id
-            run = source.runs.get(request_id)
-            failed = self._failed_s.get(request_id)
-            if failed is not None and failed[1] <= now_s - FAILED_AGAIN_S:
-                del self._failed_s[request_id]
-                failed = None
-            if run is None or request_id in self._moves:
-                candidate = replace(candidate, outgoing=True)
-            elif run.moves or failed:
-                candidate = replace(
-                    candidate,
-                    moves=tuple((left, now_s - left_s) for left, left_s in run.moves),
-                    refusal=candidate.refusal or (failed[0] if failed else None),
-                )
-            known.append(candidate)
-        return known
+        return source.engine.moves.candidates(partial(self._remembered, source))
 
-    def _num_tokens_left(self, source: SimInstance, request_id: str) -> int | None:
-        """How many tokens the request may still emit, as far as a real instance would know."""
+    def _remembered(self, source: SimInstance, request_id: str) -> Remembered:
         run = source.runs.get(request_id)
-        if self._limit_factor is None or run is None:
+        if run is None:
+            return Remembered(outgoing=True)
+        num_left, now_s = self._num_tokens_left(source, run), self._events.now_s
+        if request_id in self._moves:
+            return Remembered(num_left, outgoing=True)
+        refusal = None
+        if failed := self._failed_s.get(request_id):
+            if failed[1] <= now_s - FAILED_AGAIN_S:
+                del self._failed_s[request_id]
+            else:
+                refusal = failed[0]
+        moves = tuple([(left, now_s - left_s) for left, left_s in run.moves]) if run.moves else ()
+        return Remembered(num_left, refusal, False, moves)
+
+    def _num_tokens_left(self, source: SimInstance, run: RequestRun) -> int | None:
+        """How many tokens the request may still emit, as far as a real instance would know."""
+        if self._limit_factor is None:
             return None
         request = run.request
-        num_outputs = source.engine.num_tokens(request_id) - request.num_prompt_tokens
+        num_outputs = source.engine.num_tokens(request.request_id) - request.num_prompt_tokens
         return int(self._limit_factor * request.max_output_tokens) - num_outputs
 
     def _uncounted(self, sent: list[SimMove], order: _Order) -> list[SimMove]:

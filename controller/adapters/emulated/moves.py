@@ -20,7 +20,7 @@ from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState
+from controller.model.moves import MovingState, Remembered
 from controller.model.request import ModelRequest
 from controller.ports.frames import Frames
 from controller.ports.moves import KvBlocks, PinnedBlocks, ReservedBlocks, SuspendedRequest
@@ -81,7 +81,7 @@ class EmulatedMoves:
     # -- source --------------------------------------------------------------------------
 
     def candidates(self) -> Sequence[Candidate]:
-        return self._model.moves.candidates(self._num_tokens_left)
+        return self._model.moves.candidates(self._remembered)
 
     def outputs(self, request_id: str) -> Sequence[int]:
         """Raises KeyError: the request is not here."""
@@ -216,6 +216,9 @@ class EmulatedMoves:
         self._on_gone()
 
     # ------------------------------------------------------------------------------------
+
+    def _remembered(self, request_id: str) -> Remembered:
+        return Remembered(self._num_tokens_left(request_id))
 
     def _num_tokens_left(self, request_id: str) -> int:
         """How many more tokens the request may get, by the client's limit and the model's."""

@@ -1,11 +1,10 @@
 """What a dispatch may know of the request that it is for."""
 
-from dataclasses import dataclass
-
 from controller.core.load.snapshot import Level
+from controller.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Newcomer:
     """`session` names the client or conversation; empty: not known.
 

@@ -6,6 +6,8 @@ Units: blocks inside, tokens in configuration and on screens (docs/metrics.md).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from controller.core.value import value
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens`: ceil(num_tokens / block_size)."""
@@ -31,7 +33,7 @@ HIGH = Level("high", rank=1, target_load_tokens=1600)
 DEFAULT_LEVELS = (NORMAL, HIGH)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QueueHead:
     """The first request in queue order on an instance."""
 
@@ -44,7 +46,7 @@ class QueueHead:
     """Seconds since the epoch; the engine does not know it, its llumlet does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceSnapshot:
     """One instance at one moment, as its llumlet counted it between two steps.
 
@@ -87,7 +89,36 @@ class InstanceSnapshot:
         return self.num_total_blocks - self.num_free_blocks
 
 
-@dataclass(frozen=True, slots=True)
+def with_batch(
+    snapshot: InstanceSnapshot,
+    num_free_blocks: int,
+    num_running: int,
+    num_running_by_rank: Mapping[int, int],
+) -> InstanceSnapshot:
+    """The same instance with another batch. Written out, as simulations ask for it hundreds of
+    thousands of times: 1.1 us, by `dataclasses.replace` 12."""
+    return InstanceSnapshot(
+        snapshot.instance_id,
+        snapshot.incarnation,
+        snapshot.block_size,
+        snapshot.num_total_blocks,
+        num_free_blocks,
+        snapshot.watermark_blocks,
+        snapshot.fill_blocks,
+        snapshot.max_num_running,
+        num_running,
+        num_running_by_rank,
+        snapshot.num_queued,
+        snapshot.num_queued_by_rank,
+        snapshot.queued_demand_blocks,
+        snapshot.queue_head,
+        snapshot.num_evicted_queued,
+        snapshot.num_evictions,
+        snapshot.draining,
+    )
+
+
+@value
 class Unreported:
     """Requests dispatched to an instance that no status of it has named yet."""
 

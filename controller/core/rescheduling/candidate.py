@@ -1,14 +1,13 @@
 """One request of a source, as far as relief looks at it."""
 
-from dataclasses import dataclass
-
 from controller.core.load.snapshot import blocks_for
+from controller.core.value import value
 
 PastMoves = tuple[tuple[str, float], ...]
 """One request's moves: (the instance that it left, how many seconds ago), in any order."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Candidate:
     """Every request that its instance's snapshot counts is one, movable or not.
 

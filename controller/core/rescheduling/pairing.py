@@ -12,16 +12,16 @@ the other one. Pairing takes n log n of instances and pairs left out.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
 from controller.core.load.freeness import freeness, num_in_batch
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceLoad:
     """`may_send`: the instance is alive and has requests. `may_receive`: it is schedulable and not
     cooling after a failure; what follows from the other fields need not be in it.
@@ -66,7 +66,7 @@ class InstanceLoad:
         return self.may_receive and not self.draining and not self.num_evicted_queued
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pair:
     """Freeness in decode steps, at the moment of pairing; that of a draining source is -inf."""
 

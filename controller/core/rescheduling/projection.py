@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from controller.core.load.snapshot import InstanceSnapshot, QueueHead
+from controller.core.load.snapshot import InstanceSnapshot, QueueHead, with_batch
 from controller.core.rescheduling.candidate import Candidate
 
 
@@ -17,11 +17,21 @@ def without(
     """
     candidates = tuple(candidates)
     gone = [c for c in candidates if c.request_id in leaving]
-    if not gone:
-        return snapshot
-    bs, by_rank = snapshot.block_size, Counter(snapshot.num_running_by_rank)
     running, queued = [c for c in gone if not c.queued], [c for c in gone if c.queued]
-    by_rank.subtract(c.rank for c in running)
+    if running:
+        num_freed_blocks = sum(c.num_freed_blocks for c in running)
+        by_rank = dict(snapshot.num_running_by_rank)
+        for c in running:
+            by_rank[c.rank] = by_rank.get(c.rank, 0) - 1
+        snapshot = with_batch(
+            snapshot,
+            snapshot.num_free_blocks + num_freed_blocks,
+            snapshot.num_running - len(running),
+            {rank: num for rank, num in by_rank.items() if num > 0},
+        )
+    if not queued:
+        return snapshot
+    bs = snapshot.block_size
     queued_by_rank = Counter(snapshot.num_queued_by_rank)
     queued_by_rank.subtract(c.rank for c in queued)
     head = snapshot.queue_head
@@ -31,9 +41,6 @@ def without(
         head = _as_head(waiting[0], bs) if waiting else None
     return replace(
         snapshot,
-        num_free_blocks=snapshot.num_free_blocks + sum(c.num_freed_blocks for c in running),
-        num_running=snapshot.num_running - len(running),
-        num_running_by_rank=+by_rank,
         num_queued=snapshot.num_queued - len(queued),
         num_queued_by_rank=+queued_by_rank,
         queued_demand_blocks=snapshot.queued_demand_blocks
@@ -48,14 +55,16 @@ def with_arrivals(snapshot: InstanceSnapshot, arriving: Iterable[Candidate]) -> 
     arriving = tuple(arriving)
     if not arriving:
         return snapshot
-    by_rank = Counter(snapshot.num_running_by_rank)
-    by_rank.update(c.rank for c in arriving)
-    num_blocks = sum(c.blocks_there(snapshot.block_size) for c in arriving)
-    return replace(
+    by_rank = dict(snapshot.num_running_by_rank)
+    num_blocks = 0
+    for c in arriving:
+        by_rank[c.rank] = by_rank.get(c.rank, 0) + 1
+        num_blocks += c.blocks_there(snapshot.block_size)
+    return with_batch(
         snapshot,
-        num_free_blocks=snapshot.num_free_blocks - num_blocks,
-        num_running=snapshot.num_running + len(arriving),
-        num_running_by_rank=by_rank,
+        snapshot.num_free_blocks - num_blocks,
+        snapshot.num_running + len(arriving),
+        by_rank,
     )
 
 

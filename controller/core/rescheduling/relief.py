@@ -12,8 +12,9 @@ as arrived at the destination, so a source stops by itself as soon as it is none
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+from functools import cached_property
 
 from controller.core.load.freeness import finite, freeness
 from controller.core.load.snapshot import InstanceSnapshot, Level
@@ -26,7 +27,8 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
-from controller.core.rescheduling.worth import Link, Worth, head_wait, weigh
+from controller.core.rescheduling.worth import HeadWait, Link, Worth, head_wait, weigh
+from controller.core.value import value
 
 MINUTE_S = 60.0
 
@@ -38,7 +40,7 @@ class MoveReason(StrEnum):
     BALANCE = "balance"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReliefView:
     """What one decision looks at. `source` and `candidates` are of the same moment, between two
     steps, and every request that `source` counts as its own is a candidate.
@@ -58,7 +60,7 @@ class ReliefView:
     step_time_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotMoved:
     """A request that was tried and not moved. `code`: a `ReliefRefusal` or a `MoveRefusal`."""
 
@@ -67,7 +69,7 @@ class NotMoved:
     numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """`reason`: why requests are to leave; empty if the source is none any more. `numbers` are
     about the chosen one; `refused` were tried before it, all of them if none was chosen."""
@@ -103,27 +105,51 @@ class _Relief:
         self._draining = view.source.draining
         leaving = {c.request_id for c in view.candidates if c.outgoing}
         self._staying = [c for c in view.candidates if not c.outgoing]
-        self._source = without(view.source, view.candidates, leaving)
-        # From a draining instance's queue a request takes no room over there, but waits again.
-        taking_room = [c for c in view.sent if not (c.queued and self._draining)]
-        self._destination = with_arrivals(view.destination, taking_room)
-        self._destination_after_steps: dict[tuple[int, int], float] = {}
-        """By rank and blocks of the arriving request: a batch has many alike."""
+        self._source = without(view.source, view.candidates, leaving) if leaving else view.source
         self._source_steps = freeness(self._source, view.levels)
-        self._steps_without_headroom = freeness(self._source, ())
         self._balancing = view.config.pairing == "balanced"
-        self._enough_steps = (
-            freeness(self._destination, view.levels)
-            if self._balancing
-            else view.config.source_below_steps
-        )
-        self._tried = self._taken_by_policy()
-        may_go = [c.rank for c in self._tried if c.refusal not in LASTING]
-        self._lowest_rank = min(may_go, default=0)
-        """The lowest rank that may go, now or soon: a request that never may holds up none."""
         self._link = Link(view.block_bytes, view.bytes_per_s)
         self._step_time_s = view.step_time_s or 0.0
-        self._head_wait = head_wait(self._source, self._staying, self._step_time_s)
+        self._destination_after_steps: dict[tuple[int, int], float] = {}
+        """By rank and blocks of the arriving request: a batch has many alike."""
+
+    # More than half of all decisions end with what is above, as no source is left.
+
+    @cached_property
+    def _destination(self) -> InstanceSnapshot:
+        # From a draining instance's queue a request takes no room over there, but waits again.
+        taking_room = [c for c in self._view.sent if not (c.queued and self._draining)]
+        return with_arrivals(self._view.destination, taking_room)
+
+    @cached_property
+    def _steps_without_headroom(self) -> float:
+        return freeness(self._source, ())
+
+    @cached_property
+    def _enough_steps(self) -> float:
+        if self._balancing:
+            return freeness(self._destination, self._view.levels)
+        return self._config.source_below_steps
+
+    @cached_property
+    def _tried(self) -> list[Candidate]:
+        """Those that the policy takes."""
+        victims, head = VICTIMS[self._config.victim], self._source.queue_head
+        head_id = head.request_id if head is not None and victims.takes_head else None
+        return [
+            c
+            for c in self._staying
+            if (c.request_id == head_id if c.queued else victims.takes_running)
+        ]
+
+    @cached_property
+    def _lowest_rank(self) -> int:
+        """The lowest rank that may go, now or soon: a request that never may holds up none."""
+        return min((c.rank for c in self._tried if c.refusal not in LASTING), default=0)
+
+    @cached_property
+    def _head_wait(self) -> HeadWait:
+        return head_wait(self._source, self._staying, self._step_time_s)
 
     def reason(self) -> MoveReason | None:
         """Why requests are to leave; None if this is no source any more."""
@@ -140,15 +166,6 @@ class _Relief:
         if self._draining:
             return departing_in_turn(self._staying, self._config.victim)
         return sorted(self._tried, key=VICTIMS[self._config.victim].turn)
-
-    def _taken_by_policy(self) -> list[Candidate]:
-        victims, head = VICTIMS[self._config.victim], self._source.queue_head
-        head_id = head.request_id if head is not None and victims.takes_head else None
-        return [
-            c
-            for c in self._staying
-            if (c.request_id == head_id if c.queued else victims.takes_running)
-        ]
 
     # -- what speaks against it ------------------------------------------------------------
 

@@ -14,15 +14,15 @@ takes 3.5 ms to copy, and a batch of 40 lives on it for 16 / 40 of a step of 80 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from controller.core.load.freeness import batch_size
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Link:
     """The link from a source to others. `bytes_per_s` is None as long as nothing was copied."""
 
@@ -35,7 +35,7 @@ class Link:
         return num_blocks * self.block_bytes / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HeadWait:
     """What the head of the source's queue lacks, and how long until that is free anyway."""
 
@@ -43,7 +43,7 @@ class HeadWait:
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Worth:
     copy_time_s: float
     relief_s: float

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from controller.core.value import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class TraceRequest:
     """`arrival_s` counts from the trace's start. The engine ends the request after exactly
     `num_output_tokens` tokens. `rank` is the scheduling priority; larger goes first.

@@ -10,7 +10,7 @@ from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
-from controller.model.moves import MovingState
+from controller.model.moves import MovingState, Remembered
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
 
@@ -59,7 +59,7 @@ def running(num_tokens: int, rank: int = 0) -> MovingState:
 
 
 def candidates(model: EngineModel) -> dict[str, Candidate]:
-    found = model.moves.candidates(lambda request_id: None)
+    found = model.moves.candidates(lambda request_id: Remembered())
     counted = seen(model)
     assert sum(not c.queued for c in found) == counted.num_running
     assert sum(c.queued for c in found) == counted.num_queued

@@ -18,6 +18,7 @@ from controller.core.rescheduling.pairing import InstanceLoad, pair
 from controller.core.rescheduling.relief import Decision, ReliefView, next_move
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel
+from controller.model.moves import Remembered
 from controller.model.profile import load_profile
 from controller.model.request import ModelRequest
 
@@ -193,7 +194,7 @@ class ModelCluster:
             decision = next_move(
                 ReliefView(
                     snapshot,
-                    [self._known(c) for c in node.engine.moves.candidates(self._num_left)],
+                    [self._known(c) for c in node.engine.moves.candidates(self._remembered)],
                     destination,
                     sent,
                     self.levels,
@@ -229,6 +230,9 @@ class ModelCluster:
             outgoing=candidate.request_id in self._moving,
             moves=tuple((each.source_id, self.now_s - each.time_s) for each in moves),
         )
+
+    def _remembered(self, request_id: str) -> Remembered:
+        return Remembered(self._num_left(request_id))
 
     def _num_left(self, request_id: str) -> int:
         """As a client's limit: twice what the request really emits."""
