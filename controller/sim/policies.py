@@ -9,11 +9,14 @@ each does. But for `llumnix` and `dispatch-only` all treat each request as a nor
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import NORMAL
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.sim.autoscaler import COLD_START_S
 from controller.sim.setup import SimPolicy
 
 VLLM_DP_STATUS_AGE_S = 0.1
@@ -47,6 +50,12 @@ _POLICIES = (
     _without_priorities("cache-aware", "cache-aware"),
 )
 SIM_POLICIES: Mapping[str, SimPolicy] = MappingProxyType({each.name: each for each in _POLICIES})
+
+
+def with_autoscale(policy: SimPolicy, least: int, most: int) -> SimPolicy:
+    """The policy on a cluster of `least` to `most` instances, with the defaults of auto-scaling."""
+    config = AutoscaleConfig(min_instances=least, max_instances=most, cold_start_s=COLD_START_S)
+    return replace(policy, autoscale=config)
 
 
 def sim_policy(name: str) -> SimPolicy:

@@ -22,7 +22,8 @@ def simulate(
     workload: options.Workloads = None,
     recording: options.From = None,
     rate: options.Rates = None,
-    instances: options.Instances = "16",
+    instances: options.MaybeInstances = None,
+    autoscale: options.Autoscale = None,
     policy: options.Policies = None,
     seeds: options.NumSeeds = None,
     seed: options.FirstSeed = 1,
@@ -65,7 +66,14 @@ def simulate(
     if recording is None and not workload:
         raise UsageError("--workload: which requests come must be said", HINT)
     names = [_file(recording)] if recording is not None else list(dict.fromkeys(workload or ()))
-    sizes = options.sizes(instances)
+    targeted = target_ttft_p99 is not None or target_tpot_p99 is not None
+    if autoscale is not None and targeted:
+        raise UsageError(
+            "--autoscale: targets are for the smallest cluster of a fixed size",
+            "--instances 8..16 --target-ttft-p99 2",
+        )
+    bounds = None if autoscale is None else options.autoscale(autoscale, instances)
+    sizes = options.sizes(instances or "16") if bounds is None else [bounds[2]]
     from controller.sim.run import Load
     from llumctl.simulate import session
     from llumctl.simulate.plan import Wanted, draws
@@ -96,6 +104,7 @@ def simulate(
         settings=options.assignments(set_ or ()),
         faults=faults,
         warm_up=warm_up,
+        autoscale=None if bounds is None else bounds[:2],
     )
     targets = Targets(target_ttft_p99, target_tpot_p99)
     ran = session.compare(wanted, jobs, strict=strict)

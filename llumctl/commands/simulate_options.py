@@ -104,6 +104,24 @@ Instances = Annotated[
         help="How many instances, or each number from A to B.",
     ),
 ]
+MaybeInstances = Annotated[
+    str | None,
+    typer.Option(
+        "--instances",
+        "-n",
+        metavar="N|A..B",
+        help="How many instances, or each number from A to B (16; with --autoscale so many at"
+        " first, the middle of its range).",
+    ),
+]
+Autoscale = Annotated[
+    str | None,
+    typer.Option(
+        "--autoscale",
+        metavar="MIN..MAX",
+        help="Instances come and go with the load; settings are --set autoscale.KEY=VALUE.",
+    ),
+]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
@@ -199,6 +217,25 @@ def sizes(text: str) -> list[int]:
             "--instances 16      or      --instances 8..16",
         )
     return list(range(first, last + 1))
+
+
+def autoscale(text: str, instances: str | None) -> tuple[int, int, int]:
+    """The fewest and the most instances, and how many there are at first."""
+    found = _SIZES.fullmatch(text.strip())
+    least, most = (int(found[1]), int(found[2])) if found and found[2] else (0, 0)
+    if not 1 <= least <= most <= MAX_INSTANCES:
+        raise UsageError(
+            f"--autoscale: {text[:60]!r} is no range from 1 to {MAX_INSTANCES}", "--autoscale 1..16"
+        )
+    if instances is None:
+        return least, most, (least + most) // 2
+    at_first = sizes(instances)
+    if len(at_first) != 1 or not least <= at_first[0] <= most:
+        raise UsageError(
+            f"--instances: with --autoscale it is the number at first, from {least} to {most}",
+            f"--autoscale {least}..{most} --instances {least}",
+        )
+    return least, most, at_first[0]
 
 
 def seeds(first: int, num: int | None, *, drawn: bool) -> list[int]:

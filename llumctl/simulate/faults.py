@@ -1,6 +1,7 @@
 """Faults as people write them: `60:kill:i-3`, `120:slow-steps:i-2:1.5`; or a file."""
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,11 +13,12 @@ KINDS = ("kill", "drain", "slow-steps", "slow-links")
 WITH_FACTOR = ("slow-steps", "slow-links")
 EXAMPLE = "--faults 60:kill:i-3,120:slow-steps:i-2:1.5"
 MAX_FILE_BYTES = 1 << 20
+_INSTANCE = re.compile(r"i-(0|[1-9]\d{0,6})", re.ASCII)
 
 
-def parse(text: str, num_instances: int) -> tuple[Fault, ...]:
+def parse(text: str, num_instances: int | None) -> tuple[Fault, ...]:
     """`text` is a list between commas, or the path of a file with a fault per line, in which `#`
-    begins a comment. They may stand in any order.
+    begins a comment. They may stand in any order. `num_instances`: None where they come and go.
 
     Raises:
         UsageError: one of them is wrong; says which, as FILE:LINE in a file.
@@ -48,7 +50,7 @@ def _lines(path: Path) -> list[tuple[str, str]]:
     return [(f"{path}:{number}", line) for number, line in stripped if line]
 
 
-def _fault(entry: str, where: str, num_instances: int) -> Fault:
+def _fault(entry: str, where: str, num_instances: int | None) -> Fault:
     def wrong(why: str) -> UsageError:
         return UsageError(f"{where}: {entry[:60]!r}: {why}", EXAMPLE)
 
@@ -61,9 +63,11 @@ def _fault(entry: str, where: str, num_instances: int) -> Fault:
     time_s = _number(time_text)
     if time_s is None or time_s < 0:
         raise wrong(f"{time_text!r} is no time in seconds from the beginning")
-    known = [f"i-{number}" for number in range(num_instances)]
-    if instance_id not in known:
-        raise wrong(f"the instances are {known[0]} to {known[-1]}")
+    known = _INSTANCE.fullmatch(instance_id)
+    if num_instances is None and known is None:
+        raise wrong("the instances are i-0, i-1 and so on, in the order of their launch")
+    if num_instances is not None and (known is None or int(known[1]) >= num_instances):
+        raise wrong(f"the instances are i-0 to i-{num_instances - 1}")
     if (kind in WITH_FACTOR) != (len(parts) == 4):
         raise wrong(
             f"{kind} takes no factor"

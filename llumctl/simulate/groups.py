@@ -1,6 +1,6 @@
 """Runs by what they have in common: the seeds of one policy, the policies of one load."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from controller.sim.run import Load, Ran
@@ -44,20 +44,32 @@ class Group:
     policies: Sequence[Seeds]
 
     @property
+    def instances(self) -> str:
+        """How many there are, or may be, as `16` or `1..16`."""
+        setup = self.policies[0].ran[0].run.setup
+        config = setup.policy.autoscale
+        return (
+            f"{setup.num_instances}"
+            if config is None
+            else f"{config.min_instances}..{config.max_instances}"
+        )
+
+    @property
     def rate(self) -> float:
         rates = [ran.rate for seeds in self.policies for ran in seeds.ran]
         return sum(rates) / len(rates)
 
 
 def grouped(ran: Sequence[Ran]) -> list[Group]:
-    groups: dict[tuple[Load, int], dict[str, list[Ran]]] = {}
+    groups: dict[tuple[Load, int, Hashable], dict[str, list[Ran]]] = {}
     for each in ran:
         setup = each.run.setup
-        of_load = groups.setdefault((each.run.load, setup.num_instances), {})
+        key = each.run.load, setup.num_instances, setup.policy.autoscale
+        of_load = groups.setdefault(key, {})
         of_load.setdefault(setup.policy.name, []).append(each)
     return [
         Group(load, size, [Seeds(policy, seeds) for policy, seeds in of_load.items()])
-        for (load, size), of_load in groups.items()
+        for (load, size, _), of_load in groups.items()
     ]
 
 

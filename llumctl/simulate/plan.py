@@ -8,10 +8,11 @@ from controller.api.errors import UsageError
 from controller.model.config import Mode
 from controller.model.profile import LatencyProfile, load_profile
 from controller.sim.bounds.pooled_cluster import ORACLES
+from controller.sim.policies import with_autoscale
 from controller.sim.policy_settings import setting_names, with_settings
 from controller.sim.run import CannotRunError, Load, Run, fitting, policy_named
 from controller.sim.saturation import saturation_rate
-from controller.sim.setup import ClusterSetup, SimPolicy
+from controller.sim.setup import ClusterSetup, Fault, SimPolicy
 from controller.sim.workload.named import is_file
 from llumctl.choices import nearest
 from llumctl.simulate import faults
@@ -23,7 +24,8 @@ MAX_LOOKED_AT = 50_000
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Runs of each workload at each rate (None: that of a trace file) on each number of instances
-    under each policy with each seed. `load` has the options that all of them share."""
+    under each policy with each seed. `load` has the options that all of them share. With
+    `autoscale` (the fewest and the most instances) the sizes are those at first."""
 
     workloads: Sequence[str]
     rates: Sequence[float | None]
@@ -37,6 +39,7 @@ class Wanted:
     settings: Mapping[str, str] = field(default_factory=dict)
     faults: str | None = None
     warm_up: float = 0.0
+    autoscale: tuple[int, int] | None = None
 
 
 def shown(workload: str) -> str:
@@ -58,6 +61,8 @@ def runs(wanted: Wanted) -> list[Run]:
     """
     profile = _profile(wanted.profile)
     policies = [_policy(name) for name in wanted.policies]
+    if wanted.autoscale is not None:
+        policies = [with_autoscale(policy, *wanted.autoscale) for policy in policies]
     changed = _changed(policies, wanted.settings)
     return [
         Run(
@@ -68,7 +73,7 @@ def runs(wanted: Wanted) -> list[Run]:
                 size,
                 mode=wanted.mode,
                 prefix_caching=wanted.prefix_caching,
-                faults=() if wanted.faults is None else faults.parse(wanted.faults, size),
+                faults=_faults(wanted, size),
             ),
             seed,
             wanted.warm_up,
@@ -80,6 +85,12 @@ def runs(wanted: Wanted) -> list[Run]:
         for policy, settings in changed
         for seed in wanted.seeds
     ]
+
+
+def _faults(wanted: Wanted, size: int) -> tuple[Fault, ...]:
+    if wanted.faults is None:
+        return ()
+    return faults.parse(wanted.faults, size if wanted.autoscale is None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ def overloads(planned: Iterable[Run]) -> list[Overload]:
     """
     by_load: dict[tuple[Load, int], list[Run]] = {}
     for run in planned:
-        by_load.setdefault((run.load, run.setup.num_instances), []).append(run)
+        by_load.setdefault((run.load, run.setup.max_instances), []).append(run)
     found = []
     for (load, num_instances), alike in by_load.items():
         rate, limit = estimate(alike)
@@ -129,7 +140,7 @@ def estimate(alike: Sequence[Run]) -> tuple[float, float]:
         except ValueError as error:
             raise UsageError(str(error)) from error
         rates.append(alike[0].load.rate or trace.rate)
-        limits.append(saturation_rate(trace, setup.profile, setup.num_instances, setup.mode))
+        limits.append(saturation_rate(trace, setup.profile, setup.max_instances, setup.mode))
         num_seen += len(trace.requests)
         if num_seen >= MAX_LOOKED_AT:
             break

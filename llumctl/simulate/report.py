@@ -1,13 +1,13 @@
 """Simulated runs as JSON, and side by side as tables."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from controller.sim.run import Load, Ran
 from controller.sim.statistics import Interval, ratio_of_means
-from controller.sim.summary import Figures
+from controller.sim.summary import Curves, Figures
 from llumctl.simulate.blocks import sparkline
 from llumctl.simulate.groups import Group, Seeds, count, grouped, latency
 from llumctl.simulate.plan import shown
@@ -39,6 +39,7 @@ def as_json(ran: Ran) -> dict[str, Any]:
         "mode": setup.mode,
         "options": _options(run.load),
         "settings": dict(run.settings),
+        "autoscale": None if setup.policy.autoscale is None else asdict(setup.policy.autoscale),
         "faults": [asdict(fault) for fault in setup.faults],
         "warm_up": run.warm_up,
         "num_requests": ran.num_requests,
@@ -54,9 +55,23 @@ def as_json(ran: Ran) -> dict[str, Any]:
         "used_share": summary.used_share,
         "mean_num_waiting": summary.num_waiting,
         "mean_num_instances": summary.mean_num_instances,
+        "num_launched": summary.num_launched,
+        "num_removed": summary.num_removed,
+        "instances_over_time": _instances_over_time(ran),
         "duration_s": summary.duration_s,
         "num_steps": summary.num_steps,
     }
+
+
+def _instances_over_time(ran: Ran) -> list[dict[str, float]] | None:
+    """None where their number is fixed."""
+    if ran.run.setup.policy.autoscale is None:
+        return None
+    curves = ran.summary.curves
+    return [
+        {"time_s": time_s, "num_instances": number}
+        for time_s, number in zip(curves.moments_s, curves.num_instances, strict=True)
+    ]
 
 
 def tables(ran: Sequence[Ran], *, colours: bool, blocks: bool) -> str:
@@ -77,7 +92,7 @@ def never_steady(ran: Sequence[Ran]) -> list[str]:
 
 
 def described(group: Group) -> str:
-    return f"{shown(group.load.workload)} at {group.rate:.4g} requests/s on {group.num_instances}"
+    return f"{shown(group.load.workload)} at {group.rate:.4g} requests/s on {group.instances}"
 
 
 def number(value: float) -> str:
@@ -135,7 +150,12 @@ def _table(group: Group, colours: bool, blocks: bool) -> str:
         add("num_failed", _cells(group, lambda s: float(s.num_failed)))
     add("waiting requests", _cells(group, lambda s: s.num_waiting))
     if blocks:
-        add("waiting over time", _sparklines(group))
+        add("waiting over time", _sparklines(group, lambda curves: curves.num_waiting))
+    if any(each.run.setup.policy.autoscale for s in group.policies for each in s.ran):
+        add("instances", _cells(group, lambda s: s.mean_num_instances))
+        add("launched", _cells(group, lambda s: float(s.num_launched)))
+        if blocks:
+            add("instances over time", _sparklines(group, lambda curves: curves.num_instances))
     add("steady", [_steady(each) for each in group.policies])
     parts = [_title(group), output.table(header, rows, colours=colours)]
     if ratios := _ratios(group):
@@ -148,7 +168,7 @@ def _title(group: Group) -> str:
     setup, load = ran.run.setup, ran.run.load
     parts = [
         f"{shown(load.workload)} at {group.rate:.4g} requests/s",
-        f"{group.num_instances} x {setup.profile.name}",
+        f"{group.instances} x {setup.profile.name}",
         setup.mode,
         f"{ran.num_requests} requests",
         *([f"{ran.num_dropped} too long, left out"] if ran.num_dropped else []),
@@ -194,12 +214,12 @@ def _steady(seeds: Seeds) -> str:
     return "yes" if all(told) else f"{sum(map(bool, told))} of {len(told)} runs"
 
 
-def _sparklines(group: Group) -> list[str]:
+def _sparklines(group: Group, curve: Callable[[Curves], Sequence[float]]) -> list[str]:
     """All on one scale. Of several seeds their mean."""
     means = [
         [
             sum(values) / len(values)
-            for values in zip(*(s.curves.num_waiting for s in seeds.summaries), strict=True)
+            for values in zip(*(curve(s.curves) for s in seeds.summaries), strict=True)
         ]
         for seeds in group.policies
     ]

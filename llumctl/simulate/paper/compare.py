@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from controller.sim.run import Ran
 from controller.sim.statistics import Interval, geometric_mean_ratio, mean_of, ratio_of_means
 from llumctl.simulate.groups import Figure, Seeds, count, latency
-from llumctl.simulate.paper.figures import GENERATED, REAL, Case, Experiment
+from llumctl.simulate.paper.figures import BLOCK_TOKENS, GENERATED, REAL, Case, Experiment
 from llumctl.simulate.paper.points import Place
 
-Key = tuple[str, float | None, float | None, str]
+Key = tuple[str, float | None, float | None, float | None, str]
+"""Lengths, rate, CV, the lower end of the range of auto-scaling in steps, policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,17 @@ def rows(
     """By workload, rank, metric, and only then by load: as one reads a figure."""
     by_key: dict[Key, list[Ran]] = {}
     for each in ran:
-        load, policy = each.run.load, each.run.setup.policy.name
-        by_key.setdefault((load.workload, load.rate, load.cv, policy), []).append(each)
+        load, policy = each.run.load, each.run.setup.policy
+        scale = policy.autoscale
+        steps = None if scale is None else scale.up_below_steps
+        key = load.workload, load.rate, load.cv, steps, policy.name
+        by_key.setdefault(key, []).append(each)
 
     def cell(case: Case, rank: int | None, metric: str, policy: str) -> Cell:
-        seeds = Seeds(policy, by_key.get((case.workload, case.rate, case.cv, policy), []))
+        blocks = case.scale_from_blocks
+        steps = None if blocks is None else BLOCK_TOKENS * blocks
+        key = case.requests, case.rate, case.cv, steps, policy
+        seeds = Seeds(policy, by_key.get(key, []))
         place = Place(case.workload, case.x, rank, policy, metric)
         return Cell(seeds.values(measured(metric, rank)), shown_by_paper.get(place))
 
@@ -101,15 +108,15 @@ def rows(
 
 def measured(metric: str, rank: int | None) -> Figure:
     """A metric by its name: `ttft_s p99`, `preemption_loss_s`, `fragmentation`."""
-    if metric == "fragmentation":
-        return lambda summary: summary.fragmentation
+    if metric in ("fragmentation", "mean_num_instances"):
+        return lambda summary: float(getattr(summary, metric))
     name, _, statistic = metric.partition(" ")
     return latency(name, statistic, rank) if statistic else count(name, rank)
 
 
 _TRACES: Mapping[str, Callable[[str], bool]] = {
-    "generated": lambda workload: workload in GENERATED,
-    "real": lambda workload: workload in REAL,
+    "generated": lambda requests: requests in GENERATED,
+    "real": lambda requests: requests in REAL,
 }
 
 
@@ -122,7 +129,7 @@ def geometric_means(experiment: Experiment, found: Sequence[Row]) -> list[Geomet
                 alike = [
                     row
                     for row in found
-                    if (row.rank, row.metric) == (rank, metric) and among(row.case.workload)
+                    if (row.rank, row.metric) == (rank, metric) and among(row.case.requests)
                 ]
                 for policy in experiment.ours:
                     mean = _geometric_mean(traces, alike, policy)

@@ -13,8 +13,16 @@ from llumctl.simulate.paper.points import FigureName, points
 
 GENERATED = ("S-S", "M-M", "L-L", "S-L", "L-S")
 REAL = ("sharegpt", "burstgpt")
+SCALED = (FigureName.FIGURE14, FigureName.FIGURE15)
 FIGURE13_RATE = 26.0
 FIGURE13_HIGH_FRACTION = 0.1
+SCALED_RATE = 2.0
+"""Of the Gamma arrivals in figures 14 and 15."""
+SCALED_CV = 2.0
+"""In figure 15."""
+SCALE_FROM_BLOCKS = 10.0
+SCALE_RANGE_BLOCKS = 50.0
+BLOCK_TOKENS = 16
 LONG_STEPS = MappingProxyType(dict.fromkeys(("M-M", "S-L"), 160))
 """Thresholds of moves on these traces. On others they are the default, 48 steps, which is that of
 the authors too."""
@@ -22,13 +30,22 @@ the authors too."""
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load of a figure; `x` is its place there."""
+    """One load of a figure; `x` is its place there. `lengths`: of the requests, where `workload` is
+    not the name of them. `scale_from_blocks`: with auto-scaling, from so many free blocks per
+    request on."""
 
     workload: str
     x: float
     rate: float
     cv: float | None = None
     high_fraction: float | None = None
+    lengths: str = ""
+    scale_from_blocks: float | None = None
+
+    @property
+    def requests(self) -> str:
+        """What `--workload` calls them."""
+        return self.lengths or self.workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +84,25 @@ def figure(name: FigureName) -> Experiment:
         ]
         return Experiment(name, "CV", "llumnix-base", ["llumnix"], metrics, cases, ranks=(1, 0))
     cases = [Case(workload, rate, rate) for workload, rate in places]
+    if name in SCALED:
+        return Experiment(
+            name,
+            "T" if name is FigureName.FIGURE15 else "RATE/CV",
+            "infaas++",
+            ["llumnix"],
+            metrics,
+            [_scaled(name, *place) for place in places],
+        )
     extra = {"round-robin": REAL} if name is FigureName.FIGURE11 else {}
     return Experiment(name, "RATE", "infaas++", ["llumnix"], metrics, cases, extra)
+
+
+def _scaled(name: FigureName, arrivals: str, x: float) -> Case:
+    """Figures 14 and 15 have one trace, and differ in how its requests arrive."""
+    if name is FigureName.FIGURE15:
+        return Case(arrivals, x, SCALED_RATE, SCALED_CV, lengths="L-L", scale_from_blocks=x)
+    rate, cv = (x, None) if arrivals == "poisson" else (SCALED_RATE, x)
+    return Case(arrivals, x, rate, cv, lengths="L-L", scale_from_blocks=SCALE_FROM_BLOCKS)
 
 
 MATCHED_METRICS = (
@@ -100,6 +134,21 @@ def middle(experiment: Experiment) -> list[Case]:
         )
         found.append(cases[(len(cases) - 1) // 2])
     return found
+
+
+def scaling(case: Case, max_instances: int) -> dict[str, str]:
+    """How the authors' code scales: each check decides by what it sees, with no limit to how many
+    it adds."""
+    if case.scale_from_blocks is None:
+        return {}
+    up_below_steps = BLOCK_TOKENS * case.scale_from_blocks
+    return {
+        "autoscale.up_below_steps": f"{up_below_steps:g}",
+        "autoscale.down_above_steps": f"{up_below_steps + BLOCK_TOKENS * SCALE_RANGE_BLOCKS:g}",
+        "autoscale.max_added": f"{max_instances}",
+        "autoscale.up_persistence_s": "0",
+        "autoscale.down_persistence_s": "0",
+    }
 
 
 def settings(policy: str, workload: str) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """What the figures of the Llumnix paper show, as numbers.
 
 `points.csv` was read off the vector graphics of Sun et al., "Llumnix: Dynamic Scheduling for Large
-Language Model Serving" (OSDI '24). `x` is the rate in requests per second, in figure 13 the
-coefficient of variation of the gaps. Figure 12 is there as the two shares that the text gives. The
+Language Model Serving" (OSDI '24). `x` is the rate in requests per second, in figure 13 and with
+the Gamma arrivals of figure 14 the coefficient of variation of the gaps, in figure 15 the threshold
+of scaling in blocks per request. Figure 12 is there as the two shares that the text gives. The
 names of policies and metrics are ours.
 """
 
@@ -19,11 +20,14 @@ class FigureName(StrEnum):
     FIGURE11 = "figure11"
     FIGURE12 = "figure12"
     FIGURE13 = "figure13"
+    FIGURE14 = "figure14"
+    FIGURE15 = "figure15"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a point stands in a figure. `rank`: of these requests only."""
+    """Where a point stands in a figure. `workload`: the trace, or of figures 14 and 15 how it
+    arrives. `rank`: of these requests only."""
 
     workload: str
     x: float

@@ -8,6 +8,7 @@ from controller.sim.run import Ran
 from controller.sim.statistics import Interval
 from llumctl.simulate import report
 from llumctl.simulate.paper.compare import GeometricMean, Row
+from llumctl.simulate.paper.cost import Cost
 from llumctl.simulate.paper.figures import Experiment
 from llumctl.text import output
 
@@ -19,16 +20,20 @@ def tables(
     found: Sequence[Row],
     means: Sequence[GeometricMean],
     title: str,
+    cost: Cost | None,
     *,
     colours: bool,
 ) -> str:
-    """One per workload, then the geometric means."""
+    """One per workload, then the geometric means, and of figure 15 what its latency costs."""
     parts = [title]
     for workload in dict.fromkeys(row.case.workload for row in found):
         own = [row for row in found if row.case.workload == workload]
         parts += [workload, _table(experiment, own, colours)]
     if means:
         parts += ["geometric means", _means(experiment, means, colours)]
+    if cost is not None:
+        title = f"instances at a prefill P99 of {cost.target_s:g} s"
+        parts += [title, _cost(experiment, cost, colours)]
     return "\n\n".join(parts)
 
 
@@ -71,12 +76,26 @@ def _means(experiment: Experiment, means: Sequence[GeometricMean], colours: bool
     return output.table(header, lines, colours=colours)
 
 
+def _cost(experiment: Experiment, cost: Cost, colours: bool) -> str:
+    rows = []
+    for policy, simulated in cost.simulated.items():
+        row = [policy, _number(simulated), _number(cost.paper[policy])]
+        for found in (cost.simulated, cost.paper):
+            ours, theirs = found[policy], found[experiment.baseline]
+            row.append(_times(theirs / ours if ours and theirs else None))
+        rows.append(row)
+    return output.table(
+        ["", "", "paper", f"{experiment.baseline}/", "paper"], rows, colours=colours
+    )
+
+
 def as_json(
     experiment: Experiment,
     found: Sequence[Row],
     means: Sequence[GeometricMean],
     knees: Mapping[str, float],
     ran: Sequence[Ran],
+    cost: Cost | None,
 ) -> dict[str, Any]:
     return {
         "figure": experiment.name,
@@ -87,6 +106,7 @@ def as_json(
         "geometric_means": [
             {**asdict(mean), "simulated": _interval(mean.simulated)} for mean in means
         ],
+        "cost": None if cost is None else asdict(cost),
         "runs": [report.as_json(each) for each in ran],
     }
 

@@ -12,14 +12,17 @@ from llumctl.simulate import find_knee, plan
 from llumctl.simulate import report as plain_report
 from llumctl.simulate import session as plain
 from llumctl.simulate.paper import compare, report
+from llumctl.simulate.paper.cost import costs
 from llumctl.simulate.paper.figures import (
     GENERATED,
     REAL,
+    SCALED,
     Case,
     Experiment,
     figure,
     matched,
     middle,
+    scaling,
     settings,
 )
 from llumctl.simulate.paper.points import FigureName, points
@@ -57,20 +60,25 @@ def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_jso
     experiment = matched(knees, asked.shares) if asked.matched else figure(asked.figure)
     if asked.mode is not None:
         experiment = replace(experiment, mode=asked.mode)
+    if asked.figure in SCALED and experiment.mode == "chunked":
+        experiment = replace(experiment, ours=[*experiment.ours, "llumnix+"])
     cases = _cases(asked, experiment)
     ran = plain.carried_out(runs(asked, experiment, cases), num_workers)
     shown_by_paper = {} if asked.matched else points(asked.figure)
     rows = compare.rows(experiment, cases, ran, shown_by_paper)
     means = compare.geometric_means(experiment, rows)
+    cost = costs(rows) if asked.figure is FigureName.FIGURE15 else None
     if as_json:
-        output.emit(output.json_text(report.as_json(experiment, rows, means, knees, ran), indent=2))
+        found = report.as_json(experiment, rows, means, knees, ran, cost)
+        output.emit(output.json_text(found, indent=2))
     else:
+        instances = f"1..{asked.num_instances}" if asked.figure in SCALED else asked.num_instances
         title = (
-            f"{experiment.name}  {asked.num_instances} x {asked.profile}  {experiment.mode}"
+            f"{experiment.name}  {instances} x {asked.profile}  {experiment.mode}"
             f"  {ran[0].num_requests} requests  seeds {asked.seeds[0]} to {asked.seeds[-1]}"
         )
         colours = output.use_colours(sys.stdout)
-        output.emit(report.tables(experiment, rows, means, title, colours=colours))
+        output.emit(report.tables(experiment, rows, means, title, cost, colours=colours))
     if plot is not None:
         from llumctl.simulate import plot as drawing
 
@@ -87,9 +95,9 @@ def runs(asked: Asked, experiment: Experiment, cases: Sequence[Case]) -> list[Ru
         for policy in experiment.policies(case.workload)
         for run in plan.runs(
             Wanted(
-                workloads=[case.workload],
+                workloads=[case.requests],
                 rates=[case.rate],
-                sizes=[asked.num_instances],
+                sizes=[_at_first(asked, case)],
                 policies=[policy],
                 seeds=asked.seeds,
                 load=Load(
@@ -100,10 +108,19 @@ def runs(asked: Asked, experiment: Experiment, cases: Sequence[Case]) -> list[Ru
                 ),
                 profile=asked.profile,
                 mode=experiment.mode,
-                settings=settings(policy, case.workload),
+                settings={
+                    **settings(policy, case.requests),
+                    **scaling(case, asked.num_instances),
+                },
+                autoscale=None if case.scale_from_blocks is None else (1, asked.num_instances),
             )
         )
     ]
+
+
+def _at_first(asked: Asked, case: Case) -> int:
+    """With auto-scaling half of the most, as the authors' 8 of 16."""
+    return asked.num_instances if case.scale_from_blocks is None else (asked.num_instances + 1) // 2
 
 
 def _cases(asked: Asked, experiment: Experiment) -> list[Case]:

@@ -265,7 +265,7 @@ def test_a_run_without_a_steady_state_is_told(capsys: Captured, profile: str) ->
         (["--set", "migration.max_move=1"], "did you mean migration.max_moves?"),
         (["--set", "migration.max_moves=x"], "--set: migration.max_moves must be a number"),
         (["--set", "migration.max_moves"], "not of the form KEY=VALUE"),
-        (["-p", "O1", "-p", "O2", "--faults", "1:kill:i-0"], "neither a prefix cache nor faults"),
+        (["-p", "O1", "-p", "O2", "--faults", "1:kill:i-0"], "neither a prefix cache, nor faults"),
         (["--faults", "1:kil:i-0"], "did you mean kill"),
         (["--rate", "0"], "--rate: must be above 0"),
         (["--rate", "nan"], "--rate: must be above 0"),

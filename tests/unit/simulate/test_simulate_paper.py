@@ -3,13 +3,17 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.sim.run import Run
 from llumctl.app import run
+from llumctl.simulate.paper import session
 from llumctl.simulate.paper.compare import Cell, GeometricMean, Row, geometric_means, rows
+from llumctl.simulate.paper.cost import costs, crossing
 from llumctl.simulate.paper.figures import (
     GENERATED,
     REAL,
@@ -60,6 +64,45 @@ def test_figure_13_has_both_ranks_at_each_cv() -> None:
     }
 
 
+def test_figure_14_has_each_rate_and_each_cv() -> None:
+    found = points(FigureName.FIGURE14)
+    metrics = {place.metric for place in found}
+    assert len(metrics) == 7
+    places = [("poisson", 2.0 + n / 5) for n in range(6)] + [("gamma", n + 2.0) for n in range(5)]
+    assert set(found) == {
+        Place(arrivals, round(x, 1), None, policy, metric)
+        for arrivals, x in places
+        for policy in ("infaas++", "llumnix")
+        for metric in metrics
+    }
+
+
+def test_figure_14s_points_have_the_savings_that_the_paper_names() -> None:
+    found = points(FigureName.FIGURE14)
+
+    def most(arrivals: str) -> float:
+        return max(
+            value / found[replace(place, policy="llumnix")]
+            for place, value in found.items()
+            if (place.workload, place.policy) == (arrivals, "infaas++")
+            and place.metric == "mean_num_instances"
+        )
+
+    assert round(100 * (most("poisson") - 1)) == 16
+    assert round(100 * (most("gamma") - 1)) == 18
+
+
+def test_figure_15_goes_from_cheap_and_slow_to_dear_and_fast() -> None:
+    found = points(FigureName.FIGURE15)
+    for policy in ("infaas++", "llumnix"):
+        for metric in ("mean_num_instances", "ttft_s p99"):
+            values = [
+                found[Place("gamma", t, None, policy, metric)]
+                for t in (5.0, 25.0, 45.0, 65.0, 85.0)
+            ]
+            assert values == sorted(values, reverse=metric == "ttft_s p99")
+
+
 def test_no_point_is_without_a_positive_value() -> None:
     for name in FigureName:
         assert points(name)
@@ -108,6 +151,67 @@ def test_figure_13_comes_in_bursts_with_a_tenth_of_high_priority() -> None:
     assert [(case.cv, case.rate, case.high_fraction) for case in cases] == [
         (cv, 26.0, 0.1) for cv in (2.0, 4.0, 6.0, 8.0)
     ]
+
+
+def test_figure_14_scales_as_the_authors_do() -> None:
+    cases = figure(FigureName.FIGURE14).cases
+    assert [(case.workload, case.rate, case.cv) for case in cases] == [
+        *(("poisson", rate, None) for rate in (2.0, 2.2, 2.4, 2.6, 2.8, 3.0)),
+        *(("gamma", 2.0, cv) for cv in (2.0, 3.0, 4.0, 5.0, 6.0)),
+    ]
+    assert {case.requests for case in cases} == {"L-L"}
+    for run_ in runs_of(FigureName.FIGURE14):
+        config = run_.setup.policy.autoscale
+        assert config is not None
+        assert run_.setup.num_instances == 8
+        assert (config.up_below_steps, config.down_above_steps) == (160.0, 960.0)
+        assert (config.min_instances, config.max_instances, config.max_added) == (1, 16, 16)
+        assert (config.check_interval_s, config.first_check_after_s) == (10.0, 100.0)
+        assert (config.up_persistence_s, config.down_persistence_s) == (0.0, 0.0)
+
+
+def runs_of(name: FigureName) -> list[Run]:
+    experiment = figure(name)
+    return session.runs(session.Asked(name, [1]), experiment, experiment.cases)
+
+
+def test_figure_15_moves_the_range() -> None:
+    cases = figure(FigureName.FIGURE15).cases
+    assert {(case.requests, case.rate, case.cv) for case in cases} == {("L-L", 2.0, 2.0)}
+    configs = [run_.setup.policy.autoscale for run_ in runs_of(FigureName.FIGURE15)]
+    ranges = [(each.up_below_steps, each.down_above_steps) for each in configs if each]
+    expected = [(16.0 * t, 16.0 * (t + 50)) for t in (5, 25, 45, 65, 85) for _ in range(2)]
+    assert ranges == expected, "of infaas++ and of llumnix"
+
+
+@pytest.mark.parametrize(
+    ("points_of_curve", "expected"),
+    [
+        ([(10.0, 20.0), (12.0, 5.0), (14.0, 1.0)], 12.0),
+        ([(14.0, 1.0), (12.0, 4.0), (10.0, 16.0)], 12.0 - 2 * 0.5 * math.log(5 / 4) / math.log(2)),
+        ([(10.0, 4.0), (11.0, 20.0), (12.0, 5.0)], 12.0),  # it must stay below from there on
+        ([(10.0, 4.0), (12.0, 3.0)], None),
+        ([(10.0, 40.0), (12.0, 30.0)], None),
+        ([(10.0, 5.0)], None),
+        ([], None),
+    ],
+)
+def test_where_a_curve_crosses_5_s(
+    points_of_curve: list[tuple[float, float]], expected: float | None
+) -> None:
+    found = crossing(points_of_curve, 5.0)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_by_its_points_the_paper_saves_less_at_5_s_than_its_text_says() -> None:
+    """The 36 % of the text is 14.25 / 10.44 instances, at 4.6 s and 11.4 s."""
+    experiment = figure(FigureName.FIGURE15)
+    cost = costs(rows(experiment, experiment.cases, [], points(FigureName.FIGURE15)))
+    infaas, llumnix = cost.paper["infaas++"], cost.paper["llumnix"]
+    assert infaas is not None
+    assert llumnix is not None
+    assert (round(infaas, 1), round(llumnix, 1)) == (14.2, 11.2)
+    assert cost.simulated == {"infaas++": None, "llumnix": None}
 
 
 def test_matched_loads_are_shares_of_the_knee() -> None:
@@ -214,6 +318,36 @@ def test_figure_12_compares_fragmentation(capsys: Captured) -> None:
     (point,) = as_json(capsys, "simulate", "paper", "figure12")["points"]
     assert (point["workload"], point["rate"], point["metric"]) == ("M-M", 7.5, "fragmentation")
     assert point["policies"]["infaas++"]["paper"] == 0.079
+
+
+def test_figure_14_has_the_cost_in_instances(capsys: Captured) -> None:
+    found = as_json(capsys, "simulate", "paper", "figure14", "--middle", "--mode", "chunked")
+    assert {(each["workload"], each["x"]) for each in found["points"]} == {
+        ("poisson", 2.4),
+        ("gamma", 4.0),
+    }
+    (point,) = [
+        each
+        for each in found["points"]
+        if (each["workload"], each["metric"]) == ("gamma", "mean_num_instances")
+    ]
+    policies = point["policies"]
+    assert (policies["infaas++"]["paper"], policies["llumnix"]["paper"]) == (12.1, 11.01)
+    assert policies["llumnix+"]["paper"] is None
+    assert all(1 <= each["simulated"]["mean"] <= 2 for each in policies.values())
+    assert {each["num_instances"] for each in found["runs"]} == {1}, "half of the most, at first"
+    assert {each["autoscale"]["max_instances"] for each in found["runs"]} == {2}
+    assert found["cost"] is None
+
+
+def test_figure_15_shows_what_a_latency_costs(capsys: Captured) -> None:
+    assert run(["simulate", "paper", "figure15", *TINY]) == 0
+    title, *parts = capsys.readouterr().out.rstrip().split("\n\n")
+    assert title.startswith("figure15  1..2 x a10-llama-7b  prefill-first  40 requests")
+    assert parts[-2] == "instances at a prefill P99 of 5 s"
+    assert [line.split()[0] for line in parts[-1].splitlines()[1:]] == ["infaas++", "llumnix"]
+    thresholds = [line.split()[2] for line in parts[1].splitlines()[1:6]]
+    assert thresholds == ["5", "25", "45", "65", "85"]
 
 
 def test_matched_load_takes_the_knees_that_are_given(capsys: Captured, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""`llumctl simulate --autoscale`: what it shows, and what it refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.sim.setup import Fault
+from llumctl.app import run
+from llumctl.simulate.faults import parse
+
+Captured = pytest.CaptureFixture[str]
+BURSTS = ["-w", "L-L", "--requests", "60", "--rate", "1", "--cv", "3", "--seeds", "1", "-j", "1"]
+SIMULATE = ["simulate", *BURSTS, "-p", "llumnix", "-p", "infaas++", "--autoscale", "1..6"]
+QUICK = [
+    *("--set", "autoscale.first_check_after_s=1", "--set", "autoscale.check_interval_s=2"),
+    *("--set", "autoscale.down_persistence_s=0", "--set", "autoscale.up_persistence_s=0"),
+]
+
+
+def as_json(capsys: Captured, *arguments: str) -> Any:
+    assert run([*arguments, "-o", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_run_has_its_cost_and_its_instances_over_time(capsys: Captured) -> None:
+    for each in as_json(capsys, *SIMULATE, *QUICK, "--set", "autoscale.cold_start_s=7"):
+        assert each["num_instances"] == 3, "the middle of the range, at first"
+        config = each["autoscale"]
+        assert (config["min_instances"], config["max_instances"]) == (1, 6)
+        assert (config["cold_start_s"], config["check_interval_s"]) == (7.0, 2.0)
+        over_time = each["instances_over_time"]
+        numbers = [moment["num_instances"] for moment in over_time]
+        assert numbers[0] == 3
+        assert 1 <= min(numbers) < max(numbers) <= 6
+        assert min(numbers) < each["mean_num_instances"] < max(numbers)
+        assert each["num_removed"] > 0
+        assert over_time[0]["time_s"] < over_time[-1]["time_s"] < each["duration_s"]
+
+
+def test_a_fixed_cluster_has_no_instances_over_time(capsys: Captured) -> None:
+    (each,) = as_json(capsys, "simulate", *BURSTS, "-p", "llumnix", "-n", "3")
+    assert (each["autoscale"], each["instances_over_time"]) == (None, None)
+    assert (each["mean_num_instances"], each["num_launched"], each["num_removed"]) == (3.0, 0, 0)
+
+
+def test_the_table_shows_instances_over_time_beside_waiting(capsys: Captured) -> None:
+    assert run([*SIMULATE, *QUICK]) == 0
+    shown = capsys.readouterr().out
+    assert "  1..6 x a10-llama-7b  " in shown.splitlines()[0]
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in shown.splitlines()}
+    assert {"instances", "launched", "instances over time", "waiting over time"} <= rows.keys()
+    assert len(rows["instances over time"][0]) == len(rows["waiting over time"][0]) == 16
+    assert rows["instances over time"] != rows["waiting over time"]
+    assert run(["simulate", *BURSTS, "-n", "3"]) == 0
+    assert "instances over time" not in capsys.readouterr().out
+
+
+def test_the_number_at_first(capsys: Captured) -> None:
+    (each,) = as_json(
+        capsys, "simulate", *BURSTS, "-p", "llumnix", "--autoscale", "2..5", "-n", "5"
+    )
+    assert each["num_instances"] == 5
+
+
+def test_the_saturation_rate_is_that_of_the_most_instances(capsys: Captured) -> None:
+    (fixed,) = as_json(capsys, "simulate", *BURSTS, "-p", "llumnix", "-n", "6")
+    (scaled,) = as_json(capsys, "simulate", *BURSTS, "-p", "llumnix", "--autoscale", "1..6")
+    assert scaled["saturation_rate"] == fixed["saturation_rate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--autoscale", "4"], "--autoscale: '4' is no range"),
+        (["--autoscale", "4..2"], "--autoscale: '4..2' is no range"),
+        (["--autoscale", "0..2"], "is no range"),
+        (["--autoscale", "1..2000"], "is no range"),
+        (["--autoscale", "2..4", "-n", "8"], "--instances: with --autoscale"),
+        (["--autoscale", "2..4", "-n", "2..3"], "--instances: with --autoscale"),
+        (["--autoscale", "2..4", "--target-ttft-p99", "2"], "--autoscale: targets"),
+        (["--autoscale", "2..4", "-p", "O1"], "nor auto-scaling"),
+        (
+            ["--autoscale", "2..4", "--set", "autoscale.max_aded=2"],
+            "did you mean autoscale.max_add",
+        ),
+        (["--autoscale", "2..4", "--set", "autoscale.up_below_steps=999"], "up_below_steps must"),
+        (["--set", "autoscale.max_added=2"], "no policy here has a setting 'autoscale.max_added'"),
+        (["--autoscale", "2..4", "--faults", "1:kill:four"], "i-0, i-1 and so on"),
+    ],
+)
+def test_what_is_refused(capsys: Captured, options: list[str], told: str) -> None:
+    policy = [] if "-p" in options else ["-p", "llumnix"]
+    assert run(["simulate", *BURSTS, *policy, *options]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_fault_may_be_on_any_instance_that_may_come() -> None:
+    assert parse("1:kill:i-99", None) == (Fault(1.0, "kill", "i-99"),)
