@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster paths fuzz attack clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-fidelity paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -35,6 +35,7 @@ help:
 	@echo "make pictures        take the dashboard's pictures anew: those of its tests, README, docs"
 	@echo "make bench-against   endpoint, moves and scheduling beside another checkout: OLD=PATH"
 	@echo "make bench-cluster   one policy per call on 16 emulated instances, beside the simulator (30 minutes each)"
+	@echo "make bench-fidelity  the simulator beside live runs, emulated and real (half an hour; ARGS=--short: minutes)"
 	@echo "make bench-rehearsal 16 emulated instances under load: CPU, memory, every token, step times"
 	@echo "make clean           remove $(VENV) and what tools have left"
 
@@ -136,6 +137,9 @@ pictures: $(STAMP)
 
 bench-against: $(STAMP)
 	$(BIN)/python -m benchmarks.against --old $(OLD) $(ARGS)
+
+bench-fidelity: $(STAMP)
+	$(BIN)/python -m benchmarks.fidelity $(ARGS)
 
 bench-cluster: $(STAMP)
 	$(BIN)/python -m benchmarks.cluster $(ARGS)

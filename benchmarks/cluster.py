@@ -17,7 +17,7 @@ from benchmarks.cluster_runs import POLICIES, PROFILE, ClusterLoad, Collected, W
 from benchmarks.cluster_tables import health_table, latency_table, ratio_lines
 from benchmarks.policy_cluster import Cast, play
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.same_trace import LIMIT_FACTOR, simulated, write_trace
+from benchmarks.same_trace import simulated, write_trace
 from benchmarks.servers import ServerError
 from controller.api.errors import LlumctlError
 
@@ -30,7 +30,9 @@ SPEED = 2.0
 def main() -> int:
     options = _options()
     console = results.make_console()
-    load = ClusterLoad(options.lengths, options.rate, options.requests, options.instances)
+    load = ClusterLoad(
+        options.lengths, options.rate, options.requests, options.instances, options.blocks
+    )
     collected = Collected(load)
     wanted = collected.missing()
     if options.policy is not None:
@@ -50,10 +52,11 @@ def _run(
     console.print(f"[bold]{wanted.policy}, seed {wanted.seed}[/bold]")
     policy, trace = load.policy(wanted.policy), load.trace(wanted.seed)
     path = write_trace(trace, collected.folder / f"trace-{wanted.seed}.jsonl")
-    in_virtual_time = simulated(load.setup(policy, LIMIT_FACTOR), trace)
+    in_virtual_time = simulated(load.setup(policy), trace)
+    cast = Cast(policy, load.num_instances, PROFILE, speed, load.num_blocks)
     try:
         with signals_interrupt():
-            live = play(Cast(policy, load.num_instances, PROFILE, speed), path, wanted.seed)
+            live = play(cast, path, wanted.seed)
     except KeyboardInterrupt:
         console.print("interrupted; nothing runs any more")
         return 130
@@ -87,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policy", choices=POLICIES)
     parser.add_argument("--seed", type=int, default=1, help="of the policy that is given")
     parser.add_argument("--instances", type=int, default=16)
+    parser.add_argument("--blocks", type=int, help="KV blocks of an instance; the profile's 851")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, default=RATE, help="requests/s, in profile time")
     parser.add_argument("--lengths", default="M-M")

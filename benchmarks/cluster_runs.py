@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.same_trace import LIMIT_FACTOR, smaller
 from benchmarks.servers import RESULTS
 from controller.model.profile import load_profile
 from controller.sim.policies import sim_policy
 from controller.sim.policy_settings import with_settings
+from controller.sim.run import Load, fitting
 from controller.sim.setup import ClusterSetup, SimPolicy
-from controller.sim.workload.named import workload
 from controller.sim.workload.request import Trace
 from llumctl.simulate.paper.figures import settings as paper_settings
 
@@ -31,8 +32,9 @@ class Wanted:
 
 
 RUNS = (
-    *(Wanted(policy, 1) for policy in ("infaas++", "llumnix", "vllm-dp", "round-robin")),
-    *(Wanted(policy, 2) for policy in ("infaas++", "llumnix")),
+    *(Wanted(policy, 1) for policy in ("infaas++", "llumnix", "llumnix+")),
+    *(Wanted(policy, 1) for policy in ("vllm-dp", "round-robin")),
+    *(Wanted(policy, 2) for policy in ("infaas++", "llumnix", "llumnix+")),
 )
 """In the order in which they are made."""
 POLICIES = tuple(dict.fromkeys(wanted.policy for wanted in RUNS))
@@ -46,22 +48,29 @@ class ClusterLoad:
     rate: float
     num_requests: int
     num_instances: int
+    num_blocks: int | None = None
+    """KV blocks of an instance; None: the profile's."""
 
     @property
     def name(self) -> str:
-        return f"{self.lengths}-{self.rate:g}-{self.num_requests}x{self.num_instances}"
+        blocks = f"-{self.num_blocks}-blocks" if self.num_blocks else ""
+        return f"{self.lengths}-{self.rate:g}-{self.num_requests}x{self.num_instances}{blocks}"
 
     def trace(self, seed: int) -> Trace:
-        """As `llumctl simulate` draws it."""
-        return workload(self.lengths, rate=self.rate, num_requests=self.num_requests, seed=seed)
+        """As `llumctl simulate` draws it, without requests that are too long for an instance."""
+        load = Load(self.lengths, self.rate, self.num_requests, drop_too_long=True)
+        return fitting(load.trace(seed), self.setup(sim_policy("infaas++")), load)[0]
 
     def policy(self, name: str) -> SimPolicy:
         """With the settings of runs that repeat the paper's."""
         return with_settings(sim_policy(name), paper_settings(name, self.lengths))
 
-    def setup(self, policy: SimPolicy, limit_factor: float) -> ClusterSetup:
+    def setup(self, policy: SimPolicy) -> ClusterSetup:
         return ClusterSetup(
-            load_profile(PROFILE), policy, self.num_instances, limit_factor=limit_factor
+            smaller(load_profile(PROFILE), self.num_blocks),
+            policy,
+            self.num_instances,
+            limit_factor=LIMIT_FACTOR,
         )
 
 

@@ -1,15 +1,16 @@
-"""An emulated cluster under one policy, and one load on it, from `up` to `down`."""
+"""A live cluster under one policy, and a load on it, from `up` to `down`."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.cluster_events import EventTap, Told, evictions, preemption_loss_s
 from benchmarks.cpu_meter import CpuMeter
 from benchmarks.engine_plan import EnginePlan, make_plan
-from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady
+from benchmarks.same_trace import Figures, live_latencies, live_settings, live_steady, live_steps
 from benchmarks.servers import LlumctlServer, running
 from controller.api.client import ControlClient
 from controller.api.state import run_state
@@ -35,67 +36,92 @@ class Cast:
     num_instances: int
     profile: str
     speed: float
+    num_blocks: int | None = None
+    """KV blocks of an engine; None: the profile's."""
 
     def environment(self) -> Mapping[str, str]:
         settings = live_settings(self.policy, self.speed) | {
             "emulated.speed": self.speed,
             "emulated.profile": self.profile,
+            "emulated.prefix_caching": False,
             "control.max_events": MAX_EVENTS,
         }
-        return {
-            f"LLUMCTL_{name.replace('.', '_').upper()}": str(value)
-            for name, value in settings.items()
-        }
+        if self.num_blocks is not None:
+            settings["emulated.num_blocks"] = self.num_blocks
+        return as_environment(settings)
 
 
-class PolicyCluster(LlumctlServer):
-    def __init__(self, plan: EnginePlan, cast: Cast) -> None:
+def as_environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that give a cluster these settings at its start."""
+    return {
+        f"LLUMCTL_{name.replace('.', '_').upper()}": str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+        for name, value in settings.items()
+    }
+
+
+class LiveCluster(LlumctlServer):
+    """`environment`: its settings. Engines are real ones unless `emulated`."""
+
+    def __init__(self, plan: EnginePlan, environment: Mapping[str, str], *, emulated: bool) -> None:
         super().__init__(plan)
-        self._cast = cast
+        self._settings = environment
+        self._emulated = emulated
 
     def _command(self) -> list[str]:
-        return [*super()._command(), "--engine", "emulated"]
+        return [*super()._command(), *(("--engine", "emulated") if self._emulated else ())]
 
     def _environment(self) -> dict[str, str]:
-        return dict(self._cast.environment())
+        return dict(self._settings)
 
 
-def play(cast: Cast, trace: Path, seed: int) -> Figures:
-    """Plays the trace on a cluster of its own. Raises KeyboardInterrupt: Ctrl-C ended the load."""
+def emulated_cluster(cast: Cast) -> LiveCluster:
     plan = replace(
         make_plan(1),
         num_engines=cast.num_instances,
         engine_args={"served_model_name": "embedded"},
     )
-    cluster = PolicyCluster(plan, cast)
-    load = Load(trace=trace, speed=cast.speed, duration_s=None, seed=seed)
+    return LiveCluster(plan, cast.environment(), emulated=True)
+
+
+def play(cast: Cast, trace: Path, seed: int) -> Figures:
+    """Plays the trace on a cluster of its own. Raises KeyboardInterrupt: Ctrl-C ended the load."""
+    cluster = emulated_cluster(cast)
     began_s = time.perf_counter()
     with running(cluster):
-        state = run_state.load(plan.cluster)
-        assert state is not None
-        offset_s = time.time() - time.perf_counter()
-        with ControlClient(state.control_url, state.control_token) as control:
-            tap = EventTap(control)
-            tap.start()
-            meter = CpuMeter(cluster.parts())
-            try:
-                measured = session.run(
-                    session.Wanted(
-                        load=load, cluster=plan.cluster, timeout_s=TIMEOUT_S / cast.speed
-                    )
-                )
-            finally:
-                told = tap.finish()
-            cpu = meter.used()
+        figures = load_on(cluster, trace, seed, cast.speed)
+    return figures | {
+        "settings": dict(cast.environment()),
+        "took_s": time.perf_counter() - began_s,
+    }
+
+
+def load_on(cluster: LiveCluster, trace: Path, seed: int, speed: float) -> Figures:
+    """Plays the trace on a cluster that serves, `speed` times as fast. Raises KeyboardInterrupt."""
+    load = Load(trace=trace, speed=speed, duration_s=None, seed=seed)
+    name = cluster.plan.cluster
+    state = run_state.load(name)
+    assert state is not None
+    offset_s = time.time() - time.perf_counter()
+    with ControlClient(state.control_url, state.control_token) as control:
+        tap = EventTap(control)
+        tap.start()
+        meter = CpuMeter(cluster.parts())
+        try:
+            measured = session.run(
+                session.Wanted(load=load, cluster=name, timeout_s=TIMEOUT_S / speed)
+            )
+        finally:
+            told = tap.finish()
+        cpu = meter.used()
     if measured.results.interrupted:
         raise KeyboardInterrupt
     duration_s = measured.figures.duration_s
-    return figures_of(measured, told, offset_s, cast.speed) | {
-        "speed": cast.speed,
-        "settings": dict(cast.environment()),
+    return figures_of(measured, told, offset_s, speed) | {
+        "speed": speed,
         "cores": {part: used_s / duration_s for part, used_s in cpu.parts_s.items()},
         "other_cores": cpu.other_cores,
-        "took_s": time.perf_counter() - began_s,
         "bench": measured.as_json(),
     }
 
@@ -108,7 +134,8 @@ def figures_of(measured: Measured, told: Told, offset_s: float, speed: float) ->
         speed * preemption_loss_s(result, evicted.get(result.request.index, ()))
         for result in measured.results.ended
     ]
-    return live_latencies(measured, speed) | {
+    figures = live_latencies(measured, speed) | live_steps(measured.statuses, speed)
+    return figures | {
         "num_requests": found.num_requests,
         "num_failed": found.num_failed + found.num_unfinished,
         "num_wrong_tokens": found.num_wrong_tokens
@@ -122,7 +149,7 @@ def figures_of(measured: Measured, told: Told, offset_s: float, speed: float) ->
         "steady": live_steady(measured),
         "duration_s": speed * found.duration_s,
         "emulation": None if found.emulation is None else asdict(found.emulation),
-        "kept_time": keeps_time(measured),
+        "kept_time": None if found.emulation is None else keeps_time(measured),
         "warnings": [*measured.warnings, *_warnings(measured, told)],
     }
 
@@ -138,7 +165,7 @@ def keeps_time(measured: Measured) -> bool:
 
 def _warnings(measured: Measured, told: Told) -> list[str]:
     lines = []
-    if not keeps_time(measured):
+    if measured.figures.emulation is not None and not keeps_time(measured):
         lines.append("the machine did not keep the profile's time: run it with a lower --speed")
     if told.num_missed:
         lines.append(f"{told.num_missed} events are missing: evictions and moves are too few")

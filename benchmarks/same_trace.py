@@ -2,7 +2,7 @@
 and the same figures of both, in seconds of the profile's time."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from controller.api.wire.models import ClusterStatus
-from controller.core.rescheduling.config import ReschedulingConfig
+from controller.model.profile import LatencyProfile
 from controller.sim.cluster import SimCluster
 from controller.sim.outcome import Sampled
 from controller.sim.setup import ClusterSetup, SimPolicy
@@ -25,7 +25,7 @@ STATUS_INTERVAL_S = 0.005
 LIMIT_FACTOR = 1.0
 """The load's client asks for exactly the tokens that it gets."""
 # Settings that are times, or a number per time: a cluster that is faster has less of them.
-_TIMES = ("interval_s", "not_back_s")
+_TIMES = ("interval_s", "not_back_s", "reserve_after_s", "share_doubles_s")
 _PER_TIME = ("max_moves_per_minute",)
 Figures = dict[str, Any]
 
@@ -47,14 +47,24 @@ def live_settings(policy: SimPolicy, speed: float) -> dict[str, Any]:
         "scheduler.status_interval_s": max(0.001, status_interval_s / speed),
         "migration.max_moves": policy.max_moves,
     }
-    for field in fields(ReschedulingConfig):
-        value = getattr(policy.rescheduling, field.name)
-        if field.name in _TIMES:
-            value /= speed
-        elif field.name in _PER_TIME:
-            value = round(value * speed)
-        settings[f"migration.{field.name}"] = value
+    tables = (("migration", policy.rescheduling), ("holding", policy.holding))
+    for table, config in tables:
+        for field in fields(config) if config is not None else ():
+            value = getattr(config, field.name)
+            if field.name in _TIMES:
+                value /= speed
+            elif field.name in _PER_TIME:
+                value = round(value * speed)
+            settings[f"{table}.{field.name}"] = value
     return settings
+
+
+def smaller(profile: LatencyProfile, num_blocks: int | None) -> LatencyProfile:
+    """As `emulated.num_blocks` makes it."""
+    if num_blocks is None:
+        return profile
+    max_model_len = min(profile.max_model_len, num_blocks * profile.block_size)
+    return replace(profile, num_total_blocks=num_blocks, max_model_len=max_model_len)
 
 
 def simulated(setup: ClusterSetup, trace: Trace) -> Figures:
@@ -95,6 +105,24 @@ def live_steady(measured: Measured) -> bool | None:
     # The first status was asked for just before the load began.
     began_s = sampled.times_s[0]
     return is_steady(sampled, began_s + requests[0].at_s, began_s + requests[-1].at_s)
+
+
+def live_steps(statuses: Sequence[ClusterStatus], speed: float) -> Figures:
+    """Of all instances between the first status and the last: what their steps took, with what lay
+    between steps that followed each other, and the mean step. None where there were none, or an
+    instance restarted."""
+    known: Figures = {"busy_s": None, "step_s": None}
+    if not statuses:
+        return known
+    before = {(item.id, item.incarnation): item for item in statuses[0].instances}
+    busy_s, num_steps = 0.0, 0
+    for item in statuses[-1].instances:
+        old = before.get((item.id, item.incarnation))
+        if old is None or item.busy_s is None or old.busy_s is None:
+            return known
+        busy_s += speed * (item.busy_s - old.busy_s)
+        num_steps += (item.num_steps or 0) - (old.num_steps or 0)
+    return {"busy_s": busy_s, "step_s": busy_s / num_steps} if num_steps else known
 
 
 def _sampled(statuses: Iterable[ClusterStatus]) -> Sampled:

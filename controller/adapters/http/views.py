@@ -197,6 +197,7 @@ def _instance(
             "num_moves_out": len(pushed.moves),
             "step_time_s": round(pushed.step_time_s, 6),
             "num_steps": pushed.num_steps,
+            "busy_s": round(pushed.busy_s, 6),
             "cpu_cores": _rounded(pushed.cpu_cores),
             "detail": _detail(controller, member),
             "emulation": pushed.emulation

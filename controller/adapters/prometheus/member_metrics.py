@@ -52,6 +52,7 @@ INSTANCE_LEVEL_GAUGES = (
 INSTANCE_COUNTERS = (
     Figure("evictions", "num_evictions", "Requests that lost their blocks, in this process"),
     Figure("steps", "num_steps", "Engine steps of this process"),
+    Figure("busy_seconds", "busy_s", "What the engine steps of this process took"),
     *_MEMBER_COUNTERS,
 )
 FRONTEND_GAUGES = (

@@ -141,6 +141,8 @@ class InstanceStatus(WireModel):
     num_moves_out: int | None = None
     step_time_s: float | None = None
     num_steps: int | None = None
+    busy_s: float | None = None
+    """What these steps took, with what lay between steps that followed each other."""
     cpu_cores: float | None = None
     emulation: EmulationStatus | None = None
     ttft_p99_s: float | None = None

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
 from controller.runtime.instance.process_cpu import ProcessCpu
+from controller.runtime.instance.step_times import StepTimes
 from controller.runtime.member import Membership
 from controller.runtime.messages.members import StatusPushed
 from controller.runtime.messages.requests import AddRequest
@@ -140,34 +141,32 @@ class EngineThread:
             built.set_exception(error)
 
     def _step_for_ever(self, engine: Engine, listener: StepListener) -> None:
-        num_steps = 0
-        pushed_s = step_time_s = 0.0
+        took = StepTimes()
+        pushed_s = 0.0
         while True:
+            if not engine.has_work():
+                took.rest()
             self._run_commands(engine)
             if engine.has_work():
                 if self._status_wanted:
-                    pushed_s = self._report(engine, listener, num_steps, step_time_s)
+                    pushed_s = self._report(engine, listener, took)
                 started_s = time.perf_counter()
                 outputs = engine.step()
-                ended_s = time.perf_counter()
-                step_time_s = ended_s - started_s
-                num_steps += 1
+                took.step(started_s, time.perf_counter())
                 if events := engine.take_events():
-                    self._call(listener.happened, events, num_steps)
+                    self._call(listener.happened, events, took.num_steps)
                 if outputs:
-                    self._call(listener.stepped, outputs, step_time_s)
+                    self._call(listener.stepped, outputs, took.step_time_s)
                 self._status_wanted |= _made_room(outputs, events)
             is_due = time.monotonic() - pushed_s >= self.status_interval_s
             if is_due or self._status_wanted or not engine.has_work():
-                pushed_s = self._report(engine, listener, num_steps, step_time_s)
+                pushed_s = self._report(engine, listener, took)
 
-    def _report(
-        self, engine: Engine, listener: StepListener, num_steps: int, step_time_s: float
-    ) -> float:
+    def _report(self, engine: Engine, listener: StepListener, took: StepTimes) -> float:
         """Returns when that was."""
         self._status_wanted = False
         now_s = time.monotonic()
-        self._call(listener.report, self._status(engine, num_steps, step_time_s))
+        self._call(listener.report, self._status(engine, took))
         return now_s
 
     def _run_commands(self, engine: Engine) -> None:
@@ -199,17 +198,18 @@ class EngineThread:
     def _account(self, dispatch_seq: int) -> None:
         self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)
 
-    def _status(self, engine: Engine, num_steps: int, step_time_s: float) -> StatusPushed:
+    def _status(self, engine: Engine, took: StepTimes) -> StatusPushed:
         snapshot: InstanceSnapshot = engine.snapshot(
             self._member.member_id, self._member.incarnation
         )
         return StatusPushed(
             snapshot,
             self._last_dispatch_seq,
-            num_steps,
-            step_time_s,
+            took.num_steps,
+            took.step_time_s,
             engine.emulation,
             cpu_cores=self._cpu.cores(),
+            busy_s=took.busy_s,
         )
 
     def _call(self, function: Callable[..., object], *args: Any) -> None:

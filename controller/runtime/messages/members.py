@@ -91,6 +91,8 @@ class StatusPushed(Message, frozen=True):
     num_moves_in: int = 0
     cpu_cores: float | None = None
     """Cores that its process kept busy over the last second or so; None in the first second."""
+    busy_s: float = 0.0
+    """What its steps took in all, with what lay between steps that followed each other."""
 
 
 class StatusPull(Message, frozen=True):

@@ -21,7 +21,6 @@ from llumctl.bench.workload import Request
 from llumctl.config import settings as llumctl_settings
 
 A10 = load_profile("a10-llama-7b")
-LIVE = [name for name, policy in SIM_POLICIES.items() if policy.holding is None]
 
 
 def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> None:
@@ -33,7 +32,7 @@ def test_the_client_reads_the_requests_that_are_simulated(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", LIVE)
+@pytest.mark.parametrize("name", list(SIM_POLICIES))
 @pytest.mark.parametrize("speed", [0.5, 1.0, 3.0])
 def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) -> None:
     cast = Cast(sim_policy(name), 16, "a10-llama-7b", speed)
@@ -44,6 +43,10 @@ def test_a_live_cluster_takes_the_settings_of_a_policy(name: str, speed: float) 
     assert settings.migration.interval_s == pytest.approx(rescheduling.interval_s / speed)
     assert settings.migration.not_back_s == pytest.approx(rescheduling.not_back_s / speed)
     assert settings.emulated.speed == speed
+    holding = sim_policy(name).holding
+    if holding is not None:
+        assert settings.holding.reserve_after_s == pytest.approx(holding.reserve_after_s / speed)
+        assert settings.holding.reserved_share == holding.reserved_share
 
 
 def test_settings_that_are_no_times_stay_as_they_are() -> None:

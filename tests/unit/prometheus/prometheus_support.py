@@ -64,6 +64,7 @@ def busy(id: str = "i-0", **changes: object) -> InstanceStatus:  # noqa: A002 - 
         step_time_s=0.03,
         cpu_cores=0.7,
         num_steps=900,
+        busy_s=27.5,
         ttft_p99_s=1.9,
         age_s=0.01,
     )

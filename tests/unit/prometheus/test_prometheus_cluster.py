@@ -40,6 +40,7 @@ def test_counters_have_their_fields_values() -> None:
     text = rendered(cluster_of(busy()))
     assert value(text, "llumctl_instance_evictions_total", instance_id="i-0") == 5
     assert value(text, "llumctl_instance_steps_total", instance_id="i-0") == 900
+    assert value(text, "llumctl_instance_busy_seconds_total", instance_id="i-0") == 27.5
     assert value(text, "llumctl_instance_restarts_total", instance_id="i-0") == 1
     assert value(text, "llumctl_frontend_restarts_total", frontend_id="f-0") == 0
 

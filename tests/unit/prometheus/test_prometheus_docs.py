@@ -77,7 +77,8 @@ def test_names_end_in_their_unit(page: str) -> None:
 
 
 def test_units_are_those_of_the_names() -> None:
-    words = {"ratio": "share", "steps": "decode steps", "total": ("count", "tokens", "bytes")}
+    counted = ("count", "tokens", "bytes", "seconds")
+    words = {"ratio": "share", "steps": "decode steps", "total": counted}
     for name, (_, unit, _) in documented().items():
         suffix = name.rpartition("_")[2]
         wanted = "" if suffix in ("info", "state") else words.get(suffix, suffix)

@@ -393,9 +393,27 @@ async def test_a_busy_instance_pushes_no_more_often_than_asked(
     last = await bed.status(lambda s: s.num_steps == 100)
     assert last.snapshot.num_running == 0, "the end of the work is told at once"
     assert last.step_time_s == pytest.approx(0.001)
+    assert last.busy_s == pytest.approx(0.1)
     busy = [s.num_steps for s in bed.controller.received(StatusPushed) if s.snapshot.num_running]
     assert len(busy) in (19, 20)
     assert {b - a for a, b in pairwise(busy)} == {5}
+    await bed.end()
+
+
+async def test_an_engine_without_work_is_not_busy(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(engine_thread, "time", clock.module)
+    bed = Bed(network, status_interval_s=0.005)
+    bed.engine._on_step = lambda: clock.advance(0.001)
+    await bed.start()
+    bed.add("r", max_tokens=10)
+    await bed.status(lambda s: s.num_steps == 10)
+    clock.advance(5.0)
+    bed.add("s", max_tokens=10)
+    last = await bed.status(lambda s: s.num_steps == 20)
+    assert last.busy_s == pytest.approx(0.02)
     await bed.end()
 
 
