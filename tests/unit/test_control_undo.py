@@ -34,7 +34,9 @@ class Bed:
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(nobody, known, self.book, nobody)
-        changes = RankChanges(routes, Dispatcher(nobody, nobody, known, dict), self.book, nobody)
+        changes = RankChanges(
+            routes, Dispatcher(nobody, nobody, known, dict, dict), self.book, nobody
+        )
         listener.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None
         )

@@ -6,5 +6,6 @@ fits first, and room is made for it where that takes the least.
     held_queue    what waits, in order, and the first of it that fits
     placement     who goes where, and which instances are kept for whom
     room_plan     which requests of an instance leave for which others, so that a blocked one fits
+    paced_release what frontends do with what was held when the controller died
     blocked       which blocked requests a round makes room for, and where
 """

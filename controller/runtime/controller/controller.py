@@ -129,7 +129,7 @@ class Controller:
         )
         self.journal.on_migrated = self.operator_moves.migrated
         self.directories = Directories(
-            self.roster, self.scheduler, self._send_to_all, lambda: self.now_s()
+            self.roster, self.scheduler, self._send_to_all, lambda: self.now_s(), epoch
         )
         self.stalls = StallWatch(
             self.roster,

@@ -20,7 +20,9 @@ class Directories:
         scheduler: GlobalScheduler,
         send: Callable[[Sequence[Member], Directory], None],
         now_s: Callable[[], float],
+        epoch: str,
     ) -> None:
+        self._epoch = epoch
         self._roster = roster
         self._scheduler = scheduler
         self._send = send
@@ -41,7 +43,10 @@ class Directories:
                 )
                 for member in self._roster.instances()
                 if member.serving and member.info and member.member_id in records
-            )
+            ),
+            self._epoch,
+            sum(frontend.serving for frontend in self._roster.frontends()),
+            self._scheduler.placement is not None,
         )
 
     def tell(self) -> None:

@@ -1,7 +1,8 @@
 """Finds an instance for a new request: the frontend asks the controller until it answers.
 
 When the controller is silent the frontend decides alone by the last known statuses
-(scheduler-bypass, paper section 5), so that a dead controller fails no request.
+(scheduler-bypass, paper section 5), so that a dead controller fails no request: at once for each
+request, or with late binding, where many may be waiting, as fast as they fit (`bypass`).
 """
 
 import asyncio
@@ -17,10 +18,11 @@ from controller.core.scheduler_events import (
     RejectCode,
 )
 from controller.ports.mailbox import Mailbox
+from controller.runtime.frontend.bypass import Bypass
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
-from controller.runtime.messages.members import InstanceEntry
+from controller.runtime.messages.members import Directory, InstanceEntry
 from controller.runtime.messages.requests import (
     DispatchAsked,
     DispatchUnused,
@@ -30,6 +32,10 @@ from controller.runtime.messages.requests import (
 # A live controller answers in well under 10 ms, or holds the request on purpose and keeps sending
 # directories; it is bypassed when neither answers nor directories come for this long.
 CONTROLLER_SILENCE_S = 1.0
+# With late binding thousands may be held for minutes. A new controller is asked at once; this is
+# for questions and answers that got lost.
+MAX_ASK_AGAIN_S = 8.0
+BYPASS_EVERY_S = 0.05
 
 
 class NotDispatchedError(Exception):
@@ -47,7 +53,8 @@ class _Asked:
 
 
 class Dispatcher:
-    """`load`: how many requests of this frontend each instance has, by id."""
+    """`load`: how many requests of this frontend each instance has, by id; `own_blocks`: as for
+    `Bypass`."""
 
     def __init__(
         self,
@@ -55,6 +62,7 @@ class Dispatcher:
         mailbox: Mailbox,
         known: KnownInstances,
         load: Callable[[], Mapping[str, int]],
+        own_blocks: Callable[[int], Mapping[str, int]],
     ) -> None:
         self._member = member
         self._mailbox = mailbox
@@ -66,13 +74,28 @@ class Dispatcher:
         """Dispatches to instances that are not listed: the next directory tells whether they
         live."""
         self._heard_controller_s = float("-inf")
+        self._heard = Directory(())
+        self._bypass = Bypass(known, own_blocks)
+        self._bypassing: asyncio.Task[None] | None = None
+        """With late binding, while requests wait for longer than an answer takes."""
 
-    def heard_controller(self) -> None:
+    def heard_controller(self, directory: Directory) -> None:
         """Call it once the controller's directory is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
+        is_another, self._heard = directory.controller != self._heard.controller, directory
+        if directory.late_binding:
+            self._bypass.heard_controller()
+        if is_another:
+            for asked in self.asked.values():
+                if not asked.answer.done():
+                    self._send(DispatchAsked(asked.request))
         unused, self._unused = self._unused, []
         for dispatch in unused:
             self._tell_unused(dispatch)
+
+    def close(self) -> None:
+        if self._bypassing is not None:
+            self._bypassing.cancel()
 
     async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
         """The decision and its instance; None if the request was aborted meanwhile. Raises
@@ -121,13 +144,28 @@ class Dispatcher:
 
     async def _ask(self, asked: _Asked) -> Dispatch | Reject:
         """Asks until the answer comes: a question may get lost, or the controller that held it."""
+        wait_s = CONTROLLER_SILENCE_S
         while True:
             self._send(DispatchAsked(asked.request))
-            done, _ = await asyncio.wait({asked.answer}, timeout=CONTROLLER_SILENCE_S)
+            done, _ = await asyncio.wait({asked.answer}, timeout=wait_s)
             if done:
                 return asked.answer.result()
-            if self._controller_is_silent():
+            if self._heard.late_binding:
+                wait_s = min(2 * wait_s, MAX_ASK_AGAIN_S)
+                if self._bypassing is None or self._bypassing.done():
+                    self._bypassing = asyncio.create_task(self._keep_bypassing())
+            elif self._controller_is_silent():
                 return self._decide_alone(asked.request)
+
+    async def _keep_bypassing(self) -> None:
+        """While anybody waits: decides for them whenever the controller is silent."""
+        while self.asked:
+            if self._controller_is_silent():
+                waiting = (a.request for a in self.asked.values() if not a.answer.done())
+                now_s = asyncio.get_running_loop().time()
+                for answer in self._bypass.decide(waiting, self._heard.num_frontends, now_s):
+                    self.asked[answer.request_id].answer.set_result(answer)
+            await asyncio.sleep(BYPASS_EVERY_S)
 
     def _controller_is_silent(self) -> bool:
         now_s = asyncio.get_running_loop().time()

@@ -82,7 +82,13 @@ class Router:
         self._events = events
         self._known = KnownInstances()
         self.routes = Routes(mailbox, self._known, book, events.on_failed)
-        self.dispatcher = Dispatcher(member, mailbox, self._known, self.routes.num_by_owner)
+        self.dispatcher = Dispatcher(
+            member,
+            mailbox,
+            self._known,
+            self.routes.num_by_owner,
+            self.routes.blocks_by_owner,
+        )
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
         self.traffic = TrafficRecorder(
             self.frontend_id,
@@ -130,6 +136,7 @@ class Router:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self.dispatcher.close()
         await self._mailbox.close()
 
     async def submit(
@@ -153,7 +160,7 @@ class Router:
         if found is None:
             return
         dispatch, entry = found
-        self.routes.live[request_id] = Route(Ownership(entry.ref))
+        self.routes.live[request_id] = Route(Ownership(entry.ref), request.num_prompt_tokens)
         self._book.dispatched(dispatch)
         add = AddRequest(
             request_id,
@@ -280,6 +287,6 @@ class Router:
 
     def _learn(self, directory: Directory) -> None:
         self._known.learn(directory.instances)
-        self.dispatcher.heard_controller()
+        self.dispatcher.heard_controller(directory)
         self.routes.lose_replaced()
         self._events.on_directory(directory.instances)

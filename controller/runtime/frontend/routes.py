@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.load.snapshot import blocks_for
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.record.request_record import RequestState
 from controller.core.token_order import FIRST_EPOCH, Epoch
@@ -54,6 +55,7 @@ class Route:
     """A request's owner, and when its tokens came, by the loop's clock."""
 
     ownership: Ownership[Any]
+    num_prompt_tokens: int = 0
     epoch: Epoch = FIRST_EPOCH
     """The epoch of the last token."""
     token_s: float | None = None
@@ -63,6 +65,11 @@ class Route:
     """Since when tokens or the owner are missing."""
     asked_s: float = 0.0
     """When they were last asked for."""
+
+    @property
+    def next_index(self) -> int:
+        """How many tokens have come."""
+        return self.ownership.order.next_index
 
 
 class Routes:
@@ -91,6 +98,15 @@ class Routes:
             owner_id = route.ownership.owner.instance_id
             load[owner_id] = load.get(owner_id, 0) + 1
         return load
+
+    def blocks_by_owner(self, block_size: int) -> dict[str, int]:
+        """What the live requests take of each instance, as if none shared a block."""
+        found: dict[str, int] = {}
+        for route in self.live.values():
+            owner_id, num_outputs = route.ownership.owner.instance_id, route.next_index
+            num_blocks = blocks_for(route.num_prompt_tokens + num_outputs, block_size)
+            found[owner_id] = found.get(owner_id, 0) + num_blocks
+        return found
 
     # -- moves ---------------------------------------------------------------------------
 

@@ -71,9 +71,14 @@ class InstanceEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Directory(Message, frozen=True):
-    """Controller to frontends: the instances that serve, with their last known status."""
+    """Controller to frontends: the instances that serve, with their last known status.
+    `controller`: which process says so."""
 
     instances: tuple[InstanceEntry, ...]
+    controller: str = ""
+    num_frontends: int = 1
+    late_binding: bool = False
+    """Whether requests are held for want of room."""
 
 
 class StatusPushed(Message, frozen=True):

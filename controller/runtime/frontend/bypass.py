@@ -1,0 +1,51 @@
+"""A frontend's own decisions for requests that a controller held which is silent (late binding)."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from controller.core.holding.paced_release import PacedRelease, Waiting
+from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
+from controller.runtime.frontend.known_instances import KnownInstances
+
+
+class Bypass:
+    """`own_blocks`: of a block size, what this frontend's requests take of each instance, by id."""
+
+    def __init__(
+        self, known: KnownInstances, own_blocks: Callable[[int], Mapping[str, int]]
+    ) -> None:
+        self._known = known
+        self._own_blocks = own_blocks
+        self._own_blocks_then: Mapping[str, int] = {}
+        self._release: PacedRelease | None = None
+        """Since the controller is silent."""
+
+    def heard_controller(self) -> None:
+        """The instances' statuses are known as of now."""
+        self._release = None
+        self._own_blocks_then = self._own_blocks(self._block_size())
+
+    def decide(
+        self, waiting: Iterable[DispatchRequested], num_frontends: int, now_s: float
+    ) -> list[Dispatch | Reject]:
+        """For those that go now, in order; for all of them if there is no instance to go to."""
+        by_id = {each.request_id: each for each in waiting}
+        open_ = {s.instance_id: s for s in self._known.snapshots() if not s.draining}
+        if not open_:
+            unavailable = RejectCode.UNAVAILABLE
+            return [Reject(r, each.frontend_id, unavailable) for r, each in by_id.items()]
+        if self._release is None:
+            self._release = PacedRelease(
+                self._known.snapshots(), self._own_blocks_then, num_frontends, now_s
+            )
+        own_blocks = self._own_blocks(self._block_size())
+        due = self._release.due(map(_waiting, by_id.values()), own_blocks, open_, now_s)
+        return [Dispatch(r, by_id[r].frontend_id, i, open_[i].incarnation, seq=0) for r, i in due]
+
+    def _block_size(self) -> int:
+        return next((s.block_size for s in self._known.snapshots()), 1)
+
+
+def _waiting(request: DispatchRequested) -> Waiting:
+    return Waiting(
+        request.request_id, request.rank, request.arrival_time_s, request.num_prompt_tokens
+    )

@@ -1,0 +1,121 @@
+"""A frontend whose requests are held for want of room, on virtual time: each instance has room for
+one more request of 160 tokens."""
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+
+from controller.core.holding.paced_release import AT_LEAST_EVERY_S
+from controller.core.scheduler_events import DispatchCancelled
+from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, MAX_ASK_AGAIN_S
+from controller.runtime.messages.members import Directory
+from controller.runtime.messages.requests import AddRequest, DispatchAsked, DispatchWithdrawn
+from tests.unit.runtime.fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
+from tests.unit.runtime.router_bed import Bed
+
+FULL = [
+    replace(idle_snapshot(i, free=20 + room), num_running=2) for i, room in (("i-0", 2), ("i-1", 1))
+]
+HOLDING: Directory = msgspec.structs.replace(directory(*FULL), controller="one", late_binding=True)
+
+
+def arrived(bed: Bed) -> list[tuple[str, str]]:
+    found = [
+        (a.request_id, i) for i, peer in bed.instances.items() for a in peer.received(AddRequest)
+    ]
+    return sorted(found)
+
+
+def asked(bed: Bed) -> list[str]:
+    return [told.asked.request_id for told in bed.controller.received(DispatchAsked)]
+
+
+async def keep_telling(bed: Bed, told: Directory = HOLDING) -> None:
+    while True:
+        bed.say(told)
+        await asyncio.sleep(0.4)
+
+
+@virtual_time
+async def test_what_a_dead_controller_held_goes_in_order_as_far_as_it_fits(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know(HOLDING)
+    tasks = [bed.submit(f"r{n}") for n in range(6)]  # a block each
+    await settle()
+    network.lose("mem://controller")
+    await asyncio.sleep(0.9 * CONTROLLER_SILENCE_S)
+    assert arrived(bed) == []
+    await asyncio.sleep(0.3 * CONTROLLER_SILENCE_S)
+    assert arrived(bed) == [("r0", "i-0"), ("r1", "i-0"), ("r2", "i-1")]
+    await asyncio.sleep(AT_LEAST_EVERY_S)
+    assert [r for r, _ in arrived(bed)] == ["r0", "r1", "r2", "r3"]
+    await asyncio.sleep(2.1 * AT_LEAST_EVERY_S)
+    assert [r for r, _ in arrived(bed)] == [f"r{n}" for n in range(6)]
+    await asyncio.gather(*tasks)
+    await bed.router.close()
+
+
+@virtual_time
+async def test_a_new_controller_is_asked_at_once_and_nothing_goes_without_it(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    telling = asyncio.create_task(keep_telling(bed))
+    for n in range(3):
+        bed.submit(f"r{n}")
+    await asyncio.sleep(10.0)
+    telling.cancel()
+    bed.controller.inbox.clear()
+    await bed.know(msgspec.structs.replace(HOLDING, controller="two"))
+    assert asked(bed) == ["r0", "r1", "r2"]
+    assert arrived(bed) == []
+    await bed.router.close()
+
+
+@virtual_time
+async def test_a_held_request_is_asked_for_again_ever_more_seldom(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know(HOLDING)
+    telling = asyncio.create_task(keep_telling(bed))
+    bed.submit()
+    await asyncio.sleep(7 * CONTROLLER_SILENCE_S + 0.1)
+    assert len(asked(bed)) == 4
+    await asyncio.sleep(10 * MAX_ASK_AGAIN_S)
+    assert len(asked(bed)) == 14
+    telling.cancel()
+    await bed.router.close()
+
+
+@virtual_time
+async def test_a_client_that_leaves_is_not_sent_when_the_controller_is_gone(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network)
+    await bed.know(HOLDING)
+    leaves, stays = bed.submit("r0"), bed.submit("r1")
+    await settle()
+    leaves.cancel()
+    assert await bed.controller.receive(DispatchWithdrawn) == DispatchWithdrawn(
+        DispatchCancelled("r0", "f-0")
+    )
+    network.lose("mem://controller")
+    await stays
+    await settle()
+    assert arrived(bed) == [("r1", "i-0")]
+    await bed.router.close()
+
+
+@virtual_time
+async def test_a_share_of_the_room_is_for_each_frontend(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know(msgspec.structs.replace(HOLDING, num_frontends=2))
+    tasks = [bed.submit(f"r{n}") for n in range(3)]
+    await settle()
+    network.lose("mem://controller")
+    await asyncio.sleep(1.2 * CONTROLLER_SILENCE_S)
+    assert arrived(bed) == [("r0", "i-0")]
+    await asyncio.gather(*tasks)
+    await bed.router.close()
