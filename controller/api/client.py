@@ -28,9 +28,9 @@ from controller.api.errors import (
 )
 from controller.api.frames import AbsurdFigureError, FrameReader, check_figures
 from controller.api.wire.audit import OperationList
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
-    SCHEMA_VERSION,
     ClusterStatus,
     ErrorBody,
     EventPage,
@@ -41,7 +41,6 @@ from controller.api.wire.models import (
     RequestState,
     StopProgress,
     StopRequest,
-    WireModel,
 )
 from controller.api.wire.moves import MigrateRequest, MigrationReport
 from controller.api.wire.operations import (

@@ -26,10 +26,12 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
+from controller.core.held_request import HeldRequest
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
-from controller.core.holding.held_queue import Held, Key
+from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement, freest_fitting
+from controller.core.holding.view import HeldView
 from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
@@ -49,7 +51,6 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from controller.core.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,6 @@ class SchedulerConfig:
     has late binding."""
 
 
-@value
-class _Held:
-    request: DispatchRequested
-    since_s: float
-
-    @property
-    def order(self) -> tuple[int, float, str, str]:
-        request = self.request
-        return (-request.rank, request.arrival_time_s, request.request_id, request.frontend_id)
-
-
 class GlobalScheduler:
     """Raises ValueError if the configuration names an unknown policy."""
 
@@ -89,7 +79,7 @@ class GlobalScheduler:
         """By instance id, for others to look at."""
         self._policy = find_policy(config.policy)
         self._board = self._new_board()
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[tuple[str, str], HeldRequest] = {}
         """By (frontend id, request id), the longest held first; sorted only on release."""
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
@@ -133,6 +123,17 @@ class GlobalScheduler:
     def placement(self) -> Placement | None:
         """What late binding holds and keeps instances for, to look at; None without it."""
         return self._placement
+
+    def held_view(self, now_s: float) -> HeldView:
+        """What is held and why, to look at."""
+        rooms = self._board.rooms if self._board.any_schedulable(now_s) else {}
+        if self._placement is not None and len(self._placement.queue) == len(self._held):
+            return HeldView(list(self._placement.queue), self._placement, rooms)
+        reported = (r.snapshot.block_size for r in self._records.values() if r.snapshot is not None)
+        block_size = next(reported, 0)
+        entries = [held.entry(key, block_size) for key, held in self._held.items()]
+        entries.sort(key=lambda held: held.order)
+        return HeldView(entries, self._placement, rooms)
 
     def help_blocked(
         self,
@@ -248,17 +249,17 @@ class GlobalScheduler:
             if held.request == event:
                 return []  # frontends ask again and again, in case an answer was lost
             self._forget_held(key)
-            self._held[key] = _Held(event, held.since_s)  # the rank may have changed
+            self._held[key] = HeldRequest(event, held.since_s)  # the rank may have changed
         elif self._config.holding is not None:
             if len(self._held) >= self._config.holding.max_held_reqs:
                 return [_reject(event, RejectCode.OVERLOADED)]
-            self._held[key] = _Held(event, now_s)
+            self._held[key] = HeldRequest(event, now_s)
         elif self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         elif len(self._held) >= self._config.max_held_reqs:
             return [_reject(event, RejectCode.OVERLOADED)]
         else:
-            self._held[key] = _Held(event, now_s)
+            self._held[key] = HeldRequest(event, now_s)
         return [] if self._placement is None else self._release(now_s)
 
     def _forget_held(self, key: Key) -> None:
@@ -283,15 +284,12 @@ class GlobalScheduler:
         dispatched: list[Instruction] = []
         for key, held in reversed(list(self._not_placed(placement))):
             same_or_less = False
-            request = held.request
-            demand_blocks = blocks_for(request.num_prompt_tokens, self._board.block_size)
-            if any(room.capacity_blocks >= demand_blocks for room in self._board.rooms.values()):
-                placement.queue.push(
-                    Held(key, request.rank, request.arrival_time_s, demand_blocks, held.since_s)
-                )
+            entry = held.entry(key, self._board.block_size)
+            if any(r.capacity_blocks >= entry.demand_blocks for r in self._board.rooms.values()):
+                placement.queue.push(entry)
             else:
                 del self._held[key]
-                dispatched.append(self._dispatch(request, now_s))
+                dispatched.append(self._dispatch(held.request, now_s))
         for placed in placement.place(
             self._board.rooms, self._score, now_s, same_or_less=same_or_less
         ):
@@ -302,7 +300,7 @@ class GlobalScheduler:
             dispatched.append(self._send(request, chosen, candidates, now_s))
         return dispatched
 
-    def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, _Held]]:
+    def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
         """Those of which `placement` does not know yet, the last first."""
         for key, held in reversed(self._held.items()):
             if key in placement.queue:

@@ -41,7 +41,8 @@ def requests(
     output_format: OutputFormat = Format.TABLE,
     cluster: Cluster = None,
 ) -> None:
-    """Show requests: running first, then waiting (oldest first), then those that ended last."""
+    """Show requests: running first, then waiting (oldest first; what the controller holds in the
+    order in which it is to go), then those that ended last."""
     if limit is not None and not 1 <= limit <= MAX_LIMIT:
         raise UsageError(f"--limit: must be between 1 and {MAX_LIMIT}, not {limit}")
     filters = {"--instance": instance, "--state": state, "--limit": limit}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from controller.api.text import events as event_words
 from controller.api.text.events import KINDS, Severity, subject, what, where
 from controller.api.text.quantities import printable, time_of_day
-from controller.api.wire.models import SCHEMA_VERSION, Event
+from controller.api.wire.base import SCHEMA_VERSION
+from controller.api.wire.models import Event
 from llumctl.text import output
 from llumctl.text.output import Format
 

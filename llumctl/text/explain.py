@@ -28,7 +28,8 @@ def render(found: Explanation, *, wide: bool, colours: bool) -> str:
 
 def _facts(found: Explanation) -> list[tuple[str, str]]:
     request = found.request
-    where = f" on {request.instance_id}" if request.instance_id else ""
+    on = f" on {request.instance_id}" if request.instance_id else ""
+    where = " at the controller" if request.held else on
     facts = [
         ("request", request.id),
         ("client-id", request.client_id),

@@ -14,7 +14,7 @@ COLUMNS: tuple[Column, ...] = (
     ("CLIENT-ID", lambda item: item.client_id),
     ("STATE", lambda item: item.state),
     ("LEVEL", lambda item: item.level),
-    ("INSTANCE", lambda item: item.instance_id or ""),
+    ("INSTANCE", lambda item: "controller" if item.held else item.instance_id or ""),
     ("AGE", lambda item: duration(item.age_s)),
     ("TTFT", lambda item: latency(item.ttft_s)),
     ("TOK-IN", lambda item: str(item.num_prompt_tokens)),
@@ -22,6 +22,13 @@ COLUMNS: tuple[Column, ...] = (
     ("EVICT", lambda item: str(item.num_evictions)),
     ("MOVABLE", lambda item: _movable(item)),
 )
+HELD_COLUMNS: tuple[Column, ...] = (
+    ("PLACE", lambda item: str(item.held.place) if item.held else ""),
+    ("NEEDS", lambda item: _blocks(item.held.demand_blocks) if item.held else ""),
+    ("KEPT", lambda item: (item.held and item.held.instance_id) or ""),
+    ("WHY", lambda item: item.held.why if item.held else ""),
+)
+"""Shown while the controller holds any of the requests."""
 WIDE_COLUMNS: tuple[Column, ...] = (
     *COLUMNS,
     ("MOVES", lambda item: str(item.num_moves)),
@@ -30,6 +37,10 @@ WIDE_COLUMNS: tuple[Column, ...] = (
     ("PARENT", lambda item: item.parent_id or ""),
     ("END", lambda item: item.finish_reason or ""),
 )
+
+
+def _blocks(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def _movable(item: RequestStatus) -> str:
@@ -42,6 +53,8 @@ def _movable(item: RequestStatus) -> str:
 def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> str:
     """The rows stay in the controller's order."""
     columns = WIDE_COLUMNS if wide else COLUMNS
+    if any(item.held for item in requests):
+        columns += HELD_COLUMNS
     rows = [[cell(item) for _, cell in columns] for item in requests]
     names = [name for name, _ in columns]
     return output.table(names, rows, colours=colours, ids=("CLIENT-ID", "ID"))
@@ -49,7 +62,8 @@ def render(requests: Sequence[RequestStatus], *, wide: bool, colours: bool) -> s
 
 def render_detail(item: RequestDetail, *, colours: bool) -> str:
     """The request's fields, then its history: since its arrival, what, where, why."""
-    facts = [(name.lower(), cell(item) or "-") for name, cell in WIDE_COLUMNS]
+    columns = WIDE_COLUMNS + (HELD_COLUMNS if item.held else ())
+    facts = [(name.lower(), cell(item) or "-") for name, cell in columns]
     width = max(len(name) for name, _ in facts)
     lines = [f"{name:<{width}}  {printable(value)}" for name, value in facts]
     rows = [

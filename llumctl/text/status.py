@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from controller.api.settings.console import ConsoleTable
+from controller.api.text import held as words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
@@ -19,10 +20,13 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
-    """A line about the cluster, one about its levels, one for each alarm, and its instances. How
-    far drains are is shown while there are any. If wide: frontends, levels, drains, queue heads and
+    """A line about the cluster, one about its levels, one about what the controller holds, one for
+    each alarm, and its instances. How far drains are, and for whom instances are kept, is shown
+    while there are any. If wide: frontends, levels, drains, queue heads and
     moves too."""
     columns = WIDE_COLUMNS if wide else COLUMNS
+    if any(item.kept_for for item in status.instances):
+        columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
     if any(item.drain for item in status.instances):
         columns = (*columns[:2], ("DRAIN", _drain), *columns[2:])
     parts = [
@@ -30,6 +34,7 @@ def render(
             [
                 _summary(status),
                 *_levels(status),
+                *_held(status),
                 *_alarms(alarms(status, limits), colours=colours),
             ]
         ),
@@ -37,6 +42,7 @@ def render(
             [name for name, _ in columns],
             [[cell(item) for _, cell in columns] for item in status.instances],
             colours=colours,
+            ids=[name for name, _ in columns if name == "KEPT-FOR"],
         ),
     ]
     if wide:
@@ -77,13 +83,26 @@ def _levels(status: ClusterStatus) -> list[str]:
     known = [level for level in ranked(status.levels) if level.num_running_reqs is not None]
     if len(known) < 2:
         return []
-    words = (
+    figures = (
         f"level {level.name}: run {level.num_running_reqs} wait {level.num_waiting_reqs}"
         f" ttft99 {latency(level.ttft_p99_s)}"
         + (f" kept {level.headroom_blocks}" if level.headroom_blocks else "")
         for level in known
     )
-    return [printable("  ".join(words))]
+    return [printable("  ".join(figures))]
+
+
+def _held(status: ClusterStatus) -> list[str]:
+    """`61 held (high 3, normal 58), 4321 blocks, longest 1m02s; head r-1 (rank 1) for 45s needs
+    688 blocks: i-3 is kept for it and lacks 198 blocks`."""
+    held = status.held
+    if held is None:
+        return []
+    head = held.head
+    needs = "" if head.demand_blocks is None else f" needs {words.blocks(head.demand_blocks)}"
+    first = f"head {head.request_id} ({head.level}, rank {head.rank}) for {duration(head.waited_s)}"
+    found = f"{words.summary(held, status.num_held_reqs)}; {first}{needs}: {words.why(head)}"
+    return [printable(found)]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
@@ -92,6 +111,10 @@ def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:
     if more := found[MAX_ALARMS:]:
         lines.append(f"! and {len(more)} more: {', '.join(alarm.subject for alarm in more)}")
     return [output.paint(line, output.RED) for line in lines] if colours else lines
+
+
+def _kept_for(item: InstanceStatus) -> str:
+    return item.kept_for.request_id if item.kept_for else "-"
 
 
 def _drain(item: InstanceStatus) -> str:

@@ -1,4 +1,5 @@
-"""What `llumctl status -o wide` shows below its instances: levels, drains, moves, queue heads."""
+"""What `llumctl status -o wide` shows below its instances: levels, drains, what the controller
+holds, queue heads, moves."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +18,11 @@ def tables(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
     for header, rows in (
         (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "KEPT"), _levels(status)),
         (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drains(status)),
+        (
+            ("HELD-FIRST", "LEVEL", "WAITED", "NEEDS", "KEPT", "LACKS", "OVERTAKEN", "WHY"),
+            _held(status),
+        ),
+        (("KEPT-FOR", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "LACKS"), _kept(status)),
         (("QUEUE-HEAD", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "FREE", "WHY"), _heads(status)),
         (("MOVE", "FROM>TO", "STAGE", "BLOCKS", "AGE", "REASON"), _moves(status)),
     ):
@@ -59,6 +65,41 @@ def _drains(status: ClusterStatus) -> Rows:
 
 def _deadline(left_s: float) -> str:
     return f"in {duration(left_s)}" if left_s > 0 else f"{duration(-left_s)} over"
+
+
+def _held(status: ClusterStatus) -> Rows:
+    """The first of what the controller holds."""
+    if status.held is None:
+        return []
+    head = status.held.head
+    return [
+        (
+            head.request_id,
+            head.level,
+            duration(head.waited_s),
+            _number(head.demand_blocks),
+            head.instance_id or "-",
+            _number(head.lacking_blocks),
+            str(head.num_overtaken),
+            head.why,
+        )
+    ]
+
+
+def _kept(status: ClusterStatus) -> Rows:
+    """The instances that are kept for held requests."""
+    return [
+        (
+            kept.request_id,
+            item.id,
+            kept.level,
+            duration(kept.waited_s),
+            str(kept.demand_blocks),
+            str(kept.lacking_blocks),
+        )
+        for item in status.instances
+        if (kept := item.kept_for) is not None
+    ]
 
 
 def _heads(status: ClusterStatus) -> Rows:

@@ -6,6 +6,7 @@ import pytest
 
 from controller.api.settings.console import ConsoleTable
 from controller.api.text.alarms import Alarm, alarms, in_need, is_reserved
+from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
     DrainStatus,
@@ -74,6 +75,77 @@ def test_limits(fields: dict[str, Any], limits: dict[str, Any]) -> None:
     worse = synthetic.instance("i-0", num_waiting_reqs=999, queue_head=head(), ttft_p99_s=99.0)
     never = ConsoleTable(alarm_head_waited_s=0, alarm_waiting_reqs=0, alarm_ttft_p99_s=0)
     assert not texts(worse, limits=never)
+
+
+def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldStatus:
+    known: dict[str, Any] = {
+        "request_id": "r1",
+        "frontend_id": "f-0",
+        "level": "high",
+        "rank": 1,
+        "place": 1,
+        "why": "kept",
+        "demand_blocks": 360,
+        "instance_id": "i-9",
+        "lacking_blocks": 172,
+    }
+    head = HeldHeadStatus(waited_s=waited_s, **(known | fields))
+    return HeldStatus(oldest_wait_s=max(waited_s, oldest_s), head=head)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (held(), "head for 45s lacks 172 of 360 blocks on i-9, kept for it, 36% of an instance"),
+        (
+            held(lacking_blocks=0, demand_blocks=20),
+            "head for 45s needs 20 blocks; i-9 is kept for it and lacks a place in its batch",
+        ),
+        (
+            held(why="memory", instance_id=None, demand_blocks=20),
+            "head for 45s needs 20 blocks; all instances together have not so much free",
+        ),
+        (
+            held(why="no-instance", instance_id=None, demand_blocks=None, lacking_blocks=None),
+            "head for 45s; no instance takes requests",
+        ),
+        (
+            held(0.5, 62.0),
+            "head for 0.5s lacks 172 of 360 blocks on i-9, kept for it, 36% of an instance;"
+            " the longest wait is 1m02s",
+        ),
+    ],
+)
+def test_a_long_wait_at_the_controller_is_named_with_its_cause(
+    what: HeldStatus, words: str
+) -> None:
+    kept = synthetic.instance("i-9", num_running_reqs=20)
+    assert texts(kept, held=what, num_held_reqs=3) == [f"cluster: 3 held, {words}"]
+
+
+def test_few_requests_that_hold_most_of_the_kept_instance_are_named() -> None:
+    kept = synthetic.instance("i-9", num_running_reqs=4, kv_cache_usage=0.83)
+    (text,) = texts(kept, held=held(), num_held_reqs=3)
+    assert text.endswith("; 4 requests hold 83% of i-9")
+
+
+def test_the_queue_at_the_controller_has_the_limits_of_others() -> None:
+    item = synthetic.instance("i-9", num_running_reqs=20)
+    assert texts(item, held=held(9.9), num_held_reqs=19) == []
+    assert len(texts(item, held=held(9.9), num_held_reqs=20)) == 1
+    assert len(texts(item, held=held(10.0), num_held_reqs=1)) == 1
+
+
+def test_an_instance_that_is_kept_for_a_held_request_is_reserved() -> None:
+    kept_for = KeptForStatus(
+        request_id="r1", level="high", demand_blocks=9, lacking_blocks=1, waited_s=3.0
+    )
+    kept = synthetic.instance("i-9", kept_for=kept_for)
+    assert (is_reserved(kept), in_need(kept)) == (True, False)
+    full = synthetic.instance(
+        "i-9", kept_for=kept_for, freeness_steps=-9.0, virtual_usage_blocks=1200
+    )
+    assert (is_reserved(full), in_need(full)) == (False, True)
 
 
 def test_members_that_do_not_serve_come_first_and_in_words() -> None:

@@ -186,6 +186,15 @@ def test_why_it_waits(fake: FakeController, capsys: Captured) -> None:
     assert "waits      fragmented: no blocks here; demand 118 blocks" in facts.splitlines()
 
 
+def test_what_the_controller_holds(fake: FakeController, capsys: Captured) -> None:
+    held = {"place": 1, "why": "kept", "instance_id": "i-3", "lacking_blocks": 198}
+    request = {"state": "waiting", "instance_id": None, "movable": None, "held": held}
+    tell(fake, waiting=Waiting(code="held", why="the first at the controller"), request=request)
+    (facts,) = explained(capsys)
+    assert "state      waiting at the controller" in facts.splitlines()
+    assert "waits      held: the first at the controller" in facts.splitlines()
+
+
 def test_a_frontend_that_chose_alone(fake: FakeController, capsys: Captured) -> None:
     tell(fake, DispatchStep(time_s=ARRIVED_S, instance_id="i-0", by="frontend", again=True))
     assert explained(capsys)[1:] == [

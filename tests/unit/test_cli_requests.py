@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.api.wire.holding import HeldPlaceStatus
 from controller.api.wire.models import RequestDetail, RequestList, RequestState, RequestStatus
 from llumctl.app import run
 from tests.unit.cli_support import remember
@@ -221,3 +222,22 @@ def test_bad_token(fake: FakeController, capsys: Captured) -> None:
     remember(fake.url, token="wrong")
     assert run(["requests"]) == 5
     assert capsys.readouterr().err == "error: bad token\ntry:   look\n"
+
+
+def test_what_the_controller_holds_has_its_place_there(
+    fake: FakeController, capsys: Captured
+) -> None:
+    held = HeldPlaceStatus(
+        place=3, why="kept", demand_blocks=688, instance_id="i-3", lacking_blocks=198
+    )
+    waiting = request("r-7", RequestState.WAITING, ttft_s=None, instance_id=None, held=held)
+    fake.requests = RequestList(requests=(request("r-1"), waiting), num_matching=2)
+    header, runs, waits = told(capsys)
+    row = dict(zip(header.split(), waits.split(), strict=True))
+    assert (row["STATE"], row["INSTANCE"], row["PLACE"]) == ("waiting", "controller", "3")
+    assert (row["NEEDS"], row["KEPT"], row["WHY"]) == ("688", "i-3", "kept")
+    assert runs.split()[-4:] == ["-"] * 4
+    fake.details["r-7"] = RequestDetail(**dict(waiting))
+    facts = [line.split() for line in told(capsys, "r-7")]
+    assert ["place", "3"] in facts
+    assert ["needs", "688"] in facts

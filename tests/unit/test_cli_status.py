@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.api.state import run_state
+from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -71,6 +72,63 @@ def test_drains_have_a_column_while_there_are_any(capsys: Captured) -> None:
     assert "  revision 7  " in out
     _, out, _ = shown(cluster(instance()), capsys)
     assert "DRAIN" not in columns(out)[0]
+
+
+def held_status() -> ClusterStatus:
+    head = HeldHeadStatus(
+        request_id="cmpl-r1",
+        frontend_id="f-0",
+        level="high",
+        rank=1,
+        place=1,
+        why="kept",
+        demand_blocks=60,
+        instance_id="i-1",
+        lacking_blocks=18,
+        num_overtaken=4,
+        waited_s=3.2,
+    )
+    held = HeldStatus(
+        num_by_level={"high": 2, "normal": 9}, demand_blocks=321, oldest_wait_s=8.0, head=head
+    )
+    kept_for = KeptForStatus(
+        request_id="cmpl-r1", level="high", demand_blocks=60, lacking_blocks=18, waited_s=3.2
+    )
+    status = cluster(instance("i-0", queue_head=None), instance("i-1", kept_for=kept_for))
+    return status.model_copy(update={"num_held_reqs": 11, "held": held})
+
+
+def test_the_queue_at_the_controller_has_a_line_and_the_kept_instance_a_column(
+    capsys: Captured,
+) -> None:
+    _, out, _ = shown(held_status(), capsys)
+    assert (
+        "11 held (high 2, normal 9), 321 blocks, longest 8.0s; head cmpl-r1 (high, rank 1) for 3.2s"
+        " needs 60 blocks: i-1 is kept for it and lacks 18 blocks"
+    ) in out.splitlines()
+    assert [row["KEPT-FOR"] for row in columns(out)] == ["-", "cmpl-r1"]
+    _, out, _ = shown(cluster(instance()), capsys)
+    assert "KEPT-FOR" not in out
+
+
+def test_wide_has_the_held_head_and_each_instance_that_is_kept(capsys: Captured) -> None:
+    _, out, _ = shown(held_status(), capsys, "-o", "wide")
+    tables = {part.split()[0]: part.splitlines() for part in out.split("\n\n")[1:]}
+    assert tables["HELD-FIRST"][1].split() == [
+        "cmpl-r1", "high", "3.2s", "60", "i-1", "18", "4", "kept",
+    ]  # fmt: skip
+    assert tables["KEPT-FOR"][1].split() == ["cmpl-r1", "i-1", "high", "3.2s", "60", "18"]
+
+
+def test_json_has_the_held_head(capsys: Captured) -> None:
+    _, out, _ = shown(held_status(), capsys, "-o", "json")
+    found = json.loads(out)
+    assert found["held"]["num_by_level"] == {"high": 2, "normal": 9}
+    assert found["held"]["head"]["instance_id"] == "i-1"
+    assert [item["kept_for"] and item["kept_for"]["request_id"] for item in found["instances"]] == [
+        None,
+        "cmpl-r1",
+    ]
 
 
 def test_alarms_stand_below_the_cluster(capsys: Captured) -> None:

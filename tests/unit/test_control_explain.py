@@ -128,7 +128,7 @@ async def test_one_that_no_instance_has_yet(bed: Bed) -> None:
     found = await bed.explained("/v1/requests/r-new/explain")
     assert found.steps == ()
     assert found.waiting is not None
-    assert found.waiting.code == "held"
+    assert found.waiting.code == "dispatching"
     assert found.request.movable is None
 
 

@@ -11,6 +11,7 @@ from click import Group
 from pydantic import BaseModel
 from typer.main import get_command
 
+from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterStatus,
     DrainStatus,
@@ -137,6 +138,9 @@ def test_metrics_name_each_field_once() -> None:
         DrainStatus,
         MoveStatus,
         EndedMoveStatus,
+        HeldStatus,
+        HeldHeadStatus,
+        KeptForStatus,
     )
     fields = {field for model in models for field in model.model_fields}
     assert counts == dict.fromkeys(fields, 1)

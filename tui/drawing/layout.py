@@ -49,6 +49,7 @@ def arrange(
     height: int,
     *,
     num_instances: int,
+    held: bool = False,
     alarm: bool = False,
     tab: Pane,
     zoomed: Pane | None = None,
@@ -58,10 +59,11 @@ def arrange(
     matrix_lines: int = 0,
     replay: bool = False,
 ) -> Arrangement:
-    """`tab`: the lower pane that shows where there is room for one. `expanded`: events take the
-    whole width below and half of the height. `empty` panes leave their room to the others.
-    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only.
-    `replay`: its bar takes a line of the header at any width."""
+    """`held`: whether there is a queue at the controller. `tab`: the lower pane that shows where
+    there is room for one. `expanded`: events take the whole width below and half of the height.
+    `empty` panes leave their room to the others. `matrix_lines`: what the matrix of moves would
+    take; it has room on a wall screen only. `replay`: its bar takes a line of the header at any
+    width."""
     wide = width >= WIDE
     header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
     alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
@@ -82,7 +84,8 @@ def arrange(
     idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
     left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
     above = lower // 2
-    above = max(above, lower - max(1, num_instances) - 2)  # at most a queue head for each instance
+    # At most a queue head for each instance, and the controller's.
+    above = max(above, lower - max(1, num_instances + held) - 2)
     if len(idle) == 1 and lower > 2 * EMPTY:
         above = EMPTY if Pane.MIGRATIONS in idle else lower - EMPTY
     matrix = None

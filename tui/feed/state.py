@@ -211,6 +211,6 @@ def _status(state: DashboardState, frame: StatusFrame, at_s: float) -> Dashboard
         alarms=tuple(alarms(frame.status, state.limits, state.alarms)),
         ways=entries.recent_ways(state.ways, frame.time_s),
         head_seen_s=frame.time_s
-        if any(item.queue_head for item in frame.status.instances)
+        if frame.status.held or any(item.queue_head for item in frame.status.instances)
         else min(state.head_seen_s, frame.time_s),
     )

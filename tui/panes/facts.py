@@ -39,6 +39,7 @@ def facts(
         *columns(_facts(item, levels, curve, steps), width, glyphs),
         *block_map.lines(item, LABEL_WIDTH, width),
         _head(item),
+        *_kept_for(item),
         *([_request(request_id)] if request_id else []),
     ]
 
@@ -98,6 +99,19 @@ def _head(item: InstanceStatus) -> Line:
         f"  needs {head.demand_blocks} blk of {free}  {queue_heads.why(head)}"
     )
     return (label, Span(printable(words), Tone.WARN))
+
+
+def _kept_for(item: InstanceStatus) -> list[Line]:
+    """The held request that the instance is kept free for."""
+    kept = item.kept_for
+    if kept is None:
+        return []
+    lacks = f", {kept.lacking_blocks} lack" if kept.lacking_blocks else ""
+    words = (
+        f"{kept.request_id}  {kept.level}  waited {duration(kept.waited_s)}"
+        f"  needs {kept.demand_blocks} blk{lacks}"
+    )
+    return [(Span(f" {'kept for':<{LABEL_WIDTH}} ", Tone.DIM), Span(printable(words), Tone.WARN))]
 
 
 def _request(request_id: str) -> Line:

@@ -17,6 +17,7 @@ from tui.drawing.table import GAP, Column
 from tui.feed.histories import History, Minute, Sample
 from tui.feed.state import DashboardState
 from tui.panes.levels import LEVEL_DROP, level_column, level_names
+from tui.panes.names import SHORT, Names
 
 BAR_WIDTH = 9
 WALL = 150
@@ -56,6 +57,7 @@ class InstanceRow:
     minutes: tuple[Minute, ...] = ()
     alarmed: bool = False
     """Whether an alarm is about the instance."""
+    names: Names | None = None
 
     @property
     def id(self) -> str:
@@ -72,8 +74,14 @@ class InstanceRow:
         return f"{item.id} {state_word(item).text} {item.node} {item.detail}"
 
 
-def rows(state: DashboardState, glyphs: Glyphs, alarmed: Container[str] = ()) -> list[InstanceRow]:
-    """`alarmed`: ids of instances that an alarm is about."""
+def rows(
+    state: DashboardState,
+    glyphs: Glyphs,
+    alarmed: Container[str] = (),
+    names: Names | None = None,
+) -> list[InstanceRow]:
+    """`alarmed`: ids of instances that an alarm is about. `names`: of the requests for which
+    instances are kept."""
     status = state.status
     if status is None:
         return []
@@ -87,6 +95,7 @@ def rows(state: DashboardState, glyphs: Glyphs, alarmed: Container[str] = ()) ->
             glyphs,
             history.minutes,
             item.id in alarmed,
+            names,
         )
         for item in status.instances
         for history in (state.histories.get(item.id, History()),)
@@ -94,11 +103,14 @@ def rows(state: DashboardState, glyphs: Glyphs, alarmed: Container[str] = ()) ->
 
 
 def attention(item: InstanceStatus) -> str:
-    """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in."""
+    """The glyph in front: `!` look at it, `>` on its way out, `+` on its way in, `=` kept for a
+    held request."""
     if item.state in _GLYPHS:
         return _GLYPHS[item.state]
     has_a_say = item.state is InstanceState.ACTIVE and item.detail
-    return "!" if in_need(item) or has_a_say else " "
+    if in_need(item) or has_a_say:
+        return "!"
+    return "=" if item.kept_for else " "
 
 
 def state_tone(state: InstanceState) -> Tone:
@@ -106,7 +118,8 @@ def state_tone(state: InstanceState) -> Tone:
 
 
 def state_word(item: InstanceStatus) -> Span:
-    """An active instance that is kept free for requests of a high priority is `reserved`."""
+    """An active instance that is kept free, for requests of a high priority or for a held one, is
+    `reserved`."""
     if item.state is InstanceState.ACTIVE and is_reserved(item):
         return Span("reserved", Tone.STRONG)
     return Span(str(item.state), _TONES[item.state])
@@ -171,9 +184,9 @@ def ttft(item: InstanceStatus) -> Span:
 
 def _identity(row: InstanceRow, _: int) -> Span:
     glyph = attention(row.item)
-    if glyph == " " and row.alarmed:
+    if glyph in " =" and row.alarmed:
         glyph = "!"
-    tone = {"!": Tone.BAD, " ": Tone.PLAIN}.get(glyph, Tone.WARN)
+    tone = {"!": Tone.BAD, " ": Tone.PLAIN, "=": Tone.STRONG}.get(glyph, Tone.WARN)
     return Span(f"{glyph} {row.id}", tone)
 
 
@@ -229,6 +242,17 @@ def _headroom(row: InstanceRow, _: int) -> Span:
     return Span("-" if kept is None else f"{fmt.number(kept)}/{fmt.number(blocks)}")
 
 
+def _kept_for(row: InstanceRow, width: int) -> Span:
+    """The request that the instance is kept for, and the blocks that lack there: `r8c10 -198`."""
+    kept = row.item.kept_for
+    if kept is None:
+        return Span("-", Tone.DIM)
+    lacks = f" -{kept.lacking_blocks}" if kept.lacking_blocks else ""
+    room = width - len(lacks)
+    name = row.names.of(kept.request_id, room) if row.names else kept.request_id
+    return Span(f"{printable(name):<{room}}{lacks}", Tone.WARN)
+
+
 def _span(text: Callable[[InstanceRow], str]) -> Callable[[InstanceRow, int], Span]:
     return lambda row, _: Span(text(row))
 
@@ -242,6 +266,7 @@ _BEFORE: tuple[Column[InstanceRow], ...] = (
     Column("run", "RUN", 4, _span(lambda row: fmt.number(row.item.num_running_reqs)), right=True),
     Column("wait", "WAIT", 4, _waiting, right=True),
 )
+_KEPT_FOR: Column[InstanceRow] = Column("kept_for", "KEPT FOR", SHORT + 5, _kept_for, drop=4)
 _AFTER: tuple[Column[InstanceRow], ...] = (
     Column("moves", "MIG", 5, _span(lambda row: moving(row.item)), right=True, drop=4),
     Column("headroom", "HEADROOM", 11, _headroom, right=True, drop=6),
@@ -251,15 +276,18 @@ _AFTER: tuple[Column[InstanceRow], ...] = (
 )
 
 
-def columns(levels: tuple[str, ...], width: int) -> tuple[Column[InstanceRow], ...]:
-    """The same object for the same levels, as long as they are shown the same way."""
-    found = _columns(levels)
+def columns(
+    levels: tuple[str, ...], width: int, *, kept: bool = False
+) -> tuple[Column[InstanceRow], ...]:
+    """The same object for the same levels, as long as they are shown the same way. `kept`: whether
+    any instance is kept for a held request."""
+    found = _columns(levels, kept)
     needed = 1 + sum(each.width + GAP for each in found if each.drop <= LEVEL_DROP)
-    return found if width >= max(WALL, needed) else _columns(())
+    return found if width >= max(WALL, needed) else _columns((), kept)
 
 
 @functools.cache
-def _columns(levels: tuple[str, ...]) -> tuple[Column[InstanceRow], ...]:
+def _columns(levels: tuple[str, ...], kept: bool) -> tuple[Column[InstanceRow], ...]:
     if not levels:
         prio: tuple[Column[InstanceRow], ...] = (
             Column(
@@ -273,7 +301,7 @@ def _columns(levels: tuple[str, ...]) -> tuple[Column[InstanceRow], ...]:
         )
     else:
         prio = tuple(level_column(name) for name in levels)
-    return (*_BEFORE, *prio, *_AFTER)
+    return (*_BEFORE, *([_KEPT_FOR] if kept else []), *prio, *_AFTER)
 
 
 def note(row: InstanceRow) -> tuple[str, Span] | None:

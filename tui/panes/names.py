@@ -27,6 +27,8 @@ def names(state: DashboardState, ellipsis: str, *, routine: bool = True) -> Name
         found += [move.request_id for move in (*status.moves, *status.queued_moves)]
         found += [move.request_id for move in status.ended_moves]
         found += [i.queue_head.request_id for i in status.instances if i.queue_head]
+        found += [i.kept_for.request_id for i in status.instances if i.kept_for]
+        found += [status.held.head.request_id] if status.held else []
     found += [
         entry.event.request_id
         for entry in (state.entries if routine else state.rare)

@@ -1,11 +1,13 @@
-"""The queue heads: what the first waiting request of each instance needs, and why it waits."""
+"""The queue heads: what the first waiting request of each queue needs, and why it waits.
+
+The queue at the controller stands before those of the instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.api.text.quantities import duration, printable
 from controller.api.text.queue_heads import free_blocks, head_wait_s
-from controller.api.wire.models import InstanceStatus, QueueHeadStatus
+from controller.api.wire.models import ClusterStatus, InstanceStatus, QueueHeadStatus
 from tui.actions.target import Target
 from tui.drawing import format as fmt
 from tui.drawing.format import Span, Tone
@@ -13,34 +15,45 @@ from tui.drawing.table import Column
 from tui.feed.state import DashboardState
 from tui.panes.names import SHORT, Names
 
-_TONES: Mapping[str, Tone] = {"memory": Tone.BAD, "fragmented": Tone.WARN, "batch-full": Tone.WARN}
+AT_CONTROLLER = "held"
+"""The row of the queue at the controller."""
+_TONES: Mapping[str, Tone] = {
+    "memory": Tone.BAD,
+    "fragmented": Tone.WARN,
+    "batch-full": Tone.WARN,
+    "kept": Tone.WARN,
+    "reserved": Tone.WARN,
+    "too-large": Tone.BAD,
+    "no-instance": Tone.BAD,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    instance: InstanceStatus
-    head: QueueHeadStatus
+    """`id`: the instance, or AT_CONTROLLER. `reasons`: why it waits, the longest words first."""
+
+    id: str
+    target: Target
+    level: str
+    waited_s: float | None
+    needs: int | None
+    free: int | None
+    reasons: tuple[str, ...]
+    tone: Tone
     names: Names
 
     @property
-    def id(self) -> str:
-        return self.instance.id
-
-    @property
-    def target(self) -> Target:
-        return Target(self.instance.id, self.head.request_id)
-
-    @property
     def text(self) -> str:
-        head = self.head
-        return f"{self.id} {head.request_id} {head.level} {why(head)}"
+        return f"{self.id} {self.target.request_id} {self.level} {self.reasons[0]}"
 
 
 def rows(state: DashboardState, names: Names) -> list[HeadRow]:
-    """Longest waiting first."""
-    instances = state.status.instances if state.status else ()
-    found = [HeadRow(item, item.queue_head, names) for item in instances if item.queue_head]
-    return sorted(found, key=lambda row: (-(head_wait_s(row.head) or 0.0), row.id))
+    """The queue at the controller, then those of instances, the longest waiting first."""
+    if state.status is None:
+        return []
+    found = [_of_instance(item, names) for item in state.status.instances if item.queue_head]
+    found.sort(key=lambda row: (-(row.waited_s or 0.0), row.id))
+    return [*_at_controller(state.status, names), *found]
 
 
 def why(head: QueueHeadStatus) -> str:
@@ -48,39 +61,66 @@ def why(head: QueueHeadStatus) -> str:
     return f"{head.why or '-'}{evicted}"
 
 
+def _of_instance(item: InstanceStatus, names: Names) -> HeadRow:
+    head = item.queue_head
+    assert head is not None
+    return HeadRow(
+        item.id,
+        Target(item.id, head.request_id),
+        head.level,
+        head_wait_s(head),
+        head.demand_blocks,
+        free_blocks(item),
+        (why(head), head.why),
+        _TONES.get(head.why, Tone.PLAIN),
+        names,
+    )
+
+
+def _at_controller(status: ClusterStatus, names: Names) -> list[HeadRow]:
+    """`i-3 kept, lacks 198, 60 behind`, or as much of it as has room; with the blocks that are free
+    on the kept instance."""
+    if status.held is None:
+        return []
+    head = status.held.head
+    kept = next((item for item in status.instances if item.id == head.instance_id), None)
+    short = f"{head.instance_id} kept" if head.why == "kept" else head.why
+    lacks = f"{short}, lacks {head.lacking_blocks}" if head.lacking_blocks else short
+    brief = lacks.replace(" kept,", "")
+    behind = status.num_held_reqs - 1
+    return [
+        HeadRow(
+            AT_CONTROLLER,
+            Target("", head.request_id),
+            head.level,
+            head.waited_s,
+            head.demand_blocks,
+            None if kept is None else free_blocks(kept),
+            (*([f"{lacks}, {behind} behind"] if behind else []), lacks, brief, short),
+            _TONES.get(head.why, Tone.PLAIN),
+            names,
+        )
+    ]
+
+
 def _why(row: HeadRow, width: int) -> Span:
-    """The reason, where the room is short without `(evicted)`."""
-    words = why(row.head) if len(why(row.head)) <= width else row.head.why
-    return Span(printable(words), _TONES.get(row.head.why, Tone.PLAIN))
+    """As much of the reason as has room."""
+    words = next((each for each in row.reasons if len(each) <= width), row.reasons[-1])
+    return Span(printable(words), row.tone)
 
 
 COLUMNS: tuple[Column[HeadRow], ...] = (
-    Column("id", "INST", 5, lambda row, _: Span(row.id), max_width=8),
+    Column("id", "INST", 5, lambda row, _: Span(row.id), max_width=6),
     Column(
         "head",
         "HEAD",
         SHORT,
-        lambda row, width: Span(printable(row.names.of(row.head.request_id, width))),
+        lambda row, width: Span(printable(row.names.of(row.target.request_id, width))),
         drop=2,
     ),
-    Column("level", "PRIO", 6, lambda row, _: Span(printable(row.head.level)), drop=3),
-    Column(
-        "waited",
-        "WAITED",
-        6,
-        lambda row, _: Span(duration(head_wait_s(row.head))),
-        right=True,
-    ),
-    Column(
-        "needs",
-        "NEEDS",
-        5,
-        lambda row, _: Span(fmt.number(row.head.demand_blocks)),
-        right=True,
-        drop=1,
-    ),
-    Column(
-        "free", "FREE", 5, lambda row, _: Span(fmt.number(free_blocks(row.instance))), right=True
-    ),
-    Column("why", "WHY", 10, _why, max_width=22),
+    Column("level", "PRIO", 6, lambda row, _: Span(printable(row.level)), drop=3),
+    Column("waited", "WAITED", 6, lambda row, _: Span(duration(row.waited_s)), right=True),
+    Column("needs", "NEEDS", 5, lambda row, _: Span(fmt.number(row.needs)), right=True, drop=1),
+    Column("free", "FREE", 5, lambda row, _: Span(fmt.number(row.free)), right=True),
+    Column("why", "WHY", 10, _why, max_width=34),
 )

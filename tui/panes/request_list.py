@@ -30,7 +30,8 @@ class RequestRow:
 
     @property
     def text(self) -> str:
-        return f"{self.item.id} {self.item.client_id} {self.item.state} {self.item.level}"
+        held = " held" if self.item.held else ""
+        return f"{self.item.id} {self.item.client_id} {self.item.state}{held} {self.item.level}"
 
 
 def rows(found: RequestList | None, names: Names) -> list[RequestRow]:
@@ -75,6 +76,9 @@ def ordered(found: list[RequestRow], sort: str, *, descending: bool) -> list[Req
 
 
 def _state(row: RequestRow, _: int) -> Span:
+    """What the controller holds has its place there: `held 3`."""
+    if row.item.held is not None:
+        return Span(f"held {row.item.held.place}", Tone.WARN)
     return Span(str(row.item.state), _TONES.get(row.item.state, Tone.PLAIN))
 
 

@@ -5,6 +5,7 @@ the request's time to first token and from the move's downtime. An evicted reque
 again computes its tokens anew; that is told as part of decoding, as nothing says when it is over.
 """
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -283,14 +284,20 @@ def facts(found: Explanation, width: int, glyphs: Glyphs) -> list[Line]:
         Span(f" {printable(request.id)}", Tone.STRONG),
         Span("  "),
         Span(str(request.state), _state_tone(request)),
-        Span(printable(f" on {request.instance_id}" if request.instance_id else "")),
+        Span(_whereabouts(request)),
     )
     lines = [title, *columns(_facts(request), width, glyphs)]
     if found.waiting is not None:
-        lines.append(_labelled("waits", decisions.waits(found.waiting), Tone.WARN))
+        lines += _wrapped("waits", decisions.waits(found.waiting), width, Tone.WARN)
     if movable := decisions.movable(found):
         lines.append(_labelled("movable", movable))
     return [*lines, *life(moments(found), request.age_s, width)]
+
+
+def _whereabouts(request: RequestStatus) -> str:
+    if request.held is not None:
+        return " at the controller"
+    return printable(f" on {request.instance_id}" if request.instance_id else "")
 
 
 def _state_tone(request: RequestStatus) -> Tone:
@@ -317,6 +324,13 @@ def _facts(request: RequestStatus) -> list[Fact]:
 
 def _labelled(label: str, words: str, tone: Tone = Tone.PLAIN) -> Line:
     return (Span(f" {label:<{LABEL_WIDTH}} ", Tone.DIM), Span(printable(words), tone))
+
+
+def _wrapped(label: str, words: str, width: int, tone: Tone) -> list[Line]:
+    """Why a held request waits takes some 170 characters."""
+    room = max(20, width - LABEL_WIDTH - 3)
+    first, *rest = textwrap.wrap(printable(words), room) or [""]
+    return [_labelled(label, first, tone), *(_labelled("", more, tone) for more in rest)]
 
 
 def life(told: Sequence[Moment], age_s: float, width: int) -> list[Line]:

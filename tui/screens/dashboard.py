@@ -102,6 +102,7 @@ class DashboardScreen(PaintedScreen):
             self.size.width,
             self.size.height,
             num_instances=len(app.shown.status.instances) if app.shown.status else 0,
+            held=app.shown.status is not None and app.shown.status.held is not None,
             alarm=bool(alarms),
             tab=view.tab,
             zoomed=view.zoomed,
@@ -137,7 +138,7 @@ class DashboardScreen(PaintedScreen):
         named = names(app.shown, app.glyphs.ellipsis, routine=self._all_events())
         rows: dict[Pane, list[Any]] = {
             Pane.INSTANCES: instances.ordered(
-                instances.rows(app.shown, app.glyphs, {alarm.subject for alarm in alarms}),
+                instances.rows(app.shown, app.glyphs, {alarm.subject for alarm in alarms}, named),
                 self.view.sort,
                 descending=self.view.descending,
             ),
@@ -179,7 +180,10 @@ class DashboardScreen(PaintedScreen):
         )
         status = self.console.shown.status
         levels = level_names(status) if status else ()
-        self.table(Pane.INSTANCES).set_columns(instances.columns(levels, self.size.width))
+        kept = any(item.kept_for for item in status.instances) if status else False
+        self.table(Pane.INSTANCES).set_columns(
+            instances.columns(levels, self.size.width, kept=kept)
+        )
         moved = arrangement != self._arrangement
         if moved:
             self._arrangement = arrangement

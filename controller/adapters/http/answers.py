@@ -2,7 +2,7 @@
 
 from starlette.responses import Response
 
-from controller.api.wire.models import WireModel
+from controller.api.wire.base import WireModel
 
 
 def json_answer(model: WireModel) -> Response:

@@ -3,10 +3,12 @@
 import time
 
 from controller.adapters.http.migrate import held_blocks
-from controller.adapters.http.requests import find_record, refusals_of
+from controller.adapters.http.requests import find_record, place_of, refusals_of
 from controller.adapters.http.views import event_model, request_model
 from controller.api.explain import explain
-from controller.api.wire.explain import Explanation, Waiting
+from controller.api.text import held as held_words
+from controller.api.wire.explain import Explanation, Figures, Waiting
+from controller.api.wire.holding import HeldPlaceStatus
 from controller.core.load.queue_reason import QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.sentences import why
@@ -26,18 +28,29 @@ async def explain_request(controller: Controller, reference: str) -> Explanation
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
     history = [event_model(event) for event in record.history]
+    held = place_of(controller.scheduler.held_view(controller.now_s()), record)
     return Explanation(
-        request=request_model(record, time.time(), refusal),
+        request=request_model(record, time.time(), refusal, held),
         steps=explain(history, record.num_forgotten),
-        waiting=_waiting(controller, record),
+        waiting=_held(held) if held is not None else _waiting(controller, record),
         why_not_movable=why(refusal) if refusal else "",
         could_move_to=_could_move_to(controller, record) if refusal == "" else None,
     )
 
 
+def _held(held: HeldPlaceStatus) -> Waiting:
+    """What the controller holds: what it needs, what keeps it, who may go ahead."""
+    words = (held_words.place(held), held_words.why(held), held_words.overtaking(held))
+    figures: Figures = {
+        "needed_blocks": held.demand_blocks,
+        "lacking_blocks": held.lacking_blocks,
+    }
+    return Waiting(code="held", why="; ".join(filter(None, words)), figures=figures)
+
+
 def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:
     if record.state is RequestState.DISPATCHING:
-        return Waiting(code="held", why="no instance has it yet, as none could take it")
+        return Waiting(code="dispatching", why="the controller is being asked for an instance")
     if record.state not in (RequestState.WAITING, RequestState.EVICTED):
         return None
     snapshot = _snapshot(controller, record)

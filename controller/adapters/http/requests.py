@@ -6,15 +6,26 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.errors import ApiError, no_such_instance
+from controller.adapters.http.held_views import place_status
 from controller.adapters.http.views import request_detail, request_model
-from controller.api.wire.models import RequestDetail, RequestList, RequestState
+from controller.api.wire.holding import HeldPlaceStatus
+from controller.api.wire.models import (
+    LIVE_STATES,
+    RequestDetail,
+    RequestList,
+    RequestState,
+    RequestStatus,
+)
+from controller.core.holding.view import HeldView
 from controller.core.record.request_record import ENDED, Match, RequestRecord
 from controller.core.record.request_record import RequestState as CoreState
 from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.queries import Found
 
 MAX_REFERENCE_CHARS = 256
 MAX_MATCHES = 200
 """More than a request has choices."""
+MAX_REQUESTS = 10_000
 _LISTED_MATCHES = 10
 _ON_AN_INSTANCE = (CoreState.RUNNING, CoreState.EVICTED, CoreState.WAITING)
 
@@ -24,39 +35,84 @@ class RequestsQuery(BaseModel):
 
     instance: str | None = Field(default=None, max_length=64)
     state: tuple[RequestState, ...] = ()
-    limit: int = Field(default=1000, ge=1, le=10_000)
+    limit: int = Field(default=1000, ge=1, le=MAX_REQUESTS)
     movable: bool = False
     """Whether the instances are asked, between two steps, which requests could move now."""
 
 
 async def list_requests(controller: Controller, query: RequestsQuery) -> RequestList:
-    """Raises ApiError for an unknown instance."""
+    """What is held is listed as waiting, in the order in which it is to go. Raises ApiError for an
+    unknown instance."""
     known = [member.member_id for member in controller.roster.instances()]
     if query.instance is not None and query.instance not in known:
         raise no_such_instance(query.instance)
-    found = await controller.queries.requests(
-        _serving_frontends(controller),
-        instance_id=query.instance,
-        states=tuple(CoreState(state.value) for state in query.state),
-        max_requests=query.limit,
-    )
+    found = await _matching(controller, query)
     refusals = await refusals_of(controller, found.requests) if query.movable else {}
-    now_s = time.time()
+    now_s, view = time.time(), controller.scheduler.held_view(controller.now_s())
+    listed = [
+        request_model(record, now_s, refusals.get(record.request_id), place_of(view, record))
+        for record in found.requests
+    ]
+    listed.sort(key=_listed_at)
     return RequestList(
-        requests=tuple(
-            request_model(record, now_s, refusals.get(record.request_id))
-            for record in found.requests
-        ),
+        requests=tuple(listed[: query.limit]),
         num_matching=found.num_matching,
         silent_frontends=(*found.silent, *_absent_frontends(controller)),
     )
+
+
+async def _matching(controller: Controller, query: RequestsQuery) -> Found:
+    """Frontends do not know what is held: to them it is being dispatched. So where only one of both
+    is wanted, they are asked for all of that kind, which is sorted out here."""
+    frontends, states = _serving_frontends(controller), {CoreState(s.value) for s in query.state}
+    both = {CoreState.WAITING, CoreState.DISPATCHING}
+    is_sorted = len(states & both) != 1 or query.instance is not None
+    told = states if is_sorted else states - {CoreState.DISPATCHING}
+    found = Found((), 0, ())
+    if told or not states:
+        found = await controller.queries.requests(
+            frontends,
+            instance_id=query.instance,
+            states=tuple(sorted(told)),
+            max_requests=query.limit,
+        )
+    if is_sorted:
+        return found
+    others = await controller.queries.requests(
+        frontends, states=(CoreState.DISPATCHING,), max_requests=MAX_REQUESTS
+    )
+    view = controller.scheduler.held_view(controller.now_s())
+    held_wanted = CoreState.WAITING in states
+    wanted = [r for r in others.requests if (place_of(view, r) is not None) == held_wanted]
+    return Found(
+        (*found.requests, *wanted),
+        found.num_matching + len(wanted),
+        tuple(sorted({*found.silent, *others.silent})),
+    )
+
+
+def _listed_at(item: RequestStatus) -> tuple[int, int]:
+    """What is held comes behind what waits on instances; the rest stays in its order."""
+    is_live = item.state in LIVE_STATES
+    place = LIVE_STATES.index(item.state) if is_live else len(LIVE_STATES)
+    return (place, item.held.place if item.held else 0)
+
+
+def place_of(view: HeldView, record: RequestRecord) -> HeldPlaceStatus | None:
+    """The place of a request that the controller holds; else None."""
+    if record.state is not CoreState.DISPATCHING:
+        return None
+    found = view.find((record.frontend_id, record.request_id))
+    return None if found is None else place_status(found)
 
 
 async def find_request(controller: Controller, reference: str) -> RequestDetail:
     """The request with its history, and whether it could move. Raises ApiError."""
     record = await find_record(controller, reference)
     refusals = await refusals_of(controller, (record,))
-    return request_detail(record, time.time(), refusals.get(record.request_id))
+    view = controller.scheduler.held_view(controller.now_s())
+    refusal, held = refusals.get(record.request_id), place_of(view, record)
+    return request_detail(record, time.time(), refusal, held)
 
 
 async def find_record(

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from controller.adapters.http.held_views import held_now
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
+from controller.api.wire.holding import HeldPlaceStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -53,9 +55,10 @@ class ClusterLabels:
 def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: float) -> ClusterStatus:
     now_s = controller.now_s()
     schedulable = controller.scheduler.schedulable_snapshots(now_s)
+    held = held_now(controller)
     instances = (
         *(
-            _instance(controller, each, schedulable, now_s)
+            _instance(controller, each, schedulable, now_s, held.kept_for.get(each.member_id))
             for each in controller.roster.instances()
         ),
         *_not_launched(controller),
@@ -79,6 +82,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         uptime_s=round(uptime_s, 3),
         cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
         num_held_reqs=controller.scheduler.num_held,
+        held=held.held,
         levels=tuple(
             _level(level, instances, frontends) for level in controller.live.scheduler.levels
         ),
@@ -170,7 +174,11 @@ def _frontend(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus
 
 
 def _instance(
-    controller: Controller, member: Member, schedulable: list[InstanceSnapshot], now_s: float
+    controller: Controller,
+    member: Member,
+    schedulable: list[InstanceSnapshot],
+    now_s: float,
+    kept_for: KeptForStatus | None,
 ) -> InstanceStatus:
     record = controller.scheduler.instances.get(member.member_id)
     status = InstanceStatus(
@@ -183,6 +191,7 @@ def _instance(
         pid=member.pid if member.alive else None,
         up_s=_up_s(member, now_s),
         drain=_drain(controller, member.member_id),
+        kept_for=kept_for,
     )
     if record is None or record.snapshot is None or not record.alive:
         return status
@@ -326,16 +335,22 @@ def event_model(event: LoggedEvent, position: str = "") -> Event:
     )
 
 
-def request_model(record: RequestRecord, now_s: float, refusal: str | None = None) -> RequestStatus:
+def request_model(
+    record: RequestRecord,
+    now_s: float,
+    refusal: str | None = None,
+    held: HeldPlaceStatus | None = None,
+) -> RequestStatus:
     """`now_s`: seconds since the epoch. `refusal`: why the request cannot move now; empty if it
-    can, None if its instance did not say."""
+    can, None if its instance did not say. What is held waits: at the controller, not at an
+    instance."""
     first_s = record.first_token_time_s
     until_s = now_s if record.end_time_s is None else record.end_time_s
     return RequestStatus(
         id=record.request_id,
         client_id=record.client_request_id,
         parent_id=record.parent_id,
-        state=RequestState(record.state),
+        state=RequestState(record.state) if held is None else RequestState.WAITING,
         level=record.level,
         frontend_id=record.frontend_id,
         instance_id=record.instance_id,
@@ -349,12 +364,16 @@ def request_model(record: RequestRecord, now_s: float, refusal: str | None = Non
         movable=None if refusal is None else not refusal,
         why_not_movable=refusal or None,
         finish_reason=record.finish_reason,
+        held=held,
     )
 
 
 def request_detail(
-    record: RequestRecord, now_s: float, refusal: str | None = None
+    record: RequestRecord,
+    now_s: float,
+    refusal: str | None = None,
+    held: HeldPlaceStatus | None = None,
 ) -> RequestDetail:
     history = tuple(event_model(event) for event in record.history)
-    status = request_model(record, now_s, refusal)
+    status = request_model(record, now_s, refusal, held)
     return RequestDetail(**dict(status), history=history, num_forgotten=record.num_forgotten)

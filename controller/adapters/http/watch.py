@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.adapters.http.views import event_model
+from controller.api.wire.base import WireModel
 from controller.api.wire.models import (
     ClusterStatus,
     EventFrame,
     GapFrame,
     PingFrame,
     StatusFrame,
-    WireModel,
 )
 from controller.runtime.controller.journal import Journal
 

@@ -12,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.adapters.prometheus.held import held_metrics
 from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
     FRONTEND_GAUGES,
@@ -56,6 +57,7 @@ class _Families(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._status
         yield from _of_cluster(status)
+        yield from held_metrics(status)
         yield _events(self._event_counts)
         yield from move_metrics(len(status.moves), self._move_log)
         for kind, members, gauges, counters in (
@@ -89,11 +91,6 @@ def _of_cluster(status: ClusterStatus) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "llumctl_cluster_uptime_seconds", "Since the cluster was started", status.cluster_uptime_s
-    )
-    yield GaugeMetricFamily(
-        "llumctl_held_requests",
-        "Requests that wait because no instance is schedulable",
-        status.num_held_reqs,
     )
 
 

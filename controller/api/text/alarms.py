@@ -83,11 +83,16 @@ def alarms(
 def in_need(item: "InstanceStatus") -> bool:
     """Whether more memory is wanted than there is, beyond the headroom that is kept beside
     requests of a high priority."""
-    return _is_negative(item) and not is_reserved(item)
+    return _is_negative(item) and not _by_headroom(item)
 
 
 def is_reserved(item: "InstanceStatus") -> bool:
-    """Whether the freeness is negative only because of headroom: the instance is kept free."""
+    """Whether the instance is kept free: for a held request, or its freeness is negative only
+    because of headroom."""
+    return _by_headroom(item) or (item.kept_for is not None and not in_need(item))
+
+
+def _by_headroom(item: "InstanceStatus") -> bool:
     if not _is_negative(item) or item.virtual_usage_blocks is None or not item.num_total_blocks:
         return False
     capacity = item.num_total_blocks - (item.watermark_blocks or 0)
@@ -167,11 +172,24 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
-    name = "alarm_waiting_reqs"
-    if not (over := limits.over(CLUSTER, name, status.num_held_reqs)):
+    """The queue at the controller. A recording of an older version does not tell its head, and
+    that without late binding it is held as no instance takes any."""
+    held = status.held
+    overs = {
+        name: limits.over(CLUSTER, name, value)
+        for name, value in (
+            ("alarm_head_waited_s", held.oldest_wait_s if held is not None else 0.0),
+            ("alarm_waiting_reqs", status.num_held_reqs),
+        )
+    }
+    if not any(overs.values()):
         return Alarm(CLUSTER, (), (_LOAD, 0.0))
-    words = f"{status.num_held_reqs} requests are held, as no instance takes any"
-    return Alarm(CLUSTER, (words,), (_LOAD, -over), (name,))
+    words = [f"{status.num_held_reqs} requests are held, as no instance takes any"]
+    if held is not None:
+        words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(held.head, status)}"]
+        words += alarm_causes.of_held(held, status)
+    passed = tuple(name for name in overs if overs[name])
+    return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), passed)
 
 
 def _of_slow_moves(status: "ClusterStatus", limit_s: float) -> Alarm:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from controller.api.wire.models import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.settings import SettingValue
 
 

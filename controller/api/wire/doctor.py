@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from controller.api.wire.models import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
 
 
 class CheckResult(StrEnum):

@@ -1,6 +1,6 @@
 """Wire models of `GET /v1/requests/{REQ}/explain`: why a request is where it is, step by step.
 
-The compatibility rules are those of `models`. A decision names the instances that it considered,
+The compatibility rules are those of `base`. A decision names the instances that it considered,
 each with the figure that counted: for a dispatch the policy's score, for a move freeness in decode
 steps.
 """
@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controller.api.wire.models import SCHEMA_VERSION, RequestStatus, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.models import RequestStatus
 from controller.api.wire.moves import MoveStage
 
 Figures = dict[str, float | int | None]

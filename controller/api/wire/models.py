@@ -1,20 +1,15 @@
 """Wire models of the control API: what `-o json` prints and what the dashboard draws.
 
-Compatibility: within one `schema_version` fields are only added, never renamed, retyped or
-removed; readers ignore fields that they do not know. Units are in the names. JSON has no
-infinity: a draining instance's freeness is null beside its state.
+The compatibility rules are those of `base`.
 """
 
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-SCHEMA_VERSION = 1
-
-
-class WireModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 
 
 class ClusterState(StrEnum):
@@ -149,6 +144,8 @@ class InstanceStatus(WireModel):
     ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
     age_s: float | None = None
     drain: DrainStatus | None = None
+    kept_for: KeptForStatus | None = None
+    """The held request for which the instance is kept free."""
 
 
 class FrontendStatus(WireModel):
@@ -198,6 +195,8 @@ class ClusterStatus(WireModel):
     cluster_uptime_s: float | None = None
     """Since `up` began; null in recordings of older versions."""
     num_held_reqs: int
+    held: HeldStatus | None = None
+    """Null if nothing is held, and in recordings of older versions."""
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
     """Position of the newest event."""
@@ -292,6 +291,8 @@ class RequestStatus(WireModel):
     why_not_movable: str | None = None
     """A reason code (docs/metrics.md)."""
     finish_reason: str | None = None
+    held: HeldPlaceStatus | None = None
+    """Of a request that the controller holds: its place there."""
 
 
 class RequestList(WireModel):

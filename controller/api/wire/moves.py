@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.models import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
 
 
 class MigrateRequest(WireModel):

@@ -1,6 +1,6 @@
 """Wire models of operators' changes to a running cluster: drain, undrain, scale, priority, abort.
 
-The compatibility rules are those of `models`. `deadline_s` in reports is in seconds since the
+The compatibility rules are those of `base`. `deadline_s` in reports is in seconds since the
 epoch; `revision` counts the changes of the cluster's spec.
 """
 
@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_REASON_CHARS
-from controller.api.wire.models import SCHEMA_VERSION, RequestState, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.models import RequestState
 
 OnDeadline = Literal["keep", "abort"]
 DrainState = Literal[

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from controller.api.settings.bounds import MAX_REASON_CHARS
-from controller.api.wire.models import SCHEMA_VERSION, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
 
 SettingValue = int | float | str | bool | None
 """None: the setting has no value, such as a time limit that is not set."""

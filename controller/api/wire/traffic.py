@@ -1,11 +1,12 @@
 """Wire models of a recording of the cluster's traffic.
 
-The compatibility rules are those of `models`.
+The compatibility rules are those of `base`.
 """
 
 from pydantic import ConfigDict, Field
 
-from controller.api.wire.models import SCHEMA_VERSION, RequestState, WireModel
+from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.wire.models import RequestState
 
 PREFIX_HASH_DIGITS = 16
 """Hexadecimal digits of each hash."""

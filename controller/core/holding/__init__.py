@@ -7,5 +7,6 @@ fits first, and room is made for it where that takes the least.
     placement     who goes where, and which instances are kept for whom
     room_plan     which requests of an instance leave for which others, so that a blocked one fits
     paced_release what frontends do with what was held when the controller died
+    view          what is held and why, for people
     blocked       which blocked requests a round makes room for, and where
 """

@@ -46,6 +46,9 @@ class Placement:
         self.config = config
         self.queue = HeldQueue()
         self.reserved: dict[str, Key] = {}
+        self.num_overtaken: dict[Key, int] = {}
+        """How many went ahead of a request while it was the first; those that none overtook are
+        not in it."""
         self._settled_in: Mapping[str, Room] | None = None
         """The rooms in which nothing was left to do when `place` last ended."""
 
@@ -77,6 +80,7 @@ class Placement:
     def discard(self, key: Key) -> Held | None:
         """Takes a request out, wherever it stands."""
         self._settled_in = None
+        self.num_overtaken.pop(key, None)
         self.reserved = {i: kept_for for i, kept_for in self.reserved.items() if kept_for != key}
         return self.queue.discard(key)
 
@@ -84,6 +88,7 @@ class Placement:
         """Raises AssertionError if the books disagree."""
         self.queue.check()
         assert len(set(self.reserved.values())) == len(self.reserved), "two kept for one request"
+        assert all(key in self.queue for key in self.num_overtaken), "overtaken, and not there"
 
     # ------------------------------------------------------------------------------------
 
@@ -114,6 +119,9 @@ class Placement:
         return True
 
     def _go(self, held: Held, room: Room) -> Placed:
+        first = self.queue.first()
+        if first is not None and first.key != held.key:
+            self.num_overtaken[first.key] = self.num_overtaken.get(first.key, 0) + 1
         self.discard(held.key)
         room.take(held.demand_blocks)
         return Placed(held, room.instance_id)

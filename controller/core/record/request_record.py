@@ -58,6 +58,7 @@ class RequestRecord:
     finish_reason: str | None
     """vLLM's word (stop, length), or why the request was aborted or failed."""
     num_moves: int = 0
+    rank: int = 0
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """Events that are missing between the first and the second half of `history`."""
@@ -74,13 +75,19 @@ _LISTED_FIRST = (
 )
 
 
-def listing_order(record: RequestRecord) -> tuple[int, float, str]:
+ListingOrder = tuple[int, int, float, str]
+
+
+def listing_order(record: RequestRecord) -> ListingOrder:
     """How requests are listed: the running, the evicted, the waiting, each in the order of their
-    arrival, then those that ended, the last one first."""
+    arrival; those that no instance has, as the controller holds them, the highest rank first; then
+    those that ended, the last one first."""
     if record.state in ENDED:
         assert record.end_time_s is not None
-        return (len(_LISTED_FIRST), -record.end_time_s, record.request_id)
-    return (_LISTED_FIRST.index(record.state), record.arrival_time_s, record.request_id)
+        return (len(_LISTED_FIRST), 0, -record.end_time_s, record.request_id)
+    first = -record.rank if record.state is RequestState.DISPATCHING else 0
+    place = _LISTED_FIRST.index(record.state)
+    return (place, first, record.arrival_time_s, record.request_id)
 
 
 def match_names(
@@ -114,7 +121,7 @@ def _is_shortened(wanted: str, request_id: str) -> bool:
     return anything and request_id.endswith(last) and len(request_id) - len(last) > place
 
 
-def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, tuple[int, float, str]]:
+def found_order(wanted: str | None, record: RequestRecord) -> tuple[Match, ListingOrder]:
     """The sort key of a search: how well a request answers to `wanted`, then listing order."""
     match = Match.NONE if wanted is None else record.match(wanted)
     return (match, listing_order(record))

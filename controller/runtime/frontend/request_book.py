@@ -48,6 +48,7 @@ class _Entry:
     level: str
     arrival_time_s: float
     num_prompt_tokens: int
+    rank: int = 0
     state: RequestState = RequestState.DISPATCHING
     instance_id: str | None = None
     incarnation: int | None = None
@@ -118,6 +119,7 @@ class RequestBook:
             self.level_name(request.rank),
             request.arrival_time_s,
             request.num_prompt_tokens,
+            request.rank,
         )
 
     def dispatched(self, dispatch: Dispatch) -> None:
@@ -169,7 +171,7 @@ class RequestBook:
         self, request_id: str, rank: int, cause_id: str, actor: str, reason: str
     ) -> None:
         entry = self._live[request_id]
-        previous, entry.level = entry.level, self.level_name(rank)
+        previous, entry.level, entry.rank = entry.level, self.level_name(rank), rank
         why = f"from {previous} to {entry.level}" + (f": {reason}" if reason else "")
         labels = {"previous": previous, "level": entry.level}
         if reason:
@@ -310,6 +312,7 @@ class RequestBook:
             end_time_s=entry.end_time_s,
             finish_reason=entry.finish_reason,
             num_moves=entry.num_moves,
+            rank=entry.rank,
             history=(*entry.beginning, *entry.recent) if history else (),
             num_forgotten=entry.num_forgotten,
         )

@@ -10,6 +10,7 @@ from controller.adapters.prometheus.member_metrics import (
     INSTANCE_COUNTERS,
     INSTANCE_GAUGES,
 )
+from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
 from controller.core.migration.move_log import OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
@@ -157,6 +158,39 @@ def test_every_kind_of_event_is_counted() -> None:
     assert counted == dict.fromkeys(EventKind, 0) | {"evicted": 7}
 
 
+def test_what_waits_at_the_controller() -> None:
+    kept_for = KeptForStatus(
+        request_id="req-88", level="high", demand_blocks=30, lacking_blocks=9, waited_s=4.0
+    )
+    head = HeldHeadStatus(
+        request_id="req-88",
+        frontend_id="f-0",
+        level="high",
+        rank=1,
+        place=1,
+        why="kept",
+        demand_blocks=30,
+        lacking_blocks=9,
+        instance_id="i-1",
+        waited_s=4.0,
+    )
+    held = HeldStatus(num_by_level={"high": 6}, demand_blocks=120, oldest_wait_s=5.5, head=head)
+    status = cluster_of(busy("i-0"), busy("i-1", kept_for=kept_for))
+    text = rendered(status.model_copy(update={"held": held}))
+    assert value(text, "llumctl_held_requests") == 6
+    assert value(text, "llumctl_held_level_requests", level="high") == 6
+    assert value(text, "llumctl_held_level_requests", level="normal") == 0
+    assert value(text, "llumctl_held_demand_blocks") == 120
+    assert value(text, "llumctl_held_oldest_wait_seconds") == 5.5
+    assert value(text, "llumctl_held_head_lacking_blocks") == 9
+    assert value(text, "llumctl_instance_kept_requests", instance_id="i-0") == 0
+    assert value(text, "llumctl_instance_kept_requests", instance_id="i-1") == 1
+    assert "req-88" not in text
+    none = rendered(status.model_copy(update={"num_held_reqs": 0}))
+    for name in ("demand_blocks", "oldest_wait_seconds", "head_lacking_blocks"):
+        assert value(none, f"llumctl_held_{name}") == 0
+
+
 def test_no_words_and_no_requests_are_served() -> None:
     text = rendered(cluster_of(busy()))
     for word in (SECRET, "req-77", "4242", "127.0.0.1"):
@@ -167,9 +201,9 @@ def test_series_grow_with_members_only() -> None:
     per_instance = len(samples(rendered(cluster_of(busy("i-0"), busy("i-1"))))) - len(
         samples(rendered(cluster_of(busy("i-0"))))
     )
-    # States, levels of which two are configured (one had a first token), queue head, figures.
+    # States, levels of which two are configured (one had a first token), queue head, kept, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
-    assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + figures
+    assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + 1 + figures
     allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():

@@ -16,6 +16,7 @@ from controller.api.wire.models import (
 from tests.unit.tui import tui_synthetic as synthetic
 from tui.actions import registry
 from tui.actions.registry import Place
+from tui.actions.target import Target
 from tui.drawing import table
 from tui.drawing.format import ASCII, UNICODE, Line, Tone, width_of
 from tui.drawing.layout import Pane, arrange
@@ -324,6 +325,49 @@ def test_queue_heads_say_what_they_need_and_why_they_wait() -> None:
     assert [span.text.strip() for _, span in table.cells(narrow, found[0], UNICODE)][-1] == (
         "fragmented"
     )
+
+
+def held_state() -> DashboardState:
+    *_, frame = synthetic.late_binding(1)
+    assert isinstance(frame, StatusFrame)
+    return reduce(DashboardState(), [Arrived(frame, frame.time_s)])
+
+
+def test_the_queue_at_the_controller_stands_first() -> None:
+    state = held_state()
+    row, *others = queue_heads.rows(state, names(state, "…"))
+    assert (row.id, row.target, others) == ("held", Target("", "r9001c9"), [])
+    words = {
+        width: [
+            span.text.strip()
+            for _, span in table.cells(table.place(queue_heads.COLUMNS, width), row, UNICODE)
+        ]
+        for width in (100, 80, 64)
+    }
+    assert words[100][:6] == ["held", "r9001c9", "high", "31s", "360", "198"]
+    assert [words[width][-1] for width in (100, 80, 64)] == [
+        "i-9 kept, lacks 172, 60 behind",
+        "i-9 kept, lacks 172, 60 behind",
+        "i-9 lacks 172",
+    ]
+
+
+def test_an_instance_that_is_kept_is_marked_and_says_for_whom() -> None:
+    state = held_state()
+    rows = {row.id: row for row in instances.rows(state, UNICODE, (), names(state, "…"))}
+    placed = table.place(instances.columns((), 120, kept=True), 120)
+    shown = {
+        id_: [span.text.strip() for _, span in table.cells(placed, row, UNICODE)]
+        for id_, row in rows.items()
+    }
+    assert shown["i-9"][:2] == ["= i-9", "reserved"]
+    assert "r9001c9   -172" in shown["i-9"]
+    assert shown["i-8"][:2] == ["i-8", "active"]
+    alarmed = instances.rows(state, UNICODE, {"i-9"})
+    (row,) = [row for row in alarmed if row.id == "i-9"]
+    assert instances.columns((), 120)[0].cell(row, 8).text == "! i-9"
+    lines = ["".join(span.text for span in line) for line in facts(state, "i-9", 120, ASCII)]
+    assert lines[-1] == (" kept for    r9001c9  high  waited 31s  needs 360 blk, 172 lack")
 
 
 def event_cells(entry: Entry, *, expanded: bool = False) -> list[str]:

@@ -71,6 +71,16 @@ async def test_overloaded() -> None:
         await checked(app, pilot, "overloaded")
 
 
+async def test_held_at_the_controller() -> None:
+    """Its queue stands before those of the instances, and two of them are kept free."""
+    source = FakeSource()
+    async with dashboard(source) as (app, pilot):
+        source.feed(synthetic.late_binding(70))
+        source.clock_s += 0.4
+        await settle(app, pilot)
+        await checked(app, pilot, "held")
+
+
 async def test_replay(tmp_path: Path) -> None:
     async with replaying(tmp_path, synthetic.frames(90), at_s=42.5) as (app, pilot, _):
         await pilot.press("space")

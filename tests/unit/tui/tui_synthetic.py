@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -123,6 +124,80 @@ def _of_overload(item: InstanceStatus, second: int) -> InstanceStatus:
             }
         )
     return item
+
+
+def late_binding(seconds: int) -> Iterator[Frame]:
+    """Requests wait at the controller: i-9 is kept for the first of them, i-2 for another."""
+    for second, frame in enumerate(frames(seconds, events_per_s=0)):
+        if not isinstance(frame, StatusFrame):
+            continue
+        instances = tuple(
+            _of_late_binding(
+                item if item.state is InstanceState.ACTIVE else instance(item.id, node=item.node),
+                second,
+            )
+            for item in frame.status.instances
+        )
+        head = HeldHeadStatus(
+            request_id="r9001c9",
+            frontend_id="f-0",
+            level="high",
+            rank=1,
+            place=1,
+            why="kept",
+            demand_blocks=360,
+            instance_id="i-9",
+            lacking_blocks=172,
+            overtaken_by="any",
+            num_overtaken=140,
+            waited_s=31.5 + second,
+        )
+        status = frame.status.model_copy(
+            update={
+                "state": ClusterState.READY,
+                "detail": "",
+                "policy": "llumnix+",
+                "instances": instances,
+                "num_held_reqs": 61,
+                "held": HeldStatus(
+                    num_by_level={"high": 3, "normal": 58},
+                    demand_blocks=4321,
+                    oldest_wait_s=40.5 + second,
+                    head=head,
+                ),
+            }
+        )
+        yield frame.model_copy(update={"status": status})
+
+
+def _of_late_binding(item: InstanceStatus, second: int) -> InstanceStatus:
+    """No instance has a queue of its own, and none much that is free."""
+    kept = {"i-9": ("r9001c9", "high", 360, 172, 31.5), "i-2": ("r9002c2", "normal", 300, 96, 40.5)}
+    number = int(item.id.removeprefix("i-"))
+    free = {"i-9": 208, "i-2": 224}.get(item.id, 30 + (number * 37 + second) % 90)
+    update: dict[str, Any] = {
+        "queue_head": None,
+        "num_waiting_reqs": 0,
+        "num_waiting_by_level": {},
+        "num_running_reqs": 20,
+        "num_running_by_level": {"normal": 18, "high": 2},
+        "num_free_blocks": free,
+        "headroom_blocks": 0,
+        "headroom_by_level_blocks": {},
+        "virtual_usage_blocks": NUM_BLOCKS - free,
+        "kv_cache_usage": 1 - free / NUM_BLOCKS,
+        "freeness_steps": BLOCK_SIZE * (free - WATERMARK) / 20,
+    }
+    if item.id in kept:
+        request_id, level, demand, lacking, waited_s = kept[item.id]
+        update["kept_for"] = KeptForStatus(
+            request_id=request_id,
+            level=level,
+            demand_blocks=demand,
+            lacking_blocks=lacking,
+            waited_s=waited_s + second,
+        )
+    return item.model_copy(update=update)
 
 
 def cluster(

@@ -1,0 +1,138 @@
+"""What waits at the controller, and why: for people to look at. It decides and changes nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.holding.held_queue import Held, Key
+from controller.core.holding.placement import Placement
+from controller.core.load.room import Room
+
+
+class HeldReason(StrEnum):
+    """The first that is true counts."""
+
+    NO_INSTANCE = "no-instance"
+    """No instance takes requests."""
+    TOO_LARGE = "too-large"
+    """It needs more blocks than any instance has."""
+    KEPT = "kept"
+    """An instance is kept for it, and lacks blocks or places yet."""
+    NEXT = "next"
+    """It fits: it goes with the next status."""
+    BEHIND = "behind"
+    """It fits, but may not go ahead of those before it."""
+    RESERVED = "reserved"
+    """It fits only on instances that are kept for others."""
+    BATCH_FULL = "batch-full"
+    """Where it finds the blocks all places of the batch are taken."""
+    FRAGMENTED = "fragmented"
+    """It needs more blocks than are free on any instance, but not on all together."""
+    MEMORY = "memory"
+    """It needs more blocks than are free on all instances together."""
+
+
+class OvertakenBy(StrEnum):
+    """Who of the later requests may go ahead, where it fits and this one does not."""
+
+    ANY = "any"
+    """All of them: this one has an instance of its own."""
+    ITS_RANK = "its-rank"
+    """Those of its rank: no lower ones, as no instance is kept for this one."""
+    NOBODY = "nobody"
+    """Overtaking is switched off, or all instances are kept: the order is strict."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPlace:
+    """`place`: 1 is the first in order. `instance_id`: the instance that is kept for it;
+    `lacking_blocks`: how many more must be free there; else how many where the fewest are missing,
+    and None without an instance. `num_overtaken`: how many went ahead of it while it was the
+    first."""
+
+    held: Held
+    place: int
+    reason: HeldReason
+    instance_id: str | None
+    lacking_blocks: int | None
+    overtaken_by: OvertakenBy
+    num_overtaken: int
+
+
+class HeldView:
+    """`entries` in order; a demand of 0 blocks is not known yet. `rooms` of the schedulable
+    instances, by id. `placement`: None without late binding."""
+
+    def __init__(
+        self,
+        entries: Sequence[Held],
+        placement: Placement | None,
+        rooms: Mapping[str, Room],
+    ) -> None:
+        self.entries = entries
+        self._index: dict[Key, int] | None = None
+        self._placement = placement
+        self._rooms = rooms if placement is not None else {}
+        reserved = placement.reserved if placement is not None else {}
+        self.kept = {i: key for i, key in reserved.items() if i in self._rooms}
+        """By instance, the request for which it is kept."""
+        self._kept_for = {key: instance_id for instance_id, key in self.kept.items()}
+        self._open = [room for room in self._rooms.values() if room.instance_id not in self.kept]
+        without = (held.rank for held in entries if held.key not in self._kept_for)
+        self._highest_without = max(without, default=None)
+        """The highest rank of those for which no instance is kept: no lower one may overtake."""
+
+    def first(self) -> HeldPlace | None:
+        return self._at(0) if self.entries else None
+
+    def find(self, key: Key) -> HeldPlace | None:
+        """None if the request is not held."""
+        if self._index is None:
+            self._index = {held.key: index for index, held in enumerate(self.entries)}
+        index = self._index.get(key)
+        return None if index is None else self._at(index)
+
+    def _at(self, index: int) -> HeldPlace:
+        held = self.entries[index]
+        kept = self._kept_for.get(held.key)
+        rooms = self._rooms.values() if kept is None else (self._rooms[kept],)
+        lacking = (max(0, room.lacking_blocks(held.demand_blocks)) for room in rooms)
+        overtaken = self._placement.num_overtaken if self._placement is not None else {}
+        return HeldPlace(
+            held,
+            index + 1,
+            self._reason(held, index),
+            kept,
+            min(lacking, default=None),
+            self._overtaken_by(held),
+            overtaken.get(held.key, 0),
+        )
+
+    def _reason(self, held: Held, index: int) -> HeldReason:
+        demand, rooms = held.demand_blocks, self._rooms.values()
+        if not rooms:
+            return HeldReason.NO_INSTANCE
+        if all(room.capacity_blocks < demand for room in rooms):
+            return HeldReason.TOO_LARGE
+        if held.key in self._kept_for:
+            return HeldReason.KEPT
+        if any(demand <= room.spare_blocks for room in self._open):
+            return HeldReason.NEXT if self._may_go(held, index) else HeldReason.BEHIND
+        if any(demand <= room.spare_blocks for room in rooms):
+            return HeldReason.RESERVED
+        if any(room.num_places <= 0 and room.lacking_blocks(demand) <= 0 for room in rooms):
+            return HeldReason.BATCH_FULL
+        in_all = sum(max(0, room.free_blocks) for room in rooms)
+        return HeldReason.FRAGMENTED if demand <= in_all else HeldReason.MEMORY
+
+    def _may_go(self, held: Held, index: int) -> bool:
+        assert self._placement is not None
+        if index == 0:
+            return True
+        outranked = self._highest_without is not None and held.rank < self._highest_without
+        return self._placement.config.overtaking and not outranked
+
+    def _overtaken_by(self, held: Held) -> OvertakenBy:
+        if self._placement is None or not self._placement.config.overtaking or not self._open:
+            return OvertakenBy.NOBODY
+        return OvertakenBy.ANY if held.key in self._kept_for else OvertakenBy.ITS_RANK

@@ -1,0 +1,168 @@
+"""What people see of the requests that the controller holds: place, reason, who may go ahead."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.held_queue import Held
+from controller.core.holding.placement import Placement
+from controller.core.holding.view import HeldPlace, HeldReason, HeldView, OvertakenBy
+from controller.core.load.room import Room
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import InstanceDied, InstanceStarted
+from tests.unit.core.core_builders import request, running, status
+
+
+def held(number: int, demand: int, rank: int = 0) -> Held:
+    return Held(("f", f"r{number}"), rank, float(number), demand, 0.0)
+
+
+def room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
+    return Room(name, free, places, num_requests, 100, 0)
+
+
+def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | float) -> HeldPlace:
+    """How request `number` stands when they have come, one after the other."""
+    placement = Placement(HoldingConfig(**settings))  # type: ignore[arg-type]
+    where = {each.instance_id: each for each in rooms}
+    for each in entries:
+        placement.queue.push(each)
+        for _ in placement.place(where, lambda instance_id, rank: 0.0, 0.0):
+            pass
+    found = HeldView(list(placement.queue), placement, where).find(("f", f"r{number}"))
+    assert found is not None
+    return found
+
+
+def test_the_first_has_an_instance_kept_and_knows_what_lacks_there() -> None:
+    found = seen([held(1, 60)], room("a", 20), room("b", 40))
+    assert (found.place, found.reason, found.instance_id) == (1, HeldReason.KEPT, "b")
+    assert (found.lacking_blocks, found.overtaken_by) == (20, OvertakenBy.ANY)
+
+
+def test_how_many_went_ahead_of_the_first() -> None:
+    found = seen([held(1, 60), held(2, 10), held(3, 10)], room("a", 20), room("b", 40))
+    assert (found.place, found.num_overtaken) == (1, 2)
+
+
+def test_who_is_gone_is_not_overtaken_any_more() -> None:
+    placement = Placement(HoldingConfig())
+    placement.queue.push(held(1, 60))
+    placement.queue.push(held(2, 10))
+    assert len(list(placement.place({"a": room("a", 20)}, lambda *_: 0.0, 0.0))) == 1
+    assert placement.num_overtaken == {("f", "r1"): 1}
+    placement.discard(("f", "r1"))
+    assert placement.num_overtaken == {}
+    placement.check()
+
+
+@pytest.mark.parametrize(
+    ("entries", "rooms", "number", "settings", "reason"),
+    [
+        ([held(1, 101)], [room("a", 100)], 1, {}, HeldReason.TOO_LARGE),
+        ([held(1, 80), held(2, 70)], [room("a", 40), room("b", 65)], 2, {}, HeldReason.FRAGMENTED),
+        ([held(1, 60), held(2, 99)], [room("a", 10), room("b", 5)], 2, {}, HeldReason.MEMORY),
+        (
+            [held(1, 60), held(2, 50)],
+            [room("a", 10), room("b", 55)],
+            2,
+            {},
+            HeldReason.RESERVED,
+        ),
+        (
+            [held(1, 60), held(2, 10)],
+            [room("a", 20), room("b", 40)],
+            2,
+            {"overtaking": False},
+            HeldReason.BEHIND,
+        ),
+        (
+            [held(1, 60, rank=1), held(2, 60, rank=1), held(3, 10)],
+            [room("a", 20), room("b", 40), room("c", 15)],
+            3,
+            {},
+            HeldReason.BEHIND,
+        ),
+        (
+            [held(1, 60), held(2, 10)],
+            [room("a", 20, places=0), room("b", 40)],
+            2,
+            {},
+            HeldReason.RESERVED,
+        ),
+        (
+            [held(1, 10), held(2, 5)],
+            [room("a", 20, places=0), room("b", 9, places=0)],
+            2,
+            {},
+            HeldReason.BATCH_FULL,
+        ),
+    ],
+)
+def test_why_one_waits(entries, rooms, number, settings, reason) -> None:
+    rooms = [replace(each) for each in rooms]  # placing changes them
+    assert seen(entries, *rooms, number=number, **settings).reason == reason
+
+
+def test_without_overtaking_nothing_may_go_ahead() -> None:
+    found = seen([held(1, 60)], room("a", 20), room("b", 40), overtaking=False)
+    assert found.overtaken_by == OvertakenBy.NOBODY
+
+
+def test_where_all_instances_are_kept_nothing_may_go_ahead() -> None:
+    assert seen([held(1, 60)], room("a", 20)).overtaken_by == OvertakenBy.NOBODY
+
+
+def test_no_lower_rank_goes_ahead_of_one_without_an_instance() -> None:
+    entries = [held(1, 60), held(2, 60)]
+    found = seen(entries, room("a", 20), room("b", 40), room("c", 1), number=2)
+    assert (found.place, found.instance_id, found.overtaken_by) == (2, None, OvertakenBy.ITS_RANK)
+    assert found.lacking_blocks == 20  # where the fewest are missing, though kept for another
+
+
+def test_the_scheduler_shows_what_it_holds_in_order() -> None:
+    scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig(room_to_grow_tokens=0)))
+    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
+    for name, rank in (("r1", 0), ("r2", 1), ("r3", 0)):
+        scheduler.handle(request(name, tokens=160, rank=rank, arrival=float(name[1])), 0.0)
+    view = scheduler.held_view(1.0)
+    assert [each.request_id for each in view.entries] == ["r2", "r1", "r3"]
+    assert [each.demand_blocks for each in view.entries] == [10, 10, 10]
+    first = view.first()
+    assert first is not None
+    assert (first.held.request_id, first.reason, first.lacking_blocks) == ("r2", "kept", 5)
+    assert view.kept == {"a": ("f", "r2")}
+    scheduler.check(1.0)
+
+
+def test_while_no_instance_takes_requests() -> None:
+    scheduler = GlobalScheduler(SchedulerConfig(holding=HoldingConfig()))
+    scheduler.handle(request("r1", arrival=2.0), 0.0)
+    scheduler.handle(request("r2", arrival=1.0), 0.0)
+    view = scheduler.held_view(0.0)
+    assert [(each.request_id, each.demand_blocks) for each in view.entries] == [
+        ("r2", 0),
+        ("r1", 0),
+    ]
+    first = view.first()
+    assert first is not None
+    assert (first.reason, first.lacking_blocks) == (HeldReason.NO_INSTANCE, None)
+    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(status("a", requests=[running("x", 95)]), 0.0)
+    scheduler.handle(InstanceDied("a", 1), 1.0)
+    view = scheduler.held_view(1.0)
+    assert [each.demand_blocks for each in view.entries] == [10, 10]
+    assert view.kept == {}
+    assert view.first() is not None
+    assert view.first().reason == HeldReason.NO_INSTANCE  # type: ignore[union-attr]
+
+
+def test_without_late_binding_too() -> None:
+    scheduler = GlobalScheduler(SchedulerConfig())
+    scheduler.handle(request("r1"), 0.0)
+    first = scheduler.held_view(0.0).first()
+    assert first is not None
+    assert (first.reason, first.overtaken_by) == (HeldReason.NO_INSTANCE, OvertakenBy.NOBODY)
+    assert scheduler.held_view(0.0).find(("f", "another")) is None
