@@ -8,6 +8,7 @@ own.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from controller.api.text import held as held_words
 from controller.api.wire.explain import (
     Considered,
     DispatchStep,
@@ -18,7 +19,9 @@ from controller.api.wire.explain import (
     OtherStep,
     PriorityStep,
     Step,
+    Waiting,
 )
+from controller.api.wire.holding import HeldPlaceStatus
 from controller.api.wire.models import Event
 from controller.api.wire.moves import MoveStage
 
@@ -39,6 +42,16 @@ def explain(history: Sequence[Event], num_forgotten: int = 0) -> tuple[Step, ...
             )
         steps.append(_step(event, again=any(isinstance(each, DispatchStep) for each in steps)))
     return tuple(steps)
+
+
+def held_back(held: HeldPlaceStatus) -> Waiting:
+    """What the controller holds: what it needs, what keeps it, who may go ahead."""
+    words = (held_words.place(held), held_words.why(held), held_words.overtaking(held))
+    figures: Figures = {
+        "needed_blocks": held.demand_blocks,
+        "lacking_blocks": held.lacking_blocks,
+    }
+    return Waiting(code="held", why="; ".join(filter(None, words)), figures=figures)
 
 
 def _step(event: Event, *, again: bool) -> Step:

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from controller.api.errors import LlumctlError
-from controller.api.explain import explain
+from controller.api.explain import explain, held_back
 from controller.api.following import Connect
+from controller.api.recorded_held import with_places
 from controller.api.recording import RecordingWriter
 from controller.api.wire.explain import Explanation
 from controller.api.wire.models import (
     LIVE_STATES,
+    ClusterStatus,
     Event,
     RequestBegan,
     RequestList,
@@ -125,22 +127,42 @@ def after(known: Recorded, frame: RequestsFrame) -> Recorded:
     return found
 
 
-def of_instance(known: Recorded, instance_id: str) -> RequestList:
-    """As the controller lists them; of all instances where the id is empty."""
-    found = [each for each in known.values() if instance_id in ("", each.instance_id)]
-    found.sort(key=lambda each: (LIVE_STATES.index(each.state), each.arrival_time_s))
+def of_instance(
+    known: Recorded, instance_id: str, status: ClusterStatus | None = None
+) -> RequestList:
+    """As the controller lists them; of all instances where the id is empty. `status`: of that
+    moment."""
+    found = [
+        each
+        for each in with_places(known.values(), status)
+        if instance_id in ("", each.instance_id)
+    ]
+    found.sort(key=_listed_at)
     return RequestList(requests=tuple(found), num_matching=len(found))
 
 
+def _listed_at(item: RequestStatus) -> tuple[int, int, float]:
+    place = item.held.place if item.held else 0
+    return (LIVE_STATES.index(item.state), place, item.arrival_time_s)
+
+
 def explained(
-    known: Recorded, request_id: str, events: Sequence[Event], now_s: float
+    known: Recorded,
+    request_id: str,
+    events: Sequence[Event],
+    now_s: float,
+    status: ClusterStatus | None = None,
 ) -> Explanation | None:
-    """A request's life by the recorded events about it; None if nothing is recorded of it."""
-    status = next((each for each in known.values() if each.id == request_id), None)
-    if status is None and not events:
+    """A request's life by the recorded events about it; None if nothing is recorded of it.
+    `status`: of that moment."""
+    found = next((r for r in with_places(known.values(), status) if r.id == request_id), None)
+    if found is None and not events:
         return None
+    request = _as_events_say(found, request_id, events, now_s)
     return Explanation(
-        request=_as_events_say(status, request_id, events, now_s), steps=explain(events)
+        request=request,
+        steps=explain(events),
+        waiting=held_back(request.held) if request.held is not None else None,
     )
 
 
@@ -165,8 +187,9 @@ def _as_events_say(
         if event.kind in _STATES:
             found["state"] = _STATES[event.kind]
         if event.kind in ("dispatched", "admitted", "migrated"):
-            found["instance_id"] = event.instance_id
+            found["instance_id"], found["held"] = event.instance_id, None
         if event.kind in _ENDS:
+            found["held"] = None
             figures = ("num_prompt_tokens", "num_output_tokens", "ttft_s", "num_evictions")
             found |= {name: event.numbers[name] for name in figures if name in event.numbers}
             found["finish_reason"] = event.reason

@@ -5,12 +5,11 @@ lacks 26."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
 
-from controller.api.wire.explain import Explanation
+from controller.api.wire.explain import Explanation, OtherStep
 from controller.api.wire.models import RequestDetail, RequestList
 from controller.core.holding.config import HoldingConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
@@ -130,27 +129,31 @@ async def test_why_the_first_waits_and_who_may_go_ahead(bed: Bed) -> None:
     assert found.request.movable is None
 
 
-@pytest.mark.parametrize(
-    ("what", "why"),
-    [
-        (
-            {},
-            "1 is before it at the controller; all instances together have not so much free;"
-            " what fits may go ahead of it, but no lower rank",
-        ),
-        (
-            {"tokens": 16_000},
-            "1 is before it at the controller; no instance has so much memory;"
-            " what fits may go ahead of it, but no lower rank",
-        ),
-    ],
-)
-async def test_why_another_waits(bed: Bed, what: dict[str, Any], why: str) -> None:
+async def test_what_was_on_record_of_it_while_it_was_held(bed: Bed) -> None:
     bed.asks("r-large")
-    bed.asks("r-later", after_s=2.0, **what)
+    bed.asks("r-later", after_s=2.0)
+    for _ in range(80):
+        bed.cluster.now_s += 0.1
+        bed.cluster.controller.holding.tick(bed.cluster.now_s)
+    found = await bed.explained("r-large")
+    (step,) = found.steps
+    assert isinstance(step, OtherStep)
+    assert (step.what, step.instance_id) == ("instance_kept", "i-0")
+    assert step.figures["lacking_blocks"] == 21
+    bed.book.dispatched(Dispatch("r-large", "f-0", "i-0", 1, 1))
+    assert [each.kind for each in (await bed.explained("r-large")).steps] == ["other", "dispatched"]
+    assert (await bed.explained("r-later")).steps == ()
+
+
+async def test_why_another_waits(bed: Bed) -> None:
+    bed.asks("r-large")
+    bed.asks("r-later", after_s=2.0)
     found = await bed.explained("r-later")
     assert found.waiting is not None
-    assert found.waiting.why == why
+    assert found.waiting.why == (
+        "1 is before it at the controller; all instances together have not so much free;"
+        " what fits may go ahead of it, but no lower rank"
+    )
 
 
 async def test_while_no_instance_takes_any(bed: Bed) -> None:

@@ -14,13 +14,16 @@ from controller.api.recorded_requests import (
 )
 from controller.api.recording import RecordingHeader, RecordingReader, RecordingWriter
 from controller.api.wire.models import (
+    ClusterStatus,
     Event,
     EventFrame,
     RequestList,
     RequestsFrame,
     RequestState,
     RequestStatus,
+    StatusFrame,
 )
+from tests.unit.tui import tui_synthetic as synthetic
 
 
 def request(id_: str, instance_id: str = "i-0", **fields: Any) -> RequestStatus:
@@ -158,3 +161,85 @@ def test_requests_are_recorded_by_the_files_clock(
     assert isinstance(told, RequestsFrame)
     assert (told.time_s, [each.id for each in told.began]) == (77.0, ["r1"])
     assert client.num_asked == 3, "it ends with the recording"
+
+
+# -- the queue at the controller ------------------------------------------------------------
+
+
+def held_status(head_id: str = "r-high") -> ClusterStatus:
+    """i-0 is kept for the head; blocks have 16 tokens."""
+    *_, frame = synthetic.late_binding(1)
+    assert isinstance(frame, StatusFrame)
+    status = frame.status
+    assert status.held is not None
+    head = status.held.head.model_copy(update={"request_id": head_id})
+    return status.model_copy(update={"held": status.held.model_copy(update={"head": head})})
+
+
+def waiting(id_: str, **fields: Any) -> RequestStatus:
+    return request(id_, state=RequestState.WAITING, ttft_s=None, **fields).model_copy(
+        update={"instance_id": None, "num_output_tokens": 0}
+    )
+
+
+def recorded(*found: RequestStatus) -> dict[int, RequestStatus]:
+    """As it is written and read back."""
+    frame = RequestNumbers().frame(listed(*found), 105.0)
+    assert frame is not None
+    return dict(after({}, RequestsFrame.model_validate_json(frame.model_dump_json())))
+
+
+QUEUE = (
+    request("r-runs"),
+    waiting("r-later", arrival_time_s=103.0),
+    waiting("r-first", arrival_time_s=101.0),
+    waiting("r-high", arrival_time_s=104.0, level="high"),
+)
+
+
+def test_what_was_held_stands_in_its_order() -> None:
+    found = of_instance(recorded(*QUEUE), "", held_status())
+    assert [item.id for item in found.requests] == ["r-runs", "r-high", "r-first", "r-later"]
+    held = [item.held for item in found.requests]
+    assert held[0] is None
+    assert [item and item.place for item in held[1:]] == [1, 2, 3]
+    assert held[1] is not None
+    assert (held[1].why, held[1].instance_id, held[1].lacking_blocks) == ("kept", "i-9", 172)
+    assert held[2] is not None
+    assert (held[2].demand_blocks, held[2].instance_id) == (32, None)
+
+
+def test_one_that_is_not_the_first_may_have_an_instance_kept_for_it() -> None:
+    known = recorded(*QUEUE, waiting("r9002c2", arrival_time_s=102.0))
+    found = of_instance(known, "", held_status())
+    (item,) = [item for item in found.requests if item.id == "r9002c2"]
+    assert item.held is not None
+    assert (item.held.place, item.held.instance_id, item.held.lacking_blocks) == (3, "i-2", 96)
+
+
+def test_why_a_held_request_waited_is_told_again() -> None:
+    found = explained(recorded(*QUEUE), "r-high", (), 105.0, held_status())
+    assert found is not None
+    assert found.waiting is not None
+    assert found.waiting.why.startswith("the first at the controller; i-9 is kept for it and lacks")
+    went = Event(
+        kind="dispatched", time_s=105.1, cause_id="c", request_id="r-high", instance_id="i-9"
+    )
+    found = explained(recorded(*QUEUE), "r-high", (went,), 105.2, held_status())
+    assert found is not None
+    assert (found.waiting, found.request.instance_id) == (None, "i-9")
+
+
+def test_recordings_without_a_queue_are_read_as_before() -> None:
+    """Older versions told neither of the queue nor of the instances that are kept."""
+    status = held_status().model_copy(update={"held": None})
+    raw = {name: value for name, value in status.model_dump().items() if name != "held"}
+    for item in raw["instances"]:
+        del item["kept_for"]
+    old = ClusterStatus.model_validate(raw)
+    assert (old.held, old.instances[9].kept_for) == (None, None)
+    for moment in (old, None):
+        found = of_instance(recorded(*QUEUE), "", moment)
+        assert [item.held for item in found.requests] == [None] * 4
+        assert found.requests[0].id == "r-runs"
+    assert explained(recorded(*QUEUE), "r-first", (), 105.0, old) is not None

@@ -160,10 +160,10 @@ class ReplaySource:
         return None
 
     def ask_requests(self, instance_id: str) -> bool:
-        known = self._shown().recorded
-        if known is None:
+        shown = self._shown()
+        if shown.recorded is None:
             return False
-        found = of_instance(known, instance_id)
+        found = of_instance(shown.recorded, instance_id, shown.status)
         self._answers.append(RequestsArrived(instance_id, found, "", self.now_s()))
         return True
 
@@ -181,7 +181,7 @@ class ReplaySource:
             self._about = {request_id: (end, events)}
         now_s = self._shown().time_s
         due = [event for event in events if event.time_s <= now_s + 1e-3]
-        found = explained(known, request_id, due, now_s)
+        found = explained(known, request_id, due, now_s, self._shown().status)
         reason = "" if found else "nothing of it is recorded up to here"
         self._answers.append(ExplanationArrived(request_id, found, reason, self.now_s()))
         return True

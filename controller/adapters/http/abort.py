@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from controller.adapters.http.live_requests import LiveRequest
-from controller.adapters.http.requests import find_record
+from controller.adapters.http.requests import find_record, place_of
 from controller.api.state.audit import one_short_line
 from controller.api.wire.models import RequestState
 from controller.api.wire.operations import AbortReport, AbortRequest
@@ -24,12 +24,20 @@ class Abort:
     @property
     def action(self) -> str:
         """For the audit log."""
-        return f"abort {self.record.request_id}, was {self.record.state}"
+        return f"abort {self.record.request_id}, was {self._state(self.record.state)}"
+
+    def _state(self, told: str) -> RequestState:
+        """What is held waits: its frontend does not know that."""
+        scheduler = self.request.controller.scheduler
+        if place_of(scheduler.held_view(self.request.controller.now_s()), self.record) is None:
+            return RequestState(told)
+        return RequestState.WAITING
 
     async def run(self, cause_id: str = "", actor: str = "") -> AbortReport:
         """Returns when the request's frontend has ended it: the client's error is on its way, and
         the instances that have blocks of it are told. Raises ApiError."""
         record, wanted = self.record, self.wanted
+        before = self._state(record.state)
         answer: AbortAnswered = await self.request.ask(
             lambda query_id: AbortAsked(
                 query_id,
@@ -45,7 +53,7 @@ class Abort:
             client_id=record.client_request_id,
             request_ids=answer.request_ids,
             level=record.level,
-            state=RequestState(answer.state or record.state),
+            state=RequestState(answer.state or before) if answer.state != record.state else before,
             instance_id=answer.instance_id,
             num_output_tokens=answer.num_output_tokens,
             dry_run=wanted.dry_run,

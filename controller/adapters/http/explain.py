@@ -1,20 +1,21 @@
 """`explain` on the control API: what happened to a request, and what it waits for now."""
 
 import time
+from collections.abc import Sequence
 
 from controller.adapters.http.migrate import held_blocks
 from controller.adapters.http.requests import find_record, place_of, refusals_of
 from controller.adapters.http.views import event_model, request_model
-from controller.api.explain import explain
-from controller.api.text import held as held_words
-from controller.api.wire.explain import Explanation, Figures, Waiting
-from controller.api.wire.holding import HeldPlaceStatus
+from controller.api.explain import explain, held_back
+from controller.api.wire.explain import Explanation, Waiting
 from controller.core.load.queue_reason import QueueReason, queue_reason
 from controller.core.load.snapshot import InstanceSnapshot
 from controller.core.migration.sentences import why
+from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
 from controller.runtime.controller.controller import Controller
 
+_WHILE_HELD = frozenset({EventKind.INSTANCE_KEPT, EventKind.OVERTAKEN, EventKind.ROOM_NOT_MADE})
 _QUEUE_WORDS = {
     QueueReason.BATCH_FULL: "as many requests run there as the batch has places",
     QueueReason.MEMORY: "it needs more blocks than are free in all instances together",
@@ -27,25 +28,24 @@ async def explain_request(controller: Controller, reference: str) -> Explanation
     """Explains a request that lives or that its frontend still remembers. Raises ApiError."""
     record = await find_record(controller, reference)
     refusal = (await refusals_of(controller, (record,))).get(record.request_id)
-    history = [event_model(event) for event in record.history]
+    history = [event_model(event) for event in _history(controller, record)]
     held = place_of(controller.scheduler.held_view(controller.now_s()), record)
     return Explanation(
         request=request_model(record, time.time(), refusal, held),
         steps=explain(history, record.num_forgotten),
-        waiting=_held(held) if held is not None else _waiting(controller, record),
+        waiting=held_back(held) if held is not None else _waiting(controller, record),
         why_not_movable=why(refusal) if refusal else "",
         could_move_to=_could_move_to(controller, record) if refusal == "" else None,
     )
 
 
-def _held(held: HeldPlaceStatus) -> Waiting:
-    """What the controller holds: what it needs, what keeps it, who may go ahead."""
-    words = (held_words.place(held), held_words.why(held), held_words.overtaking(held))
-    figures: Figures = {
-        "needed_blocks": held.demand_blocks,
-        "lacking_blocks": held.lacking_blocks,
-    }
-    return Waiting(code="held", why="; ".join(filter(None, words)), figures=figures)
+def _history(controller: Controller, record: RequestRecord) -> Sequence[LoggedEvent]:
+    """What the request's frontend knows and, with late binding, what the controller put on record
+    while it held the request. A frontend that forgot events in the middle has the whole say."""
+    if controller.scheduler.placement is None or record.num_forgotten:
+        return record.history
+    own = controller.journal.log.about(record.request_id, _WHILE_HELD)
+    return sorted((*record.history, *own), key=lambda event: event.time_s)
 
 
 def _waiting(controller: Controller, record: RequestRecord) -> Waiting | None:

@@ -11,6 +11,7 @@ so that all that came of one cause can be read together:
     start-controller       the controller came, or came back
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
+    held-K                 requests wait at a controller for the Kth time: until none does
     op-HEX                 what an operator asked for, and the drains that came of it
     m-HEX-K                move K that a controller ordered: how it went
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
@@ -22,7 +23,7 @@ position. A successor begins with the events that were kept of those before, and
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -38,6 +39,14 @@ class EventKind(StrEnum):
     MIGRATED = "migrated"
     MIGRATION_FAILED = "migration_failed"
     """The request stayed where it was, or ended."""
+    HELD = "held"
+    """Requests have waited at the controller for a while."""
+    HELD_ENDED = "held_ended"
+    """None waits there any more."""
+    INSTANCE_KEPT = "instance_kept"
+    """An instance has been kept free for a held request for a while."""
+    OVERTAKEN = "overtaken"
+    """Many requests went ahead of the first of those that are held."""
     NOT_MOVED = "not_moved"
     """The request's instance was to be relieved; the request was tried and not moved."""
     ROOM_NOT_MADE = "room_not_made"
@@ -137,6 +146,11 @@ class EventLog:
         self._events.append(event)
         self._last_seq += 1
         return f"{self._epoch}-{self._last_seq}"
+
+    def about(self, request_id: str, kinds: Collection[EventKind]) -> list[LoggedEvent]:
+        """The events of these kinds about the request, as far as they are kept; takes a look at
+        each event."""
+        return [e for e in self._events if e.kind in kinds and e.request_id == request_id]
 
     def after(self, position: str | None, limit: int) -> LogPage:
         """The oldest `limit` events after `position`; None: from the oldest that is kept.

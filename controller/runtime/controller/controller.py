@@ -32,6 +32,7 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.controller.blocked_help import BlockedHelp
 from controller.runtime.controller.busy_watch import BusyWatch
 from controller.runtime.controller.directories import Directories
+from controller.runtime.controller.holding_watch import HoldingWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.member_config import config_messages
 from controller.runtime.controller.operations.departures import Departures
@@ -138,6 +139,7 @@ class Controller:
             lambda member: self.send(member, StatusPull(), droppable=True),
         )
         self.busy = BusyWatch(self.roster, self.journal)
+        self.holding = HoldingWatch(self.scheduler, self.journal)
         self.traffic = Traffic(self._to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
@@ -195,6 +197,7 @@ class Controller:
             self._note_readiness()
             self.stalls.tick(self.now_s())
             self.busy.tick(self.now_s(), self.statuses)
+            self.holding.tick(self.now_s())
             if not self.stopping:
                 self.drains.tick()
                 self.scaling.launch_missing()

@@ -142,6 +142,27 @@ class Journal:
             numbers={"lasted_s": round(lasted_s, 1), "cpu_cores": round(cpu_cores, 2)},
         )
 
+    def holding(
+        self,
+        kind: EventKind,
+        cause_id: str,
+        reason: str,
+        numbers: Mapping[str, Number],
+        *,
+        request_id: str | None = None,
+        frontend_id: str | None = None,
+        instance_id: str | None = None,
+    ) -> None:
+        self._append(
+            kind,
+            cause_id,
+            reason,
+            instance_id=instance_id,
+            frontend_id=frontend_id,
+            request_id=request_id,
+            numbers=numbers,
+        )
+
     def drain(
         self,
         kind: EventKind,

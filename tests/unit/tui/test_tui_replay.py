@@ -9,7 +9,14 @@ from rich.cells import cell_len
 from controller.api.errors import UsageError
 from controller.api.recorded_requests import RequestNumbers
 from controller.api.recording import RecordingReader
-from controller.api.wire.models import Event, EventFrame, StatusFrame
+from controller.api.wire.models import (
+    Event,
+    EventFrame,
+    Frame,
+    RequestList,
+    RequestState,
+    StatusFrame,
+)
 from tests.unit.tui import svg_snapshots
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_support import (
@@ -337,3 +344,36 @@ def test_the_bar_shows_where_trouble_is(glyphs: Glyphs) -> None:
     for width in (1, 20, 40, 60, 79):
         line = replay_bar.line(progress, live, width, glyphs)
         assert line[0].text == " REPLAY"
+
+
+async def test_the_queue_at_the_controller_replays(tmp_path: Path) -> None:
+    """The row of its head, the instances that are kept, the requests in their order, and why one of
+    them waits."""
+    waiting = {"state": RequestState.WAITING, "instance_id": None, "ttft_s": None}
+    listed = synthetic.requests("i-3", 4).requests
+    held = [
+        listed[1].model_copy(update={"id": "r-late", "arrival_time_s": 9.0, **waiting}),
+        listed[2].model_copy(update={"id": "r-early", "arrival_time_s": 2.0, **waiting}),
+        listed[0].model_copy(update={"id": "r9001c9", **waiting}),
+    ]
+    found = RequestList(requests=(listed[3], *held), num_matching=4)
+    frames: list[Frame] = []
+    numbers = RequestNumbers()
+    for frame in synthetic.late_binding(30):
+        frames.append(frame)
+        told = numbers.frame(found, frame.time_s)
+        frames += [told] if told is not None else []
+    async with replaying(tmp_path, frames, at_s=12.0) as (app, pilot, _):
+        screen = await drawn(pilot)
+        assert "held    r9001c9" in screen
+        assert "= i-9     reserved" in screen
+        await pilot.press("colon", *"requests", "enter")
+        await settle(app, pilot)
+        lines = (await drawn(pilot)).splitlines()
+        rows = [line.split()[:3] for line in lines[3:] if " held " in line]
+        assert rows == [["r9001c9", "held", "1"], ["r-early", "held", "2"], ["r-late", "held", "3"]]
+        app.open(Target("", "r9001c9"))
+        await settle(app, pilot)
+        screen = await drawn(pilot)
+        assert "waiting at the controller" in screen
+        assert "i-9 is kept for it and lacks 172 blocks" in screen

@@ -1,0 +1,257 @@
+"""What operators and clients do to requests that the controller holds: a real controller, a real
+frontend, and llumlets with engine threads of 64 blocks each.
+
+i-0 and i-1 run two requests of 24 blocks each, so 16 are free on each, and r0 to r3, of 20 blocks
+each, are held. Nothing goes on until the test says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from controller.adapters.http.abort import find_abort
+from controller.adapters.http.explain import explain_request
+from controller.adapters.http.priority import find_priority_change
+from controller.adapters.http.requests import RequestsQuery, list_requests
+from controller.api.wire.operations import AbortRequest, PriorityRequest
+from controller.core.holding.config import HoldingConfig
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.record.event_log import EventKind
+from controller.core.record.request_record import RequestState
+from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.scheduler import SchedulerConfig
+from controller.runtime.controller.controller import Controller
+from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.frontend.router import TOLD_TO_THE_CLIENT
+from controller.runtime.live_config import LiveConfig
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.fakes import PATIENCE_S, FakeLauncher, FakeNetwork, until
+from tests.unit.runtime.members import CONTROLLER, Frontend, Instance, repeat_often
+
+HOLDING = HoldingConfig(room_to_grow_tokens=0, reserved_share=0.5, reserve_after_s=3600.0)
+CONFIG = LiveConfig(
+    SchedulerConfig(policy="llumnix+", holding=HOLDING),
+    rescheduling=ReschedulingConfig(interval_s=3600.0),
+)
+RUNNING = ("a0", "a1", "b0", "b1")
+HELD = ("r0", "r1", "r2", "r3")
+
+
+class Cluster:
+    def __init__(self, network: FakeNetwork) -> None:
+        self.network = network
+        self.launcher = FakeLauncher()
+        self.controller = Controller(
+            network.mailbox(CONTROLLER), self.launcher, CONFIG, SpecKeeper(ClusterSpec.first(2))
+        )
+        self.controller.start(num_frontends=1)
+        self.running = asyncio.create_task(self.controller.run())
+        self.frontend = Frontend(network)
+        self.instances: dict[str, Instance] = {}
+        self.submitted: dict[str, asyncio.Task[None]] = {}
+
+    def join(self, instance_id: str) -> Instance:
+        instance = self.instances[instance_id] = Instance(self.network, instance_id)
+        instance.engine.hold(blocks_thread=False)
+        return instance
+
+    async def fill(self) -> None:
+        for instance_id in ("i-0", "i-1"):
+            self.join(instance_id)
+        await until(lambda: len(self.frontend.known) == 2)
+        for request_id in RUNNING:
+            await self.frontend.submit(request_id, 383, 1 + 16 * (request_id == "a0"))
+        await until(lambda: sum(len(i.engine.waiting) for i in self.instances.values()) == 4)
+        for request_id in HELD:
+            self.submit(request_id)
+        await until(lambda: self.held == list(HELD))
+
+    def submit(self, request_id: str, num_prompt_tokens: int = 320) -> None:
+        submit = self.frontend.submit(request_id, num_prompt_tokens, 1)
+        self.submitted[request_id] = asyncio.create_task(submit)
+
+    @property
+    def held(self) -> list[str]:
+        """In the order in which they are to go."""
+        view = self.controller.scheduler.held_view(self.controller.now_s())
+        return [held.request_id for held in view.entries]
+
+    @property
+    def kept(self) -> dict[str, str]:
+        view = self.controller.scheduler.held_view(self.controller.now_s())
+        return {instance_id: key[1] for instance_id, key in view.kept.items()}
+
+    def at(self, request_id: str) -> str | None:
+        record = self.frontend.book.find(request_id)
+        assert record is not None
+        return record.instance_id
+
+    def state(self, request_id: str) -> RequestState:
+        record = self.frontend.book.find(request_id)
+        assert record is not None
+        return record.state
+
+    async def goes_on(self, *instance_ids: str) -> None:
+        for instance_id in instance_ids or self.instances:
+            self.instances[instance_id].engine.go_on()
+
+    async def finished(self, *request_ids: str) -> None:
+        ended = (self.frontend.ended[request_id] for request_id in request_ids)
+        ends = await asyncio.wait_for(asyncio.gather(*ended), PATIENCE_S)
+        assert set(ends) == {"finished"}
+        for request_id in request_ids:
+            number = len(self.frontend.tokens[request_id])
+            assert self.frontend.tokens[request_id] == tokens_of(request_id, number)
+
+    async def end(self) -> None:
+        for task in self.submitted.values():
+            task.cancel()
+        for instance in self.instances.values():
+            await instance.end()
+        await self.frontend.router.close()
+        self.running.cancel()
+
+
+@pytest.fixture
+async def cluster(network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    repeat_often(monkeypatch)
+    cluster = Cluster(network)
+    await cluster.fill()
+    yield cluster
+    cluster.controller.scheduler.check(cluster.controller.now_s())
+    await cluster.end()
+
+
+def drain(instance_id: str, **what: Any) -> DrainOrder:
+    return DrainOrder("op-1", instance_id, began_s=1000.0, actor="ana", reason="", **what)
+
+
+async def test_they_are_listed_in_order_and_go_in_order(cluster: Cluster) -> None:
+    found = await list_requests(cluster.controller, RequestsQuery(state=("waiting",)))
+    held = [item for item in found.requests if item.held is not None]
+    assert [(item.id, item.held and item.held.place) for item in held] == [
+        ("r0", 1),
+        ("r1", 2),
+        ("r2", 3),
+        ("r3", 4),
+    ]
+    explained = await explain_request(cluster.controller, "r0")
+    assert explained.waiting is not None
+    assert "i-0 is kept for it and lacks 4 blocks" in explained.waiting.why
+    assert cluster.kept == {"i-0": "r0"}
+    await cluster.goes_on()
+    await cluster.finished(*RUNNING, *HELD)
+
+
+async def test_another_priority_counts_at_once(cluster: Cluster) -> None:
+    change = await find_priority_change(cluster.controller, "r2", PriorityRequest(level="high"))
+    report = await change.run("op-1", "ana")
+    assert (report.previous, report.level, report.instance_id) == ("normal", "high", None)
+    await until(lambda: cluster.held == ["r2", "r0", "r1", "r3"])
+    await until(lambda: cluster.kept == {"i-0": "r2"})
+    listed = await list_requests(cluster.controller, RequestsQuery())
+    assert [item.id for item in listed.requests if item.held] == ["r2", "r0", "r1", "r3"]
+    down = await find_priority_change(cluster.controller, "r2", PriorityRequest(level="normal"))
+    await down.run("op-2", "ana")
+    await until(lambda: cluster.held == list(HELD))
+    await cluster.goes_on()
+    await cluster.finished(*HELD)
+
+
+async def test_it_goes_with_the_priority_that_it_was_given(cluster: Cluster) -> None:
+    change = await find_priority_change(cluster.controller, "r3", PriorityRequest(level="high"))
+    await change.run()
+    await until(lambda: cluster.held[0] == "r3")
+    await cluster.goes_on("i-1")
+    await cluster.finished(*HELD)
+    entries = cluster.controller.journal.log.after(None, 1000).entries
+    went = [e.request_id for _, e in entries if e.kind is EventKind.DISPATCHED]
+    assert went[len(RUNNING) :] == ["r3", "r0", "r1", "r2"]
+
+
+async def test_one_that_an_operator_ends_leaves_the_queue_and_its_client_hears(
+    cluster: Cluster,
+) -> None:
+    abort = await find_abort(cluster.controller, "r0", AbortRequest(reason="too large"))
+    report = await abort.run("op-1", "ana")
+    assert (report.request_ids, report.instance_id) == (("r0",), None)
+    assert await cluster.frontend.ended["r0"] == TOLD_TO_THE_CLIENT
+    await until(lambda: cluster.held == ["r1", "r2", "r3"])
+    await until(lambda: cluster.kept == {"i-0": "r1"})
+    assert cluster.state("r0") is RequestState.ABORTED
+    await asyncio.wait_for(cluster.submitted["r0"], PATIENCE_S)
+    await cluster.goes_on()
+    await cluster.finished("r1", "r2", "r3")
+
+
+async def test_a_dry_run_ends_nothing(cluster: Cluster) -> None:
+    abort = await find_abort(cluster.controller, "r0", AbortRequest(dry_run=True))
+    report = await abort.run()
+    assert (report.state, report.dry_run) == ("waiting", True)
+    assert cluster.held == list(HELD)
+
+
+async def test_one_whose_client_leaves_is_forgotten(cluster: Cluster) -> None:
+    cluster.submitted["r1"].cancel()  # as the endpoint's app does
+    cluster.frontend.router.abort(["r1"], RequestState.ABORTED, "the client left")
+    await until(lambda: cluster.held == ["r0", "r2", "r3"])
+    await cluster.goes_on()
+    await cluster.finished("r0", "r2", "r3")
+
+
+async def test_while_the_kept_instance_drains_another_is_kept(cluster: Cluster) -> None:
+    assert cluster.kept == {"i-0": "r0"}
+    cluster.controller.drains.begin([drain("i-0")])
+    await until(lambda: cluster.kept == {"i-1": "r0"})
+    status = cluster.controller.scheduler.held_view(cluster.controller.now_s()).first()
+    assert status is not None
+    assert status.instance_id == "i-1"
+    await cluster.goes_on("i-1")
+    await cluster.finished(*HELD)
+    assert {cluster.at(request_id) for request_id in HELD} == {"i-1"}
+
+
+async def test_while_all_instances_drain_none_is_kept_and_none_goes(cluster: Cluster) -> None:
+    cluster.controller.drains.begin([drain("i-0"), drain("i-1")])
+    await until(lambda: cluster.kept == {})
+    explained = await explain_request(cluster.controller, "r0")
+    assert explained.waiting is not None
+    assert "no instance takes requests" in explained.waiting.why
+    await cluster.goes_on()
+    await cluster.finished(*RUNNING)
+    assert cluster.held == list(HELD)
+    cluster.controller.drains.end("i-1", "undone", "ana")
+    await cluster.finished(*HELD)
+
+
+async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
+    plan = cluster.controller.scaling.plan(3, force=False)
+    cluster.controller.scaling.carry_out(plan, drain(""))
+    await until(lambda: "i-2" in cluster.controller.roster.members)
+    cluster.join("i-2")
+    await until(lambda: cluster.held == ["r3"])
+    assert [cluster.at(r) for r in ("r0", "r1", "r2")] == ["i-2"] * 3
+    await cluster.goes_on()
+    await cluster.finished(*HELD)
+
+
+async def test_a_kept_instance_that_dies_is_not_kept_any_more(cluster: Cluster) -> None:
+    cluster.network.lose(cluster.instances["i-0"].address)
+    await until(lambda: cluster.kept == {"i-1": "r0"})
+    await cluster.goes_on("i-1")
+    await cluster.finished(*HELD)
+
+
+async def test_they_are_served_within_the_grace_of_down(cluster: Cluster) -> None:
+    cluster.controller.stop(drain=True, grace_s=20.0)
+    await asyncio.sleep(0.05)
+    assert cluster.held == list(HELD)
+    await cluster.goes_on()
+    await cluster.finished(*HELD)
+
+
+async def test_with_their_frontend_they_are_gone(cluster: Cluster) -> None:
+    cluster.network.lose("mem://f-0")
+    await until(lambda: cluster.held == [])
+    assert cluster.kept == {}

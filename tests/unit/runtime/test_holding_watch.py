@@ -1,0 +1,150 @@
+"""What is put on record of requests that wait at the controller, and how rarely."""
+
+import pytest
+
+from controller.core.holding.config import HoldingConfig
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import DispatchCancelled, InstanceStarted, Ticked
+from controller.runtime.controller.holding_watch import EVERY_S, KEPT_S, QUIET_S, HoldingWatch
+from controller.runtime.controller.journal import Journal
+from tests.unit.core.core_builders import request, running, status
+
+PLUS = SchedulerConfig(
+    policy="llumnix+", holding=HoldingConfig(room_to_grow_tokens=0), stall_timeout_s=1e6
+)
+
+
+class Watched:
+    """Two instances of 100 blocks with 30 and 10 free ones; ticks come every 0.1 s."""
+
+    def __init__(self, config: SchedulerConfig = PLUS) -> None:
+        self.scheduler = GlobalScheduler(config)
+        self.journal = Journal("a1", wall_clock=lambda: self.now_s)
+        self.watch = HoldingWatch(self.scheduler, self.journal)
+        self.now_s = 0.0
+        if config.holding is not None:
+            for instance_id, used in (("a", 70), ("b", 90)):
+                self.scheduler.handle(InstanceStarted(instance_id, 1), 0.0)
+                self.reports(instance_id, used)
+
+    def reports(self, instance_id: str, used: int, seen: int = 0) -> None:
+        self.scheduler.handle(
+            status(instance_id, requests=[running("x", used)], seen=seen), self.now_s
+        )
+
+    def asks(self, request_id: str, blocks: int) -> None:
+        asked = request(request_id, tokens=16 * blocks, arrival=self.now_s)
+        self.scheduler.handle(asked, self.now_s)
+
+    def leaves(self, request_id: str) -> None:
+        self.scheduler.handle(DispatchCancelled(request_id, "f"), self.now_s)
+
+    def waits(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s - 1e-9:
+            self.now_s = round(self.now_s + 0.1, 6)
+            self.scheduler.handle(Ticked(), self.now_s)
+            self.watch.tick(self.now_s)
+
+    def told(self, *kinds: EventKind) -> list[LoggedEvent]:
+        entries = self.journal.log.after(None, 1000).entries
+        return [event for _, event in entries if not kinds or event.kind in kinds]
+
+
+def test_what_is_held_for_a_moment_is_not_on_record() -> None:
+    watched = Watched()
+    for number in range(30):
+        watched.asks(f"r{number}", 50)
+        watched.waits(0.5)
+        watched.leaves(f"r{number}")
+        watched.waits(0.1)
+    assert watched.told() == []
+
+
+def test_a_queue_is_on_record_once_and_so_is_its_end() -> None:
+    watched = Watched()
+    watched.asks("r1", 50)
+    watched.waits(1.0)
+    watched.asks("r2", 60)
+    watched.waits(30.0)
+    (event,) = watched.told(EventKind.HELD)
+    assert (event.cause_id, event.request_id) == ("held-1", None)
+    assert event.numbers == {"lasted_s": 2.0, "num_held": 2}
+    for request_id in ("r1", "r2"):
+        watched.leaves(request_id)
+    watched.waits(QUIET_S - 0.2)
+    assert watched.told(EventKind.HELD_ENDED) == []
+    watched.waits(0.3)
+    (ended,) = watched.told(EventKind.HELD_ENDED)
+    assert (ended.cause_id, ended.numbers["num_held_at_most"]) == ("held-1", 2)
+    assert ended.numbers["lasted_s"] == pytest.approx(31.0, abs=0.2)
+    watched.asks("r3", 50)
+    watched.waits(3.0)
+    assert [each.cause_id for each in watched.told(EventKind.HELD)] == ["held-1", "held-2"]
+
+
+def test_a_pause_within_an_overload_does_not_end_it() -> None:
+    watched = Watched()
+    for number in range(20):
+        watched.asks(f"r{number}", 50)
+        watched.waits(4.0)
+        watched.leaves(f"r{number}")
+        watched.waits(4.0)
+    assert [each.kind for each in watched.told(EventKind.HELD, EventKind.HELD_ENDED)] == ["held"]
+
+
+def test_an_instance_that_is_kept_for_long_is_on_record_once() -> None:
+    watched = Watched()
+    watched.asks("r1", 50)
+    watched.waits(KEPT_S - 0.2)
+    assert watched.told(EventKind.INSTANCE_KEPT) == []
+    watched.waits(30.0)
+    (event,) = watched.told(EventKind.INSTANCE_KEPT)
+    assert (event.instance_id, event.request_id, event.frontend_id) == ("a", "r1", "f")
+    assert event.cause_id == "arrive-r1"
+    assert event.numbers["needed_blocks"] == 50
+    assert event.numbers["lacking_blocks"] == 20
+    assert event.numbers["kept_s"] == pytest.approx(KEPT_S, abs=0.11)
+
+
+def test_overtaking_is_on_record_at_each_power_of_ten() -> None:
+    watched = Watched()
+    watched.asks("r1", 50)  # a is kept for it; the others go to b
+    for number in range(120):
+        watched.asks(f"s{number}", 10)
+        watched.waits(0.5)
+        watched.reports("b", 90, seen=number + 1)
+    found = watched.told(EventKind.OVERTAKEN)
+    assert [event.numbers["num_went_ahead"] for event in found] == [10, 100]
+    assert {event.request_id for event in found} == {"r1"}
+
+
+def test_in_an_overload_there_are_few_events() -> None:
+    """Each request waits 6 s at the head of the queue, then leaves."""
+    watched = Watched()
+    for number in range(100):
+        watched.asks(f"r{number}", 50)
+        watched.waits(6.0)
+        watched.leaves(f"r{number}")
+    assert len(watched.told()) <= 1 + 600.0 / EVERY_S
+
+
+def test_without_late_binding_a_queue_is_on_record_too() -> None:
+    watched = Watched(SchedulerConfig(hold_timeout_s=1e6))
+    watched.asks("r1", 50)
+    watched.waits(3.0)
+    assert [event.kind for event in watched.told()] == ["held"]
+
+
+def test_a_new_head_is_counted_anew() -> None:
+    watched, num_sent = Watched(), 0
+    for first in ("r1", "r2"):
+        watched.asks(first, 50)
+        for _ in range(12):
+            watched.asks(f"s{num_sent}", 10)
+            num_sent += 1
+            watched.waits(1.0)
+            watched.reports("b", 90, seen=num_sent)
+        watched.leaves(first)
+    assert [event.request_id for event in watched.told(EventKind.OVERTAKEN)] == ["r1", "r2"]
