@@ -1,0 +1,185 @@
+"""Requests that the controller holds under llumnix+: what operators see of them, do with them, and
+what becomes of them when the cluster stops. On emulated instances, whose every token is checked."""
+
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from controller.api.client import ControlClient
+from controller.api.token_sequence import start
+from controller.api.wire.models import RequestStatus
+from controller.api.wire.operations import (
+    AbortRequest,
+    DrainRequest,
+    PriorityRequest,
+    UndrainRequest,
+)
+from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.moving import Stream
+from tests.e2e.steering import done
+from tests.emulated_answers import first_wrong
+
+CONFIG = """
+[cluster]
+engine = "emulated"
+instances = 2
+
+[emulated]
+speed = 0.5
+num_blocks = 129
+
+[scheduler]
+policy = "llumnix+"
+
+[holding]
+room_to_grow_tokens = 0
+relief_below_steps = 0
+making_room = false
+
+[migration]
+enabled = false
+"""
+FULL, NUM_STEPS = 1600, 380
+"""One such request fills an instance: 100 of its 127 blocks, and in the end 124."""
+HELD = 480
+"""Tokens that take 30 blocks: they fit on neither."""
+_numbers = itertools.count(1)
+
+
+class Answer(Stream):
+    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int) -> None:
+        number = next(_numbers)
+        self.prompt, self.num_output = [300 + number] * num_prompt, num_output
+        body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True}
+        super().__init__(cluster, "/v1/completions", body, f"held-{number}-")
+
+    def check(self) -> None:
+        (read,) = self.result()
+        assert len(read.token_ids) == self.num_output, self.name
+        assert first_wrong(start(self.prompt), read.token_ids) is None, self.name
+
+    def held(self, client: ControlClient) -> RequestStatus | None:
+        found = [item for item in queue(client) if self.name in item.client_id]
+        return found[0] if found else None
+
+
+def queue(client: ControlClient) -> list[RequestStatus]:
+    """What is held, in the order in which it is to go."""
+    found = client.requests(states=("waiting",)).requests
+    return [item for item in found if item.held is not None]
+
+
+def full(
+    cluster: Cluster, client: ControlClient, num_held: int
+) -> tuple[list[Answer], list[Answer]]:
+    """(what runs, what is held), on two instances that have room for nothing more."""
+    running = [Answer(cluster, FULL, NUM_STEPS) for _ in range(2)]
+    assert all(each.wait_tokens(1) for each in running)
+    held = []
+    for place in range(1, num_held + 1):
+        held.append(Answer(cluster, HELD, 5))
+        wait_for(lambda place=place: len(queue(client)) == place, f"{place} held requests")
+    return running, held
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("held") / "c.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def cluster(base_env: dict[str, str], config: str) -> Iterator[Cluster]:
+    cluster = Cluster(base_env, name="held", up_args=("--config", config))
+    with cluster.running():
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[ControlClient]:
+    with cluster.control() as client:
+        yield client
+
+
+def test_they_are_seen_and_operated_on(cluster: Cluster, client: ControlClient) -> None:
+    running, (first, second, third) = full(cluster, client, 3)
+    status = client.status()
+    assert status.held is not None
+    assert (status.num_held_reqs, status.held.demand_blocks) == (3, 90)
+    head = status.held.head
+    assert (head.why, head.demand_blocks) == ("kept", 30)
+    assert head.request_id == queue(client)[0].id
+    kept = head.instance_id
+    assert [i.id for i in status.instances if i.kept_for is not None] == [kept]
+
+    third_id = queue(client)[2].id
+    client.set_priority(third_id, PriorityRequest(level="high"))
+    wait_for(lambda: queue(client)[0].id == third_id, "the new order")
+    wait_for(
+        lambda: (held := client.status().held) and held.head.request_id == third_id, "the new head"
+    )
+    explained = client.explain(third_id)
+    assert explained.waiting is not None
+    assert "is kept for it and lacks" in explained.waiting.why
+
+    second_status = second.held(client)
+    assert second_status is not None
+    client.abort(second_status.id, AbortRequest(reason="too much"))
+    wait_for(lambda: second.ended, "the end that its client is told")
+    assert "an operator ended this request" in str(second.error)
+    assert second.held(client) is None
+
+    client.drain(str(kept), DrainRequest(reason="test"))
+    (other,) = [item.id for item in status.instances if item.id != kept]
+    wait_for(
+        lambda: (held := client.status().held) and held.head.instance_id == other,
+        "another instance to be kept",
+    )
+    client.undrain(str(kept), UndrainRequest(reason="test"))
+    for each in (*running, first, third):
+        each.check()
+    assert client.status().held is None
+
+
+def test_one_whose_client_leaves_is_forgotten(cluster: Cluster, client: ControlClient) -> None:
+    running, (first,) = full(cluster, client, 1)
+    body = json.dumps({"model": "embedded", "prompt": [7] * HELD, "max_tokens": 5}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", cluster.port), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        wait_for(lambda: len(queue(client)) == 2, "the client's request to be held")
+    wait_for(lambda: len(queue(client)) == 1, "the request of the client that left to be forgotten")
+    assert first.held(client) is not None
+    for each in (*running, first):
+        each.check()
+
+
+def test_down_serves_them_within_its_grace(cluster: Cluster, client: ControlClient) -> None:
+    running, held = full(cluster, client, 2)
+    done(cluster, "down", "--timeout", "100")
+    for each in (*running, *held):
+        each.check()
+    assert not cluster.leftovers()
+
+
+@pytest.mark.parametrize("how", [("--now",), ("--timeout", "2")], ids=["now", "at-the-deadline"])
+def test_down_ends_each_with_an_error(
+    base_env: dict[str, str], config: str, how: tuple[str, ...]
+) -> None:
+    cluster = Cluster(base_env, name="held-cut", up_args=("--config", config))
+    with cluster.running(), cluster.control() as client:
+        running, held = full(cluster, client, 2)
+        done(cluster, "down", *how)
+        for each in (*running, *held):
+            wait_for(lambda each=each: each.ended, f"the end of {each.name}")
+            assert _is_stopped(each.error), (each.name, each.error)
+        assert not cluster.leftovers()
+
+
+def _is_stopped(error: Any) -> bool:
+    return error is not None and "stop" in str(error).lower()
