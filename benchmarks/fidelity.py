@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
@@ -20,13 +21,16 @@ from benchmarks.fidelity_parts import Part, Size, emulated, vllm
 from benchmarks.fidelity_rows import health, rows, slowdown, table
 from benchmarks.policy_cluster import LiveCluster, load_on
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.same_trace import Figures, simulated, write_trace
+from benchmarks.same_trace import Figures, delayed, simulated, write_trace
 from benchmarks.servers import RESULTS, ServerError, running
 from controller.api.errors import LlumctlError
+from controller.sim.workload.request import Trace
 
 PARTS = ("emulated", "vllm")
 LONG = Size(num_requests=1200, num_runs=5)
 SHORT = Size(num_requests=250, num_runs=1)
+NUM_SIMULATED = 10
+"""Simulated runs, each with other delays (`same_trace.delayed`)."""
 
 
 def main() -> int:
@@ -37,45 +41,41 @@ def main() -> int:
     code = 0
     for name in (options.part,) if options.part else PARTS:
         try:
-            if not options.show:
-                with signals_interrupt():
-                    _play_missing(console, name, folder, size, options)
+            with signals_interrupt():
+                part = emulated(options.speed) if name == "emulated" else vllm(RESULTS / "fidelity")
+                if not options.show:
+                    _play_missing(console, part, folder / name, size, options)
         except KeyboardInterrupt:
             console.print("interrupted; nothing runs any more")
-            code = 130
+            return 130
         except (ServerError, LlumctlError) as error:
             console.print(f"[red]cut short: {error}[/red]")
             code = 1
-        _show(console, folder / name)
-        if code:
-            break
+            continue
+        _show(console, part, folder / name, part.trace(size.num_requests, options.seed))
     return code
 
 
 def _play_missing(
-    console: Console, name: str, folder: Path, size: Size, options: argparse.Namespace
+    console: Console, part: Part, folder: Path, size: Size, options: argparse.Namespace
 ) -> None:
-    folder = folder / name
     missing = [n for n in range(1, size.num_runs + 1) if not (folder / f"run-{n}.json").exists()]
     if not missing:
         return
-    part = emulated(options.speed) if name == "emulated" else vllm(RESULTS / "fidelity")
     trace, probe = part.trace(size.num_requests, options.seed), part.probe()
     path, probe_path = (
         write_trace(each, folder / f"{what}.jsonl")
         for what, each in (("trace", trace), ("probe", probe))
     )
-    _write(folder / "simulated.json", simulated(part.setup(), trace))
     cluster = part.make_cluster()
     with running(cluster):
         for number in missing:
-            console.print(f"[bold]{name}, run {number} of {size.num_runs}[/bold]")
+            console.print(f"[bold]{part.name}, run {number} of {size.num_runs}[/bold]")
             waited = simulated(part.setup(), probe)["ttft_s"]["p50"]
             probed = load_on(cluster, probe_path, options.seed, part.speed)
             figures = _measured(part, cluster, path, options.seed)
             content = {
                 "overhead_s": probed["ttft_s"]["p50"] - waited,
-                "as_busy": simulated(part.busy_setup(slowdown(figures)), trace),
                 "machine": machine.describe(),
                 **figures,
             }
@@ -91,18 +91,25 @@ def _measured(part: Part, cluster: LiveCluster, trace: Path, seed: int) -> Figur
     return figures | {"waited_share": waited_s / busy_s if is_known else None}
 
 
-def _show(console: Console, folder: Path) -> None:
+def _show(console: Console, part: Part, folder: Path, trace: Trace) -> None:
     live = [_read(path) for path in sorted(folder.glob("run-*.json"))]
     if not live:
         return
-    found, busy = _read(folder / "simulated.json"), [run["as_busy"] for run in live]
-    overheads_s = sorted(run["overhead_s"] for run in live)
-    overhead_s = overheads_s[len(overheads_s) // 2]
-    console.print(table(folder.name, rows(live, found, overhead_s, busy)))
+    overheads_s = [run["overhead_s"] for run in live]
+    overhead_s = median(overheads_s)
+    delays = [delayed(trace, overhead_s, seed) for seed in range(NUM_SIMULATED)]
+    found = [simulated(part.setup(), each) for each in delays]
+    slow = part.busy_setup(fmean(slowdown(run) for run in live))
+    busy = [simulated(slow, each) for each in delays]
+    console.print(table(part.name, rows(live, found, overhead_s, busy)))
+    moves, evicted = (
+        f"{min(values)} to {max(values)}"
+        for values in ([run[key] for run in found] for key in ("num_moves", "num_evictions"))
+    )
     console.print(
         f"{1000 * overhead_s:.2f} ms of the simulated TTFT are what a single request waits for"
         f" beside the engine ({', '.join(f'{1000 * each:.2f}' for each in overheads_s)});"
-        f" simulated {found['num_moves']} moves, {found['num_evictions']} evictions"
+        f" simulated: {moves} moves, {evicted} evictions"
     )
     console.print(health(live))
 

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from benchmarks.core_waits import step_on_a_core_s
@@ -36,48 +37,49 @@ AIMS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One figure of each run; of the simulated ones the mean counts."""
+
     aim: Aim
     live_s: tuple[float, ...]
-    """One of each run."""
-    simulated_s: float
+    simulated_s: tuple[float, ...]
     busy_s: tuple[float, ...] = ()
-    """Simulated with steps as slow as the machine let each of the runs have them."""
-
-    @property
-    def mean_s(self) -> float:
-        return fmean(self.live_s)
+    """Simulated with steps as slow as the machine let the live runs have them."""
 
     @property
     def difference(self) -> float:
         """Of the simulator, relative to live."""
-        return self.simulated_s / self.mean_s - 1
+        return fmean(self.simulated_s) / fmean(self.live_s) - 1
 
     @property
     def is_met(self) -> bool:
         if abs(self.difference) <= self.aim.within:
             return True
         has_spread = self.aim.or_in_spread and len(self.live_s) >= MIN_RUNS_FOR_A_SPREAD
-        return has_spread and min(self.live_s) <= self.simulated_s <= max(self.live_s)
+        return has_spread and min(self.live_s) <= fmean(self.simulated_s) <= max(self.live_s)
 
 
 def rows(
     live: Sequence[Mapping[str, Any]],
-    simulated: Mapping[str, Any],
+    simulated: Sequence[Mapping[str, Any]],
     overhead_s: float,
     as_busy: Sequence[Mapping[str, Any]] = (),
 ) -> list[Row]:
     """`overhead_s`: what the client waits for beside the engine, which the simulator does not
-    have; added to its TTFT. Figures that a run lacks have no row."""
+    have; added to its TTFT. Figures that the runs lack have no row."""
     found = []
     for aim in AIMS:
-        values = [_value(run, aim) for run in live]
-        known = tuple(value for value in values if value is not None)
-        its_own = _value(simulated, aim)
-        if known and its_own is not None:
-            more_s = overhead_s if aim.figure == "ttft_s" else 0.0
-            busy = tuple((_value(each, aim) or 0.0) + more_s for each in as_busy)
-            found.append(Row(aim, known, its_own + more_s, busy))
+        more_s = overhead_s if aim.figure == "ttft_s" else 0.0
+        values, its_own, busy = (
+            tuple(value for run in runs if (value := _value(run, aim)) is not None)
+            for runs in (live, simulated, as_busy)
+        )
+        if values and its_own:
+            found.append(Row(aim, values, *(_more(more_s, each) for each in (its_own, busy))))
     return found
+
+
+def _more(more_s: float, values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(more_s + value for value in values)
 
 
 def _value(figures: Mapping[str, Any], aim: Aim) -> float | None:
@@ -88,26 +90,33 @@ def _value(figures: Mapping[str, Any], aim: Aim) -> float | None:
 
 
 def table(title: str, found: Sequence[Row]) -> Table:
-    shown = Table(title=title, box=box.SIMPLE)
+    shown = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in (
-        *("ms", "live: mean", "lowest to highest", "simulated", "difference", "aim", ""),
-        *("simulated as busy", "difference"),
+        *("ms", "live: mean (range)", "simulated: mean (range)", "differs", "aim", ""),
+        *("as busy", "differs"),
     ):
-        shown.add_column(column, justify="left" if column in ("ms", "") else "right")
+        justify: JustifyMethod = "left" if column in ("ms", "") else "right"
+        shown.add_column(column, justify=justify, no_wrap=True)
     for row in found:
-        aim = f"{row.aim.within:.0%}" + (" or the spread" if row.aim.or_in_spread else "")
+        aim = f"{row.aim.within:.0%}" + (" or spread" if row.aim.or_in_spread else "")
         shown.add_row(
             row.aim.title,
-            f"{1000 * row.mean_s:.2f}",
-            f"{1000 * min(row.live_s):.2f} to {1000 * max(row.live_s):.2f}",
-            f"{1000 * row.simulated_s:.2f}",
+            _spread(row.live_s),
+            _spread(row.simulated_s),
             f"{row.difference:+.1%}",
             aim,
             "yes" if row.is_met else "NO",
-            f"{1000 * fmean(row.busy_s):.2f}" if row.busy_s else "",
-            f"{fmean(row.busy_s) / row.mean_s - 1:+.1%}" if row.busy_s else "",
+            f"{1000 * fmean(row.busy_s):.1f}" if row.busy_s else "",
+            f"{fmean(row.busy_s) / fmean(row.live_s) - 1:+.1%}" if row.busy_s else "",
         )
     return shown
+
+
+def _spread(values_s: Sequence[float]) -> str:
+    mean, lowest, highest = (
+        f"{1000 * value:.1f}" for value in (fmean(values_s), min(values_s), max(values_s))
+    )
+    return f"{mean} ({lowest}..{highest})"
 
 
 def slowdown(run: Mapping[str, Any]) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,15 @@ def simulated(setup: ClusterSetup, trace: Trace) -> Figures:
         "duration_s": found.duration_s,
         "step_s": outcome.busy_s / outcome.num_steps,
     }
+
+
+def delayed(trace: Trace, mean_s: float, seed: int) -> Trace:
+    """Each request reaches the cluster later, by an exponential delay of this mean. No two live
+    runs are alike either, and how long a request waits may hang on a few milliseconds."""
+    rng = Random(f"{seed}/delays")
+    later = [each.arriving(each.arrival_s + rng.expovariate(1 / mean_s)) for each in trace.requests]
+    later.sort(key=lambda each: each.arrival_s)
+    return Trace(trace.name, later, trace.prefix_hash_tokens)
 
 
 def live_latencies(measured: Measured, speed: float) -> Figures:

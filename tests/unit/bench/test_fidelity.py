@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.core_waits import CoreWaits, step_on_a_core_s
 from benchmarks.fidelity_parts import emulated
 from benchmarks.fidelity_rows import rows, slowdown
-from benchmarks.same_trace import live_steps, simulated
+from benchmarks.same_trace import delayed, live_steps, simulated
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState, InstanceStatus
 from controller.sim.workload.request import Trace, TraceRequest
 
@@ -23,34 +24,39 @@ def _figures(step_s: float = 0.04, ttft_s: float = 0.1, p99_s: float = 1.0) -> d
 
 
 def test_a_difference_is_relative_to_the_live_runs() -> None:
-    found = rows([_figures(step_s=0.03), _figures(step_s=0.05)], _figures(step_s=0.0418), 0.0)
+    found = rows([_figures(step_s=0.03), _figures(step_s=0.05)], [_figures(step_s=0.0418)], 0.0)
     assert found[0].difference == pytest.approx(0.045)
     assert found[0].is_met
-    assert not rows([_figures(step_s=0.04)], _figures(step_s=0.0425), 0.0)[0].is_met
+    assert not rows([_figures(step_s=0.04)], [_figures(step_s=0.0425)], 0.0)[0].is_met
 
 
 def test_what_the_client_waits_for_beside_the_engine_is_added_to_ttft_alone() -> None:
-    found = {row.aim.title: row for row in rows([_figures()], _figures(), 0.02)}
-    assert found["TTFT mean"].simulated_s == pytest.approx(0.12)
-    assert found["TTFT P99"].simulated_s == pytest.approx(1.02)
-    assert found["TPOT mean"].simulated_s == found["TPOT mean"].mean_s
+    found = {row.aim.title: row for row in rows([_figures()], [_figures()], 0.02)}
+    assert found["TTFT mean"].simulated_s == pytest.approx((0.12,))
+    assert found["TTFT P99"].simulated_s == pytest.approx((1.02,))
+    assert found["TPOT mean"].simulated_s == found["TPOT mean"].live_s
 
 
 @pytest.mark.parametrize(("num_runs", "is_met"), [(4, False), (5, True)])
 def test_a_tail_may_be_anywhere_in_the_spread_of_five_runs(num_runs: int, is_met: bool) -> None:
     live = [_figures(p99_s=p99_s) for p99_s in (1.0, 3.0, 1.0, 1.0, 1.0)[:num_runs]]
-    found = {row.aim.title: row for row in rows(live, _figures(p99_s=2.9), 0.0)}
+    found = {row.aim.title: row for row in rows(live, [_figures(p99_s=2.9)], 0.0)}
     assert found["TTFT P99"].is_met == is_met
+
+
+def test_of_several_simulated_runs_the_mean_counts() -> None:
+    found = rows([_figures()], [_figures(ttft_s=0.05), _figures(ttft_s=0.15)], 0.0)
+    assert found[1].difference == pytest.approx(0.0)
 
 
 def test_a_mean_may_not() -> None:
     live = [_figures(ttft_s=ttft_s) for ttft_s in (0.1, 0.3, 0.1, 0.1, 0.1)]
-    found = {row.aim.title: row for row in rows(live, _figures(ttft_s=0.29), 0.0)}
+    found = {row.aim.title: row for row in rows(live, [_figures(ttft_s=0.29)], 0.0)}
     assert not found["TTFT mean"].is_met
 
 
 def test_a_figure_that_a_run_lacks_has_no_row() -> None:
-    found = rows([_figures() | {"step_s": None}], _figures(), 0.0)
+    found = rows([_figures() | {"step_s": None}], [_figures()], 0.0)
     assert "step" not in {row.aim.title for row in found}
 
 
@@ -124,6 +130,20 @@ def test_the_simulated_engines_are_as_slow() -> None:
     quiet, busy = (simulated(part.busy_setup(factor), trace) for factor in (1.0, 1.5))
     assert busy["step_s"] == pytest.approx(1.5 * quiet["step_s"])
     assert quiet == simulated(part.setup(), trace)
+
+
+def test_delayed_requests_are_the_same_ones_later() -> None:
+    trace = Trace("test", [TraceRequest(0.01 * n, 100 + n, 5) for n in range(500)])
+    late = delayed(trace, 0.02, 1)
+    assert late == delayed(trace, 0.02, 1)
+    assert late != delayed(trace, 0.02, 2)
+    by_length = sorted(late.requests, key=lambda request: request.num_prompt_tokens)
+    delays_s = [
+        after.arrival_s - before.arrival_s
+        for after, before in zip(by_length, trace.requests, strict=True)
+    ]
+    assert min(delays_s) >= 0
+    assert fmean(delays_s) == pytest.approx(0.02, rel=0.2)
 
 
 def test_probes_are_over_before_the_next_begins() -> None:
