@@ -1,12 +1,16 @@
 """What `make bench-cluster` runs next, what it keeps, and how that is compared."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from benchmarks.cluster_runs import RUNS, ClusterLoad, Collected, Wanted
-from benchmarks.cluster_tables import ratio_lines
+from benchmarks.cluster_tables import health_table, latency_table, ratio_lines
+from benchmarks.same_trace import simulated
 
 LOAD = ClusterLoad("M-M", 6.86, 100, 16)
 
@@ -67,3 +71,38 @@ def test_policies_are_compared_over_the_seeds_that_both_have() -> None:
 @pytest.mark.parametrize("policy", sorted({wanted.policy for wanted in RUNS}))
 def test_every_policy_has_settings_that_it_knows(policy: str) -> None:
     assert LOAD.policy(policy).name == policy
+
+
+def _shown(table: Table) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_a_live_run_stands_above_its_simulated_one() -> None:
+    trace = ClusterLoad("M-M", 6.86, 20, 2).trace(1)
+    load = ClusterLoad("M-M", 6.86, 20, 2)
+    found = simulated(load.setup(load.policy("infaas++")), trace)
+    run = {"policy": "infaas++", "seed": 1, "live": found, "simulated": found}
+    lines = [line.split() for line in _shown(latency_table([run], "")).splitlines()]
+    live, simulated_too = (line for line in lines if "live" in line or "sim" in line)
+    assert live[:3] == ["infaas++,", "1", "live"]
+    assert simulated_too == ["sim", *live[3:]], "the same figures"
+
+
+@pytest.mark.parametrize(("kept_time", "shown"), [(True, "yes"), (False, "NO")])
+def test_a_machine_that_was_too_busy_shows(kept_time: bool, shown: str) -> None:
+    live = {
+        "speed": 2.0,
+        "num_failed": 0,
+        "num_wrong_tokens": 0,
+        "num_failed_moves": 0,
+        "emulation": {"time_ratio": 1.03, "worst_time_ratio": 1.04, "late_steps_ratio": 0.2},
+        "kept_time": kept_time,
+        "cores": {"engine": 0.5, "frontend": 0.25},
+        "other_cores": 1.1,
+        "bench": {"send_lag_p99_s": 0.004},
+    }
+    text = _shown(health_table([{"policy": "llumnix", "seed": 1, "live": live}]))
+    assert shown in text.split()
+    assert "0.75" in text
