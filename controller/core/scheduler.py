@@ -32,7 +32,6 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement, freest_fitting
 from controller.core.holding.view import HeldView
-from controller.core.load.freeness import dispatch_freeness
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
     Dispatch,
@@ -308,10 +307,7 @@ class GlobalScheduler:
             yield key, held
 
     def _score(self, instance_id: str, rank: int) -> float:
-        record = self._records[instance_id]
-        assert record.snapshot is not None
-        level = self._level(rank)
-        return dispatch_freeness(record.snapshot, level, self._config.levels, record.unreported)
+        return self._board.score(instance_id, self._level(rank))
 
     def _level(self, rank: int) -> Level:
         return self._level_by_rank.get(rank) or Level(str(rank), rank)

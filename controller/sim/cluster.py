@@ -304,12 +304,16 @@ class SimCluster:
         self.events.after(self.setup.policy.rescheduling.interval_s, self._round)
 
     def _may_help(self, holding: HoldingConfig) -> bool:
-        """Whether a round may find requests to help. If not, nobody has to report for it: that took
-        a third of a run. An instance that decodes only needs help the sooner the fuller it is."""
+        """Whether a round finds requests to help. If not, nobody has to report for it: that took a
+        third of a run. An instance that decodes only needs help the sooner the fuller it is, so
+        that few have to be looked at as they are."""
         if self._scheduler.num_held:
             return True
         alive = (each for each in self.instances.values() if each.alive)
-        return any(needs_help(each.fullest_status(), holding) for each in alive)
+        return any(
+            needs_help(each.fullest_status(), holding) and needs_help(each.status(), holding)
+            for each in alive
+        )
 
     def _sample(self) -> None:
         statuses = [each.status() for each in self.instances.values() if each.alive]

@@ -85,10 +85,12 @@ class SimInstance:
 
     def status(self) -> InstanceSnapshot:
         """The state after the last step that is over."""
-        stretch, status = self._stretch, self.freest_status()
+        stretch, status = self._stretch, self._status
+        if status is None:
+            status = self.freest_status()
         if stretch is None:
             return status
-        elapsed_s = self._elapsed_s()
+        elapsed_s = (self._events.now_s - self._began_s) / self.slowdown
         if elapsed_s < self._status_until_s:
             return status
         num_steps = stretch.num_steps_within(elapsed_s)

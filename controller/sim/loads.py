@@ -46,16 +46,17 @@ class Loads:
                 destinations.append(each)
         if not sources or not destinations:
             return []
-        loads = (self._load_now(each, config) for each in destinations)
-        found = {load.instance_id: load for load in loads if is_destination(load, config)}
-        if not found:  # Near saturation that is so in most rounds, with many sources.
-            return []
-        for each in sources:
-            if each.instance_id not in found:
-                load = self._load_now(each, config)
-                if is_source(load, config):
-                    found[each.instance_id] = load
-        return list(found.values())
+        found = list[InstanceLoad]()
+        # The fewer ones first: near saturation there are no destinations in most rounds, and with
+        # little load no sources.
+        kinds = ((sources, is_source), (destinations, is_destination))
+        for instances, is_one in sorted(kinds, key=lambda kind: len(kind[0])):
+            loads = [self._load_now(each, config) for each in instances]
+            of_kind = [load for load in loads if is_one(load, config)]
+            if not of_kind:
+                return []
+            found += of_kind
+        return found
 
     def _bounds_of(self, instance: SimInstance, config: ReschedulingConfig) -> _Bounds:
         freest = self._load(instance.freest_status(), config)

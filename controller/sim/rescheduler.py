@@ -177,6 +177,8 @@ class SimRescheduler:
         destination_id = order.destination.instance_id
         destination = self._instances[destination_id]
         sent = self._sent[source_id] = self._uncounted(self._sent.get(source_id, []), order)
+        if self._num_moves[source_id] >= self._max_moves:
+            return
         snapshot, candidates = source.status(), self._candidates(source)
         began = False
         while self._num_moves[source_id] < self._max_moves:

@@ -112,6 +112,12 @@ class ScoreBoard:
         scores = self._scores_for(newcomer.level)
         return self._ready[self._policy.pick(self._ids, scores, newcomer, history)]
 
+    def score(self, instance_id: str, level: Level) -> float:
+        """Of one of the schedulable instances, for a request of this level."""
+        known = self._scores.get(level.rank)
+        scores = self._begin(level) if known is None else known[1]
+        return scores[self._places[instance_id]]
+
     def _scores_for(self, level: Level) -> list[float]:
         known = self._scores.get(level.rank)
         return self._begin(level) if known is None else known[1]

@@ -68,6 +68,8 @@ def help_blocked(
             spare[snapshot.instance_id] = blocks
     for snapshot in snapshots:
         here, head = snapshot.instance_id, snapshot.queue_head
+        if not needs_help(snapshot, config):
+            continue
         others = {i: blocks for i, blocks in spare.items() if i != here and may_move(here, i)}
         if head is not None and _is_blocked(snapshot):
             fitting = [i for i, blocks in others.items() if blocks >= head.demand_blocks]
@@ -78,7 +80,7 @@ def help_blocked(
             elif config.making_room and others:
                 lacking = head.demand_blocks - snapshot.admissible_blocks
                 orders.append(MakeRoom(here, head.request_id, head.rank, lacking, others))
-        elif others and _is_short(snapshot, config):
+        elif others:
             free = snapshot.num_free_blocks - snapshot.fill_blocks
             lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
             rank = min(snapshot.num_running_by_rank, default=0)

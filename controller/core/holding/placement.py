@@ -33,10 +33,12 @@ def freest_fitting(
     rooms: Iterable[Room], demand_blocks: int, rank: int, score: Score
 ) -> Room | None:
     """The room with the best score of those that such a request fits, ties by id."""
-    fitting = [room for room in rooms if demand_blocks <= room.spare_blocks]
-    if not fitting:
-        return None
-    return min(fitting, key=lambda room: (-score(room.instance_id, rank), room.instance_id))
+    fitting = [
+        (-score(room.instance_id, rank), room.instance_id, room)
+        for room in rooms
+        if demand_blocks <= room.spare_blocks
+    ]
+    return min(fitting)[-1] if fitting else None
 
 
 class Placement:

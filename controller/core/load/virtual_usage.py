@@ -54,7 +54,8 @@ def instance_virtual_usage(snapshot: InstanceSnapshot, levels: Sequence[Level]) 
         return math.inf
     head = snapshot.queue_head
     return float(
-        snapshot.num_used_blocks
+        snapshot.num_total_blocks
+        - snapshot.num_free_blocks
         + snapshot.fill_blocks
         + total_headroom_blocks(snapshot, levels)
         + (head.demand_blocks if head is not None else 0)
