@@ -36,6 +36,8 @@ _LEAST: Mapping[str, float] = {
     "migration.interval_s": 0.01,
     "migration.source_below_steps": -math.inf,
     "migration.destination_above_steps": -math.inf,
+    "autoscale.up_below_steps": -math.inf,
+    "autoscale.down_above_steps": -math.inf,
 }
 """Others are not negative."""
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}

@@ -193,7 +193,9 @@ class TestAutoscale:
         found = with_settings(self.SCALING, {low: "1040", high: "1840"}).autoscale
         assert found is not None
         assert (found.up_below_steps, found.down_above_steps) == (1040.0, 1840.0)
-        assert with_settings(self.SCALING, {high: "100", low: "50"}).autoscale is not None
+        lower = with_settings(self.SCALING, {high: "100", low: "-160"}).autoscale
+        assert lower is not None
+        assert lower.up_below_steps == -160.0, "freeness is negative where more waits than fits"
 
     @pytest.mark.parametrize(
         ("key", "value", "complaint"),
