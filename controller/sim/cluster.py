@@ -158,6 +158,8 @@ class SimCluster:
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         run = self._runs[dispatch.request_id]
+        run.dispatched(self.events.now_s)
+        self._overtake(run)
         instance = self.instances[dispatch.instance_id]
 
         def add() -> None:
@@ -165,6 +167,19 @@ class SimCluster:
             self._last_seq[instance.instance_id] = dispatch.seq
 
         instance.between_steps(add)
+
+    def _overtake(self, run: RequestRun) -> None:
+        """Tells those that are still held and whose turn was before: they came earlier, and their
+        rank is no lower."""
+        placement = self._scheduler.placement
+        if placement is None:
+            return
+        rank, arrival_s = run.request.rank, run.request.arrival_time_s
+        for held in placement.queue:
+            if (-held.rank, held.arrival_time_s) >= (-rank, arrival_s):
+                return
+            if held.arrival_time_s < arrival_s:
+                self._runs[held.request_id].overtaken(self.events.now_s)
 
     def _finish(self, run: RequestRun) -> None:
         del self._runs[run.request.request_id]

@@ -23,6 +23,9 @@ class RequestRun:
         "loss_s",
         "moves",
         "num_evictions",
+        "num_overtaking",
+        "overtaken_s",
+        "overtaken_since_s",
         "request",
         "traced",
     )
@@ -39,12 +42,26 @@ class RequestRun:
         self.longest_pause_s = 0.0
         self.loss_s = 0.0
         self.num_evictions = 0
+        self.num_overtaking = 0
+        """How many later ones of at most its rank were dispatched while it was held."""
+        self.overtaken_since_s: float | None = None
+        self.overtaken_s = 0.0
+        """From the first of these until its own dispatch."""
         self.moves: list[tuple[str, float]] = []
         """The instances that the request left, and when."""
         self.changed_over = False
         """It moved while it ran, and has not got a token since."""
         self.downtimes_s: list[float] = []
         """Of each such move, from the last token before to the first one after it."""
+
+    def overtaken(self, time_s: float) -> None:
+        self.num_overtaking += 1
+        if self.overtaken_since_s is None:
+            self.overtaken_since_s = time_s
+
+    def dispatched(self, time_s: float) -> None:
+        if self.overtaken_since_s is not None:
+            self.overtaken_s = time_s - self.overtaken_since_s
 
     def token(self, time_s: float) -> None:
         """A token that followed on something else than a plain decode step."""

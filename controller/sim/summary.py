@@ -32,6 +32,8 @@ class Figures:
     `tpot_s` and `longest_pause_s` need two output tokens.
 
     `preemption_loss_s` is the mean over all of these requests, most of which lose nothing.
+    `longest_overtaken_s`: how long later requests of at most its rank were dispatched before one
+    that was held. `most_overtaking`: how many they were at most.
     """
 
     num_requests: int
@@ -42,6 +44,8 @@ class Figures:
     preemption_loss_s: float
     num_evictions: int
     num_moves: int
+    longest_overtaken_s: float
+    most_overtaking: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,8 @@ def _figures(columns: dict[str, Values]) -> Figures:
         preemption_loss_s=float(columns["preemption_loss_s"].sum()) / max(1, num),
         num_evictions=int(columns["num_evictions"].sum()),
         num_moves=int(columns["num_moves"].sum()),
+        longest_overtaken_s=float(columns["overtaken_s"].max(initial=0.0)),
+        most_overtaking=int(columns["num_overtaking"].max(initial=0.0)),
     )
 
 

@@ -22,7 +22,13 @@ LATENCIES = (
     ("e2e_latency_s", ("mean", "p99")),
     ("longest_pause_s", ("p99", "max")),
 )
-COUNTS = ("preemption_loss_s", "num_evictions", "num_moves")
+COUNTS = (
+    "preemption_loss_s",
+    "num_evictions",
+    "num_moves",
+    "longest_overtaken_s",
+    "most_overtaking",
+)
 RATIOS = (("ttft_s", "p99"), ("ttft_s", "mean"), ("tpot_s", "p99"), ("longest_pause_s", "p99"))
 
 

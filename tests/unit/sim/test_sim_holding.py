@@ -1,5 +1,8 @@
 """Late binding in a simulated cluster: what is held goes where it fits, and room is made for it."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,3 +64,26 @@ def test_what_is_held_survives_the_instance_that_was_kept_for_it() -> None:
     assert outcome.num_failed == 1
     assert len(outcome.rows) == 2
     assert isinstance(cluster, SimCluster)
+
+
+def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
+    """An instance is kept for the large one, until those that fill it have gone; the other one has
+    room for the small ones."""
+    rows = [(0.0, 770, 60), (0.01, 770, 90), (0.5, 700, 5), (0.6, 30, 5), (0.7, 30, 5), (0.75, 690, 5)]
+    _, outcome = run(ClusterSetup(SMALL, held_back(), 2), requests(rows))
+    arrivals = column(outcome, "arrival_s")
+    overtaking = dict(zip(arrivals, column(outcome, "num_overtaking"), strict=True))
+    overtaken_s = dict(zip(arrivals, column(outcome, "overtaken_s"), strict=True))
+    assert overtaking == {0.0: 0, 0.01: 0, 0.5: 2, 0.6: 0, 0.7: 0, 0.75: 0}
+    gone_s = dict(zip(arrivals, column(outcome, "e2e_latency_s"), strict=True))[0.0]
+    assert overtaken_s[0.5] == pytest.approx(gone_s - 0.6, abs=0.2)
+    assert overtaken_s[0.75] == 0.0
+
+
+def test_a_higher_rank_that_comes_later_overtakes_nobody() -> None:
+    rows = [(0.0, 770, 60), (0.01, 770, 90), (0.5, 700, 5), (0.6, 30, 5)]
+    trace = requests(rows)
+    trace.requests[3] = replace(trace.requests[3], rank=1)
+    _, outcome = run(ClusterSetup(SMALL, held_back(), 2), trace)
+    assert len(outcome.rows) == 4
+    assert set(column(outcome, "num_overtaking")) == {0.0}

@@ -53,6 +53,9 @@ def summary_of(*ended_: RequestRun, warm_up: float = 0.0) -> Summary:
 def test_figures_of_four_requests() -> None:
     evicted = ended(3, 4.0, 3)
     evicted.loss_s, evicted.num_evictions, evicted.moves = 2.0, 2, [("i-0", 1.0)]
+    for time_s in (4.0, 4.5):
+        evicted.overtaken(time_s)
+    evicted.dispatched(5.5)
     found = summary_of(ended(0, 1.0, 3), ended(1, 2.0, 3), ended(2, 3.0, 1), evicted)
     figures = found.all
     assert figures.num_requests == 4
@@ -63,6 +66,7 @@ def test_figures_of_four_requests() -> None:
     assert figures.e2e_latency_s.mean == pytest.approx((2.0 + 3.0 + 3.0 + 5.0) / 4)
     assert figures.preemption_loss_s == pytest.approx(0.5)
     assert (figures.num_evictions, figures.num_moves) == (2, 1)
+    assert (figures.longest_overtaken_s, figures.most_overtaking) == (1.5, 2)
     assert found.by_rank == {}
     assert found.downtime_s is None
 
