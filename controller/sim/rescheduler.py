@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_plan import plan_room
+from controller.core.holding.room_plan import plan_leaving, plan_room
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
@@ -129,6 +129,8 @@ class SimRescheduler:
 
     def _make_room(self, source: SimInstance, order: MakeRoom) -> None:
         source_id = source.instance_id
+        if source.status().num_queued > 1:
+            self._let_go(source, order)
         on_their_way = sum(
             move.candidate.num_freed_blocks
             for move in self._moves.values()
@@ -152,6 +154,15 @@ class SimRescheduler:
         for leaving in plan:
             destination = self._instances[leaving.destination_id]
             self._begin(source, destination, leaving.candidate)
+
+    def _let_go(self, source: SimInstance, order: MakeRoom) -> None:
+        spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
+        for leaving in plan_leaving(
+            self._candidates(source), order.request_id, spare, source.engine.config.block_size
+        ):
+            if self._may_begin(source.instance_id, leaving.destination_id):
+                destination = self._instances[leaving.destination_id]
+                self._begin(source, destination, leaving.candidate)
 
     def _may_begin(self, source_id: str, destination_id: str) -> bool:
         return self._num_moves[source_id] < self._max_moves and self._is_open(destination_id)

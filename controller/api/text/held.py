@@ -14,7 +14,7 @@ _WHYS: Mapping[str, str] = {
     "next": "it fits, and goes next",
     "behind": "it fits, and those before it go first",
     "reserved": "it fits only where an instance is kept for another",
-    "batch-full": "all places of the batches are taken",
+    "batch-full": "all places of the batches are taken, or enough wait there",
     "fragmented": "no instance has so much free; all together have",
     "memory": "all instances together have not so much free",
 }

@@ -4,7 +4,8 @@ An instance's queue binds a request to the one place where it waits. Held back, 
 fits first, and room is made for it where that takes the least.
 
     held_queue    what waits, in order, and the first of it that fits
-    placement     who goes where, and which instances are kept for whom
+    placement     who goes where
+    kept          which instances are kept for whom
     room_plan     which requests of an instance leave for which others, so that a blocked one fits
     paced_release what frontends do with what was held when the controller died
     view          what is held and why, for people

@@ -1,20 +1,22 @@
 """What a round does for blocked requests, and for those that would be evicted next.
 
     queue head    it lost its blocks, or came before the memory was gone. It goes to another
-                  instance if it fits there at once: nothing is copied. Else others make room for it
+                  instance if it fits there at once: nothing is copied. Else others make room for
+                  it, and those that wait behind it go where they fit
     running       on an instance that is about to evict, some of the lowest rank there leave before
-    held          on the instance that is kept for one, others make room for it
+    held          on an instance that is kept for one, others make room for it
 
 Requests leave for any instances that have room; how many steps that must leave there is less than
 an admission leaves: what runs goes before what is new.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
@@ -24,6 +26,7 @@ class HelpReason(StrEnum):
     """Why requests leave."""
 
     BLOCKED_HEAD = "blocked head"
+    BEHIND_HEAD = "behind a blocked head"
     ROOM = "room"
     BEFORE_EVICTION = "before eviction"
 
@@ -41,7 +44,8 @@ class MoveHead:
 class MakeRoom:
     """`lacking_blocks` are to become free on `source_id`, by moves of requests of at most `rank` to
     instances of which `spare_blocks` tells what each can take. `request_id`: for whom; empty for
-    the growth of all that run there."""
+    the growth of all that run there. If it is the queue head there, those that wait behind it leave
+    too, where they fit at once (`room_plan.plan_leaving`)."""
 
     source_id: str
     request_id: str
@@ -60,12 +64,8 @@ def help_blocked(
     config = placement.config
     orders: list[MoveHead | MakeRoom] = []
     snapshots = list(snapshots)
-    spare = {}
-    for snapshot in snapshots:
-        room = rooms[snapshot.instance_id]
-        blocks = room.free_blocks - _growth(snapshot, 2 * config.relief_below_steps)
-        if blocks > 0 and room.num_places > 0 and snapshot.instance_id not in placement.reserved:
-            spare[snapshot.instance_id] = blocks
+    left = {each.instance_id: _left(each, rooms[each.instance_id], config) for each in snapshots}
+    spare = {i: blocks for i, blocks in left.items() if blocks > 0 and i not in placement.reserved}
     for snapshot in snapshots:
         here, head = snapshot.instance_id, snapshot.queue_head
         if not needs_help(snapshot, config):
@@ -85,21 +85,45 @@ def help_blocked(
             lacking = _growth(snapshot, 2 * config.relief_below_steps) - free
             rank = min(snapshot.num_running_by_rank, default=0)
             orders.append(MakeRoom(here, "", rank, lacking, others))
-    if config.making_room and spare:
-        for instance_id, key in placement.reserved.items():
-            held, kept = placement.queue.get(key), rooms.get(instance_id)
-            if held is None or kept is None:
-                continue
-            lacking = kept.lacking_blocks(held.demand_blocks)
-            others = {i: blocks for i, blocks in spare.items() if may_move(instance_id, i)}
-            if lacking > 0 and others:
-                orders.append(MakeRoom(instance_id, held.request_id, held.rank, lacking, others))
+    if config.making_room:
+        orders += _for_held(placement, rooms, spare, left, may_move)
     return orders
+
+
+def _for_held(
+    placement: Placement,
+    rooms: Mapping[str, Room],
+    spare: Mapping[str, int],
+    left: Mapping[str, int],
+    may_move: Callable[[str, str], bool],
+) -> Iterator[MakeRoom]:
+    """Room for each held request on that of its instances that lacks the least; requests may leave
+    for its other ones too."""
+    kept: dict[Key, list[str]] = {}
+    for instance_id, key in placement.reserved.items():
+        if instance_id in rooms:
+            kept.setdefault(key, []).append(instance_id)
+    for key, instance_ids in kept.items():
+        held = placement.queue.get(key)
+        if held is None:
+            continue
+        lacking = {i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids}
+        best = min(instance_ids, key=lambda i: (lacking[i], i))
+        own = {i: left[i] for i in instance_ids if i != best and left[i] > 0}
+        others = {i: blocks for i, blocks in {**spare, **own}.items() if may_move(best, i)}
+        if lacking[best] > 0 and others:
+            yield MakeRoom(best, held.request_id, held.rank, lacking[best], others)
 
 
 def needs_help(snapshot: InstanceSnapshot, config: HoldingConfig) -> bool:
     """Whether a round does anything for the requests of this instance, if others have room."""
     return _is_blocked(snapshot) or _is_short(snapshot, config)
+
+
+def _left(snapshot: InstanceSnapshot, room: Room, config: HoldingConfig) -> int:
+    """What a request that leaves another instance may take of this one."""
+    growth_blocks = _growth(snapshot, 2 * config.relief_below_steps)
+    return room.free_blocks - growth_blocks if room.num_places > 0 else 0
 
 
 def _is_blocked(snapshot: InstanceSnapshot) -> bool:

@@ -3,9 +3,9 @@ that fit nowhere.
 
     first       a request goes, in order, to the freest instance on which it fits
     overtaking  who fits goes ahead of those that do not
-    reserved    the first blocked request keeps the instance that lacks the least for it; nothing
-                else is placed there until the request goes, there or elsewhere. So it waits at most
-                for those that run there to leave, however many overtake it.
+    reserved    nothing else is placed on an instance that is kept for a request (`kept`) until it
+                goes, there or elsewhere. So it waits at most for those that run there to leave,
+                however many overtake it.
     ranks       a lower rank overtakes higher ones only when each of them has such an instance
 """
 
@@ -14,13 +14,11 @@ from dataclasses import dataclass
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue, Key
+from controller.core.holding.kept import kept_for
 from controller.core.load.room import Room
 
 Score = Callable[[str, int], float]
 """Of (instance id, rank): larger is better."""
-
-MAX_LOOKED_AT = 64
-"""So many of the first held requests may have an instance kept for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def freest_fitting(
 
 
 class Placement:
-    """`queue` is what waits; `reserved` the request by instance id."""
+    """`queue` is what waits; `reserved` the request for which an instance is kept, by its id."""
 
     def __init__(self, config: HoldingConfig) -> None:
         self.config = config
@@ -83,13 +81,13 @@ class Placement:
         """Takes a request out, wherever it stands."""
         self._settled_in = None
         self.num_overtaken.pop(key, None)
-        self.reserved = {i: kept_for for i, kept_for in self.reserved.items() if kept_for != key}
+        self.reserved = {i: other for i, other in self.reserved.items() if other != key}
         return self.queue.discard(key)
 
     def check(self) -> None:
         """Raises AssertionError if the books disagree."""
         self.queue.check()
-        assert len(set(self.reserved.values())) == len(self.reserved), "two kept for one request"
+        assert all(key in self.queue for key in self.reserved.values()), "kept for nobody"
         assert all(key in self.queue for key in self.num_overtaken), "overtaken, and not there"
 
     # ------------------------------------------------------------------------------------
@@ -112,11 +110,11 @@ class Placement:
         return held if held is not None and self._may_overtake(held) else None
 
     def _may_overtake(self, held: Held) -> bool:
-        kept_for = set(self.reserved.values())
+        with_instance = set(self.reserved.values())
         for other in self.queue:
             if other.rank <= held.rank:
                 return True
-            if other.key not in kept_for:
+            if other.key not in with_instance:
                 return False
         return True
 
@@ -135,44 +133,8 @@ class Placement:
             if instance_id in rooms and key in self.queue
         }
 
-    def _yield_to_first(self, most: int) -> None:
-        """If all that may be kept is, and nothing for the first, the last of a lower rank loses
-        its instance."""
-        first = self.queue.first()
-        if first is None or len(self.reserved) < most or first.key in self.reserved.values():
-            return
-        found = (self.queue.get(key) for key in self.reserved.values())
-        lower = [held for held in found if held is not None and held.rank < first.rank]
-        if lower:
-            last = max(lower, key=lambda held: held.order)
-            self.reserved = {i: key for i, key in self.reserved.items() if key != last.key}
-            self._settled_in = None
-
     def _reserve(self, rooms: Mapping[str, Room], now_s: float) -> None:
-        first = self.queue.first()
-        if first is None:
-            return
-        doublings = (now_s - first.since_s) / self.config.share_doubles_s
-        share = min(1.0, self.config.reserved_share * 2.0 ** min(doublings, 64.0))
-        most = max(1, int(share * len(rooms)))
-        self._yield_to_first(most)
-        kept_for = set(self.reserved.values())
-        for place, held in enumerate(self.queue):
-            if len(self.reserved) >= most or place == MAX_LOOKED_AT:
-                return
-            if place and now_s - held.since_s < self.config.reserve_after_s:
-                continue
-            large_enough = [
-                room
-                for room in rooms.values()
-                if room.instance_id not in self.reserved
-                and room.capacity_blocks >= held.demand_blocks
-            ]
-            if held.key in kept_for or not large_enough:
-                continue
-            best = min(
-                large_enough,
-                key=lambda room: (room.lacking_blocks(held.demand_blocks), room.instance_id),
-            )
-            self.reserved[best.instance_id] = held.key
+        kept = kept_for(self.reserved, self.queue, rooms, self.config, now_s)
+        if kept != self.reserved:
+            self.reserved = kept
             self._settled_in = None

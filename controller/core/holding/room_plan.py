@@ -1,4 +1,5 @@
-"""Which requests of an instance leave for which others, so that a blocked one fits there."""
+"""Which requests of an instance leave for which others: so that a blocked one fits there, and from
+behind one that does not."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,30 @@ def plan_room(
         if num_copied < least:
             best, least = plan, num_copied
     return best
+
+
+def plan_leaving(
+    candidates: Iterable[Candidate],
+    head_id: str,
+    spare_blocks: Mapping[str, int],
+    block_size: int,
+) -> list[Leaving]:
+    """Who waits behind the blocked head `head_id` goes, in order, to wait where it fits at once;
+    nothing is copied. Behind an evicted request some waited for as long as the largest ones. []
+    if no request of that name waits here."""
+    left, plan = dict(spare_blocks), list[Leaving]()
+    queued = [c for c in candidates if c.queued]
+    if all(c.request_id != head_id for c in queued):
+        return []
+    for candidate in sorted(queued, key=lambda c: c.queue_order):
+        if candidate.request_id == head_id or candidate.refusal or candidate.outgoing:
+            continue
+        needed = candidate.demand_blocks(block_size)
+        freest = max(left, key=lambda instance_id: (left[instance_id], instance_id), default=None)
+        if freest is not None and left[freest] >= needed:
+            left[freest] -= needed
+            plan.append(Leaving(candidate, freest))
+    return plan
 
 
 def _largest_first(

@@ -25,7 +25,7 @@ class HeldReason(StrEnum):
     RESERVED = "reserved"
     """It fits only on instances that are kept for others."""
     BATCH_FULL = "batch-full"
-    """Where it finds the blocks all places of the batch are taken."""
+    """Where it finds the blocks all places of the batch are taken, or enough wait already."""
     FRAGMENTED = "fragmented"
     """It needs more blocks than are free on any instance, but not on all together."""
     MEMORY = "memory"
@@ -76,7 +76,9 @@ class HeldView:
         reserved = placement.reserved if placement is not None else {}
         self.kept = {i: key for i, key in reserved.items() if i in self._rooms}
         """By instance, the request for which it is kept."""
-        self._kept_for = {key: instance_id for instance_id, key in self.kept.items()}
+        fullest_first = sorted(self.kept, key=lambda i: (-self._rooms[i].lacking_blocks(0), i))
+        self._kept_for = {self.kept[instance_id]: instance_id for instance_id in fullest_first}
+        """Of several that are kept for a request the one that lacks the least."""
         self._open = [room for room in self._rooms.values() if room.instance_id not in self.kept]
         without = (held.rank for held in entries if held.key not in self._kept_for)
         self._highest_without = max(without, default=None)

@@ -7,6 +7,10 @@ from controller.core.load.freeness import NOTHING_UNREPORTED
 from controller.core.load.snapshot import InstanceSnapshot, Unreported, blocks_for
 
 _NO_LIMIT = 1 << 30
+MAX_QUEUED = 4
+"""So many may wait on an instance until its next step admits them. The memory may be gone by then:
+with more, dozens went to the freest instance at once, and the last of them waited behind an evicted
+one for longer than any other request (S-L: 129 s)."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,10 @@ class Room:
             - snapshot.fill_blocks
             - snapshot.queued_demand_blocks
             - unreported.demand_blocks,
-            (snapshot.max_num_running or _NO_LIMIT) - num_requests,
+            min(
+                (snapshot.max_num_running or _NO_LIMIT) - num_requests,
+                MAX_QUEUED - snapshot.num_queued - unreported.num_requests,
+            ),
             num_requests,
             snapshot.num_total_blocks,
             blocks_for(room_to_grow_tokens, snapshot.block_size),

@@ -41,6 +41,12 @@ def test_the_first_has_an_instance_kept_and_knows_what_lacks_there() -> None:
     assert (found.lacking_blocks, found.overtaken_by) == (20, OvertakenBy.ANY)
 
 
+def test_of_several_that_are_kept_the_one_is_shown_that_lacks_the_least() -> None:
+    rooms = [room("a", 20), room("b", 40), room("c", 30)]
+    found = seen([held(1, 60)], *rooms, reserve_after_s=0.0, reserved_share=1.0)
+    assert (found.instance_id, found.lacking_blocks) == ("b", 20)
+
+
 def test_how_many_went_ahead_of_the_first() -> None:
     found = seen([held(1, 60), held(2, 10), held(3, 10)], room("a", 20), room("b", 40))
     assert (found.place, found.num_overtaken) == (1, 2)

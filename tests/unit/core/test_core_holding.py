@@ -10,8 +10,8 @@ from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.held_queue import Held, HeldQueue
 from controller.core.holding.placement import Placement
-from controller.core.holding.room_plan import plan_room
-from controller.core.load.room import Room
+from controller.core.holding.room_plan import plan_leaving, plan_room
+from controller.core.load.room import MAX_QUEUED, Room
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, Unreported
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
@@ -143,6 +143,32 @@ def test_an_admission_leaves_room_to_grow_unless_the_instance_is_empty() -> None
     assert place(waiting(held(1, 30)), {"a": room("a", 30, growth=5)}) == [("r01", "a")]
 
 
+def test_the_first_has_one_more_each_time_that_it_has_waited() -> None:
+    kept = {}
+    for now_s in (0.0, 5.0, 14.9, 15.0, 30.0):
+        placement = waiting(held(1, 50), reserved_share=0.75, reserve_after_s=5.0)
+        place(placement, rooms(a=20, b=30, c=10, d=10), now_s)
+        kept[now_s] = "".join(sorted(placement.reserved))
+    assert kept == {0.0: "b", 5.0: "ab", 14.9: "abc", 15.0: "abc", 30.0: "abc"}
+
+
+def test_others_have_theirs_before_the_first_has_more() -> None:
+    three = [held(number, 50) for number in (1, 2, 3)]
+    placement = waiting(*three, reserved_share=1.0, reserve_after_s=5.0)
+    place(placement, rooms(a=20, b=30, c=10, d=9), 10.0)
+    first, second, third = (each.key for each in three)
+    assert placement.reserved == {"b": first, "a": second, "c": third, "d": first}
+
+
+def test_an_instance_that_lacks_much_less_takes_the_place_of_a_kept_one() -> None:
+    placement = waiting(held(1, 50))
+    place(placement, rooms(a=10, b=5))
+    place(placement, rooms(a=10, b=20))
+    assert placement.reserved == {"a": ("f", "r01")}, "30 is not much less than 40"
+    place(placement, rooms(a=10, b=21))
+    assert placement.reserved == {"b": ("f", "r01")}
+
+
 def test_in_a_long_overload_more_are_kept_until_the_order_is_strict() -> None:
     four = [held(number, 90) for number in range(1, 5)]
     kept = {}
@@ -187,10 +213,12 @@ def test_a_kept_instance_gets_nothing_before_the_request_that_it_is_kept_for(dat
             there = [request for request, instance in placed if instance == instance_id]
             went = request_id in [request for request, _ in placed]
             assert went or not there
-            if not went and placement.reserved.get(instance_id) != ("f", request_id):
-                assert first is not None
-                assert first.rank == 1, "it lost its instance to a lower rank"
-                assert placement.queue.get(("f", request_id)).rank == 0
+            waits = placement.queue.get(("f", request_id))
+            if waits is not None and placement.reserved.get(instance_id) != waits.key:
+                lacking = {i: each.lacking_blocks(waits.demand_blocks) for i, each in where.items()}
+                others = [i for i, key in placement.reserved.items() if key == waits.key]
+                has_better = any(lacking[i] < lacking[instance_id] for i in others)
+                assert has_better or first.rank > waits.rank, "it lost its instance"
         if first is not None and first.key not in placement.reserved.values():
             ranks = [placement.queue.get(key).rank for key in placement.reserved.values()]
             assert min(ranks) >= first.rank, "nothing is kept for the first"
@@ -223,9 +251,20 @@ def test_the_room_of_an_instance_leaves_out_all_that_is_known_to_come() -> None:
     assert (found.free_blocks, found.num_places, found.spare_blocks) == (30, 0, 0)
 
 
+def test_few_requests_wait_on_an_instance_at_once() -> None:
+    """What is sent there next waits behind them, and the memory may be gone by then."""
+    idle = InstanceSnapshot("i-0", 1, 16, 100, 100)
+    assert Room.of(idle, 0).num_places == MAX_QUEUED
+    assert Room.of(replace(idle, num_running=50), 0).num_places == MAX_QUEUED
+    waiting_there = Room.of(replace(idle, num_queued=1), 0, Unreported(MAX_QUEUED - 1, 3))
+    assert waiting_there.spare_blocks == 0
+
+
 def candidate(name: str, num_blocks: int, **more: object) -> Candidate:
-    values = {"rank": 0, "num_freed_blocks": num_blocks, "queued": False} | more
-    return Candidate(name, num_tokens=16 * num_blocks, num_blocks=num_blocks, **values)  # type: ignore[arg-type]
+    values = {
+        "rank": 0, "num_tokens": 16 * num_blocks, "num_freed_blocks": num_blocks, "queued": False,
+    } | more  # fmt: skip
+    return Candidate(name, num_blocks=num_blocks, **values)  # type: ignore[arg-type]
 
 
 def moves(found) -> list[tuple[str, str]]:
@@ -255,6 +294,21 @@ def test_only_what_can_move_and_has_no_higher_rank_makes_room() -> None:
         candidate("plain", 30),
     ]
     assert moves(plan_room(running, 10, {"a": 90}, 16, 0)) == [("plain", "a")]
+
+
+def test_what_waits_behind_a_blocked_head_goes_in_order_where_it_fits() -> None:
+    here = [
+        candidate("head", 0, num_tokens=1600, queued=True),
+        candidate("later", 0, num_tokens=160, queued=True, arrival_time_s=2.0),
+        candidate("sooner", 0, num_tokens=320, queued=True, arrival_time_s=1.0),
+        candidate("large", 0, num_tokens=640, queued=True),
+        candidate("leaving", 0, num_tokens=16, queued=True, outgoing=True),
+        candidate("runs", 5),
+    ]
+    spare = {"a": 25, "b": 22}
+    assert moves(plan_leaving(here, "head", spare, 16)) == [("sooner", "a"), ("later", "b")]
+    assert moves(plan_leaving(here, "head", {"a": 29}, 16)) == [("sooner", "a")]
+    assert plan_leaving(here, "head", {}, 16) == []
 
 
 @given(
@@ -312,6 +366,14 @@ def test_room_is_made_on_the_instance_that_is_kept() -> None:
     place(placement, rooms(a=20, b=40))
     orders = helped(placement, snapshot("a", 20), snapshot("b", 40))
     assert orders == [MakeRoom("b", "r01", 0, 20, {"a": 20})]
+
+
+def test_what_is_kept_for_one_request_takes_what_leaves_for_it() -> None:
+    placement = waiting(held(1, 60), reserve_after_s=5.0, reserved_share=0.75)
+    place(placement, rooms(a=20, b=40, c=10), 5.0)
+    assert placement.reserved == {"b": ("f", "r01"), "a": ("f", "r01")}
+    orders = helped(placement, snapshot("a", 20), snapshot("b", 40), snapshot("c", 10))
+    assert orders == [MakeRoom("b", "r01", 0, 20, {"c": 10, "a": 20})]
 
 
 def test_an_instance_that_is_about_to_evict_is_relieved() -> None:

@@ -114,7 +114,7 @@ async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:
     assert placement is not None
     (kept,) = placement.reserved
     (other,) = {"i-0", "i-1"} - {kept}
-    await bed.reports(other, free=9, num_running=1)
+    await bed.reports(other, free=5, num_running=1)
     bed.controller.rescheduler.round()
     await settle()
     (order,) = bed.peers[kept].received(RoomOrdered)
@@ -122,7 +122,7 @@ async def test_a_round_orders_room_on_the_kept_instance(bed: Bed) -> None:
     assert order.lacking_blocks == 6
     members = bed.controller.roster.members
     assert [each.destination for each in order.openings] == [members[other].ref]
-    assert order.openings[0].spare_blocks <= 9
+    assert order.openings[0].spare_blocks <= 5
     assert bed.peers[other].received(RoomOrdered) == []
 
 
@@ -131,7 +131,7 @@ async def test_no_room_is_made_towards_one_that_failed_or_is_busy_moving(bed: Be
     assert placement is not None
     (kept,) = placement.reserved
     (other,) = {"i-0", "i-1"} - {kept}
-    await bed.reports(other, free=9, num_running=1)
+    await bed.reports(other, free=5, num_running=1)
     cooling = bed.controller.operator_moves.cooling
     cooling.failed(kept, other, bed.controller.now_s())
     bed.controller.rescheduler.round()

@@ -201,3 +201,14 @@ async def test_a_blocked_head_goes_elsewhere_with_nothing_to_copy(moving: Moving
     assert (record.request_id, record.outcome) == ("r2", "migrated")
     assert (record.reason, record.num_bytes) == ("blocked head", 0)
     assert set(moving.b.serving.requests) == {"r2"}
+
+
+async def test_those_behind_a_blocked_head_go_where_they_fit(moving: MovingCluster) -> None:
+    await crowd(moving, {"r0": 480, "r1": 480, "r2": 300, "r3": 100, "r4": 100})
+    assert list(moving.a.engine.waiting) == ["r2", "r3", "r4"]
+    order(moving, 19, request_id="r2", i_1=8, i_2=4)
+    await moving.until(lambda: moving.controller.records)
+    (record,) = moving.controller.records
+    assert (record.request_id, record.destination_id) == ("r3", "i-1")
+    assert (record.reason, record.num_bytes) == ("behind a blocked head", 0)
+    assert {"r2", "r4"} <= set(moving.a.serving.requests), "there is no room for them"

@@ -67,9 +67,16 @@ def test_what_is_held_survives_the_instance_that_was_kept_for_it() -> None:
 
 
 def test_how_long_and_by_how_many_a_held_request_was_overtaken() -> None:
-    """An instance is kept for the large one, until those that fill it have gone; the other one has
+    """An instance is kept for the large one until those that fill it have gone; the other has
     room for the small ones."""
-    rows = [(0.0, 770, 60), (0.01, 770, 90), (0.5, 700, 5), (0.6, 30, 5), (0.7, 30, 5), (0.75, 690, 5)]
+    rows = [
+        (0.0, 770, 60),
+        (0.01, 770, 90),
+        (0.5, 700, 5),
+        (0.6, 30, 5),
+        (0.7, 30, 5),
+        (0.75, 690, 5),
+    ]
     _, outcome = run(ClusterSetup(SMALL, held_back(), 2), requests(rows))
     arrivals = column(outcome, "arrival_s")
     overtaking = dict(zip(arrivals, column(outcome, "num_overtaking"), strict=True))

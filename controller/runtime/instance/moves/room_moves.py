@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from controller.core.holding.blocked import HelpReason
-from controller.core.holding.room_plan import Leaving, plan_room
+from controller.core.holding.room_plan import Leaving, plan_leaving, plan_room
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import SourceState
@@ -97,6 +97,7 @@ class RoomMoves:
         if lacking_blocks <= 0 or self._num_may_begin <= 0:
             return
         spare = {each.destination.instance_id: each.spare_blocks for each in order.openings}
+        self._let_go(order, candidates, spare)
         plan = plan_room(candidates, lacking_blocks, spare, self._block_size, order.rank)
         if not plan:
             self._tell(order, NO_PLAN, candidates)
@@ -104,6 +105,23 @@ class RoomMoves:
             self._tell(order, PLAN_TOO_LARGE, candidates)
         elif len(plan) <= self._num_may_begin:
             self._begin(order, plan, lacking_blocks)
+
+    def _let_go(
+        self, order: RoomOrdered, candidates: Sequence[Candidate], spare: dict[str, int]
+    ) -> None:
+        """Those behind a blocked head; `spare` is then without what they take."""
+        destinations = {each.destination.instance_id: each.destination for each in order.openings}
+        for each in plan_leaving(candidates, order.request_id, spare, self._block_size):
+            if self._num_may_begin > 0:
+                needed = each.candidate.demand_blocks(self._block_size)
+                spare[each.destination_id] -= needed
+                self._chosen.begin(
+                    each.candidate,
+                    destinations[each.destination_id],
+                    HelpReason.BEHIND_HEAD,
+                    {"request_blocks": needed},
+                    lambda _record: None,
+                )
 
     def _begin(self, order: RoomOrdered, leaving: Sequence[Leaving], lacking_blocks: int) -> None:
         destinations = {each.destination.instance_id: each.destination for each in order.openings}
