@@ -63,6 +63,7 @@ def _run(
     except (ServerError, LlumctlError) as error:
         console.print(f"[red]cut short: {error}[/red]")
         return 1
+    del live["lags_s"]  # 10,000 figures that nobody reads here
     for warning in live["warnings"]:
         console.print(f"[yellow]{warning}[/yellow]")
     figures = {"load": asdict(load), "live": live, "simulated": in_virtual_time}

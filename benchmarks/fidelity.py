@@ -21,7 +21,7 @@ from benchmarks.fidelity_parts import Part, Size, emulated, vllm
 from benchmarks.fidelity_rows import health, rows, slowdown, table
 from benchmarks.policy_cluster import LiveCluster, load_on
 from benchmarks.process_groups import signals_interrupt
-from benchmarks.same_trace import Figures, delayed, simulated, write_trace
+from benchmarks.same_trace import Figures, as_sent, delayed, simulated, write_trace
 from benchmarks.servers import RESULTS, ServerError, running
 from controller.api.errors import LlumctlError
 from controller.sim.workload.request import Trace
@@ -30,7 +30,8 @@ PARTS = ("emulated", "vllm")
 LONG = Size(num_requests=1200, num_runs=5)
 SHORT = Size(num_requests=250, num_runs=1)
 NUM_SIMULATED = 10
-"""Simulated runs, each with other delays (`same_trace.delayed`)."""
+"""Simulated runs: of what the clients of the live ones sent, and when, each with other delays
+(`same_trace.delayed`)."""
 
 
 def main() -> int:
@@ -88,7 +89,10 @@ def _measured(part: Part, cluster: LiveCluster, trace: Path, seed: int) -> Figur
     figures = load_on(cluster, trace, seed, part.speed)
     waited_s, busy_s = waits.waited_s(), figures["busy_s"]
     is_known = part.name == "vllm" and waited_s is not None and busy_s
-    return figures | {"waited_share": waited_s / busy_s if is_known else None}
+    return figures | {
+        "ttft_s": figures["ttft_from_sent_s"],
+        "waited_share": waited_s / busy_s if is_known else None,
+    }
 
 
 def _show(console: Console, part: Part, folder: Path, trace: Trace) -> None:
@@ -97,7 +101,8 @@ def _show(console: Console, part: Part, folder: Path, trace: Trace) -> None:
         return
     overheads_s = [run["overhead_s"] for run in live]
     overhead_s = median(overheads_s)
-    delays = [delayed(trace, overhead_s, seed) for seed in range(NUM_SIMULATED)]
+    sent = [as_sent(trace, run["lags_s"]) for run in live]
+    delays = [delayed(sent[n % len(sent)], overhead_s, n) for n in range(NUM_SIMULATED)]
     found = [simulated(part.setup(), each) for each in delays]
     slow = part.busy_setup(fmean(slowdown(run) for run in live))
     busy = [simulated(slow, each) for each in delays]

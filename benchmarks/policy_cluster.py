@@ -120,10 +120,17 @@ def load_on(cluster: LiveCluster, trace: Path, seed: int, speed: float) -> Figur
     duration_s = measured.figures.duration_s
     return figures_of(measured, told, offset_s, speed) | {
         "speed": speed,
+        "lags_s": [speed * lag_s for lag_s in lags_s(measured)],
         "cores": {part: used_s / duration_s for part, used_s in cpu.parts_s.items()},
         "other_cores": cpu.other_cores,
         "bench": measured.as_json(),
     }
+
+
+def lags_s(measured: Measured) -> list[float]:
+    """How late the client sent each request, in the order of the trace."""
+    by_number = {result.request.index: result.lag_s for result in measured.results.ended}
+    return [round(by_number[number], 6) for number in sorted(by_number)]
 
 
 def figures_of(measured: Measured, told: Told, offset_s: float, speed: float) -> Figures:

@@ -18,7 +18,7 @@ from controller.sim.setup import ClusterSetup, SimPolicy
 from controller.sim.steady import is_steady
 from controller.sim.summary import Spread, spread, summarize
 from controller.sim.workload.formats.recording import header_line, request_line
-from controller.sim.workload.request import Trace
+from controller.sim.workload.request import Trace, TraceRequest
 from llumctl.bench.runner import Result
 from llumctl.bench.session import Measured
 
@@ -82,21 +82,35 @@ def simulated(setup: ClusterSetup, trace: Trace) -> Figures:
     }
 
 
+def as_sent(trace: Trace, lags_s: Sequence[float]) -> Trace:
+    """The trace as a live run's client sent it, each request so much after it was due."""
+    sent = zip(trace.requests, lags_s, strict=True)
+    return _in_order(trace, (each.arriving(each.arrival_s + lag_s) for each, lag_s in sent))
+
+
 def delayed(trace: Trace, mean_s: float, seed: int) -> Trace:
     """Each request reaches the cluster later, by an exponential delay of this mean. No two live
     runs are alike either, and how long a request waits may hang on a few milliseconds."""
     rng = Random(f"{seed}/delays")
-    later = [each.arriving(each.arrival_s + rng.expovariate(1 / mean_s)) for each in trace.requests]
-    later.sort(key=lambda each: each.arrival_s)
-    return Trace(trace.name, later, trace.prefix_hash_tokens)
+    delays_s = iter(lambda: rng.expovariate(1 / mean_s), None)
+    late = zip(trace.requests, delays_s, strict=False)
+    return _in_order(trace, (each.arriving(each.arrival_s + delay_s) for each, delay_s in late))
+
+
+def _in_order(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
+    ordered = sorted(requests, key=lambda each: each.arrival_s)
+    return Trace(trace.name, ordered, trace.prefix_hash_tokens)
 
 
 def live_latencies(measured: Measured, speed: float) -> Figures:
-    """Of the right answers, from when each request was due."""
+    """Of the right answers, from when each request was due; the TTFT also from when it went out."""
     right = [result for result in measured.results.ended if result.is_right]
     streams = [result for result in right if result.num_output_tokens > 1]
     values = {
         "ttft_s": [result.answer.token_times_s[0] - result.due_s for result in right],
+        "ttft_from_sent_s": [
+            result.answer.token_times_s[0] - result.due_s - result.lag_s for result in right
+        ],
         "tpot_s": [tpot_s(result) for result in streams],
         "e2e_latency_s": [result.answer.token_times_s[-1] - result.due_s for result in right],
         "longest_pause_s": [longest_pause_s(result.answer.token_times_s) for result in streams],

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.core_waits import CoreWaits, step_on_a_core_s
 from benchmarks.fidelity_parts import emulated
 from benchmarks.fidelity_rows import rows, slowdown
-from benchmarks.same_trace import delayed, live_steps, simulated
+from benchmarks.same_trace import as_sent, delayed, live_steps, simulated
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState, InstanceStatus
 from controller.sim.workload.request import Trace, TraceRequest
 
@@ -130,6 +130,14 @@ def test_the_simulated_engines_are_as_slow() -> None:
     quiet, busy = (simulated(part.busy_setup(factor), trace) for factor in (1.0, 1.5))
     assert busy["step_s"] == pytest.approx(1.5 * quiet["step_s"])
     assert quiet == simulated(part.setup(), trace)
+
+
+def test_what_a_late_client_sent_is_simulated() -> None:
+    trace = Trace("test", [TraceRequest(0.0, 100, 5), TraceRequest(1.0, 200, 5)])
+    assert as_sent(trace, [1.5, 0.0]).requests == [
+        TraceRequest(1.0, 200, 5),
+        TraceRequest(1.5, 100, 5),
+    ]
 
 
 def test_delayed_requests_are_the_same_ones_later() -> None:
