@@ -1,6 +1,6 @@
-"""The collected runs of one load as tables: each live run with the simulated one below it."""
+"""The collected runs of one load as tables: each live run with the simulated ones below it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,28 +15,40 @@ RATIO_OF = "infaas++"
 def latency_table(runs: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in (
-        *("policy, seed", "", "TTFT mean / P99 / max", "TPOT mean / P99, ms"),
-        *("pause P99 / max", "loss", "evictions", "moves", "steady", "ends"),
+        *("policy, seed", "", "TTFT mean / P99 / max", "mean / P99 TPOT"),
+        *("P99 / max pause", "loss", "evicted", "moves", "steady", "ends"),
     ):
         justify: JustifyMethod = "left" if column in ("policy, seed", "") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     for run in runs:
-        for kind in ("live", "simulated"):
-            table.add_row(*_cells(run, kind))
+        table.add_row(f"{run['policy']}, {run['seed']}", "live", *_cells(run["live"]))
+        for name, of in (("sim", fmean), ("lowest", min), ("highest", max)):
+            table.add_row("", name, *_cells(_of_all(run["simulated"], of)))
     return table
 
 
-def _cells(run: Mapping[str, Any], kind: str) -> list[str]:
-    found = run[kind]
-    named = f"{run['policy']}, {run['seed']}" if kind == "live" else ""
+def _of_all(runs: Sequence[Mapping[str, Any]], of: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """Each figure of several runs in one."""
+    found: dict[str, Any] = {}
+    for key, first in runs[0].items():
+        values = [run[key] for run in runs]
+        if key == "steady":
+            found[key] = first if len(set(values)) == 1 else None
+        elif any(value is None for value in values):
+            found[key] = None
+        else:
+            found[key] = _of_all(values, of) if isinstance(first, dict) else of(values)
+    return found
+
+
+def _cells(found: Mapping[str, Any]) -> list[str]:
     loss_s = found["preemption_loss_s"]
     return [
-        *(named, "live" if kind == "live" else "sim"),
         _spread(found["ttft_s"], ("mean", "p99", "max"), ".2f"),
         _spread(found["tpot_s"], ("mean", "p99"), ".1f", 1000),
         _spread(found["longest_pause_s"], ("p99", "max"), ".1f"),
         "" if loss_s is None else f"{loss_s:.3f}",
-        *(str(found["num_evictions"]), str(found["num_moves"])),
+        *(f"{found[key]:.0f}" for key in ("num_evictions", "num_moves")),
         {True: "yes", False: "no", None: ""}[found["steady"]],
         f"{found['duration_s']:.0f}",
     ]
@@ -88,17 +100,21 @@ def ratio_lines(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         seeds = sorted(its.keys() & base.keys())
         if policy == RATIO_OF or not seeds:
             continue
-        shares = {
-            kind: _mean_p99(its, seeds, kind) / _mean_p99(base, seeds, kind)
-            for kind in ("live", "simulated")
-        }
+        live, simulated = (
+            fmean(p99_s(its[seed]) for seed in seeds) / fmean(p99_s(base[seed]) for seed in seeds)
+            for p99_s in (_live_p99_s, _simulated_p99_s)
+        )
         which = ", ".join(map(str, seeds))
         lines.append(
-            f"P99 TTFT of {policy} over that of {RATIO_OF}: {shares['live']:.2f} live,"
-            f" {shares['simulated']:.2f} simulated (seeds {which})"
+            f"P99 TTFT of {policy} over that of {RATIO_OF}: {live:.2f} live,"
+            f" {simulated:.2f} simulated (seeds {which})"
         )
     return lines
 
 
-def _mean_p99(its: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], kind: str) -> float:
-    return fmean(its[seed][kind]["ttft_s"]["p99"] for seed in seeds)
+def _live_p99_s(run: Mapping[str, Any]) -> float:
+    return float(run["live"]["ttft_s"]["p99"])
+
+
+def _simulated_p99_s(run: Mapping[str, Any]) -> float:
+    return fmean(each["ttft_s"]["p99"] for each in run["simulated"])
