@@ -19,7 +19,7 @@ def tables(status: ClusterStatus, *, colours: bool) -> Iterator[str]:
         (("LEVEL", "RANK", "RUN", "WAIT", "TTFT99", "KEPT"), _levels(status)),
         (("DRAIN", "LEFT", "MOVED", "DEADLINE", "THEN"), _drains(status)),
         (
-            ("HELD-FIRST", "LEVEL", "WAITED", "NEEDS", "KEPT", "LACKS", "OVERTAKEN", "WHY"),
+            ("HELD", "PLACE", "LEVEL", "WAITED", "NEEDS", "KEPT", "LACKS", "OVERTAKEN", "WHY"),
             _held(status),
         ),
         (("KEPT-FOR", "INSTANCE", "LEVEL", "WAITED", "NEEDS", "LACKS"), _kept(status)),
@@ -68,21 +68,22 @@ def _deadline(left_s: float) -> str:
 
 
 def _held(status: ClusterStatus) -> Rows:
-    """The first of what the controller holds."""
-    if status.held is None:
-        return []
-    head = status.held.head
+    """The first of what the controller holds, and the one that has waited longest."""
+    held = status.held
+    found = [one for one in (held.head, held.oldest) if one is not None] if held else []
     return [
         (
-            head.request_id,
-            head.level,
-            duration(head.waited_s),
-            _number(head.demand_blocks),
-            head.instance_id or "-",
-            _number(head.lacking_blocks),
-            str(head.num_overtaken),
-            head.why,
+            one.request_id,
+            str(one.place),
+            one.level,
+            duration(one.waited_s),
+            _number(one.demand_blocks),
+            one.instance_id or "-",
+            _number(one.lacking_blocks),
+            str(one.num_overtaken),
+            one.why,
         )
+        for one in found
     ]
 
 

@@ -90,16 +90,24 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
         "lacking_blocks": 172,
     }
     head = HeldHeadStatus(waited_s=waited_s, **(known | fields))
-    return HeldStatus(oldest_wait_s=max(waited_s, oldest_s), head=head)
+    if oldest_s <= waited_s:
+        return HeldStatus(oldest_wait_s=waited_s, head=head)
+    other = {"request_id": "r2", "level": "normal", "place": 4, "why": "fragmented"}
+    nowhere = {"waited_s": oldest_s, "demand_blocks": 20, "instance_id": None}
+    oldest = head.model_copy(update=other | nowhere)
+    return HeldStatus(oldest_wait_s=oldest_s, head=head, oldest=oldest)
 
 
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (held(), "head for 45s lacks 172 of 360 blocks on i-9, kept for it, 36% of an instance"),
+        (
+            held(),
+            "head for 45s needs 360 blocks, lacks 172 on i-9, kept for it, 36% of an instance",
+        ),
         (
             held(lacking_blocks=0, demand_blocks=20),
-            "head for 45s needs 20 blocks; i-9 is kept for it and lacks a place in its batch",
+            "head for 45s needs 20 blocks; i-9 is kept for it and has no place for it yet",
         ),
         (
             held(why="memory", instance_id=None, demand_blocks=20),
@@ -111,8 +119,8 @@ def held(waited_s: float = 45.0, oldest_s: float = 0.0, **fields: Any) -> HeldSt
         ),
         (
             held(0.5, 62.0),
-            "head for 0.5s lacks 172 of 360 blocks on i-9, kept for it, 36% of an instance;"
-            " the longest wait is 1m02s",
+            "longest 1m02s (normal) needs 20 blocks; no instance has so much free;"
+            " all together have; 3 before it",
         ),
     ],
 )

@@ -88,8 +88,23 @@ def held_status() -> ClusterStatus:
         num_overtaken=4,
         waited_s=3.2,
     )
+    oldest = HeldHeadStatus(
+        request_id="cmpl-r2",
+        frontend_id="f-0",
+        level="normal",
+        rank=0,
+        place=3,
+        why="memory",
+        demand_blocks=21,
+        lacking_blocks=2,
+        waited_s=8.0,
+    )
     held = HeldStatus(
-        num_by_level={"high": 2, "normal": 9}, demand_blocks=321, oldest_wait_s=8.0, head=head
+        num_by_level={"high": 2, "normal": 9},
+        demand_blocks=321,
+        oldest_wait_s=8.0,
+        head=head,
+        oldest=oldest,
     )
     kept_for = KeptForStatus(
         request_id="cmpl-r1", level="high", demand_blocks=60, lacking_blocks=18, waited_s=3.2
@@ -114,9 +129,10 @@ def test_the_queue_at_the_controller_has_a_line_and_the_kept_instance_a_column(
 def test_wide_has_the_held_head_and_each_instance_that_is_kept(capsys: Captured) -> None:
     _, out, _ = shown(held_status(), capsys, "-o", "wide")
     tables = {part.split()[0]: part.splitlines() for part in out.split("\n\n")[1:]}
-    assert tables["HELD-FIRST"][1].split() == [
-        "cmpl-r1", "high", "3.2s", "60", "i-1", "18", "4", "kept",
-    ]  # fmt: skip
+    assert [line.split() for line in tables["HELD"][1:]] == [
+        ["cmpl-r1", "1", "high", "3.2s", "60", "i-1", "18", "4", "kept"],
+        ["cmpl-r2", "3", "normal", "8.0s", "21", "-", "2", "0", "memory"],
+    ]
     assert tables["KEPT-FOR"][1].split() == ["cmpl-r1", "i-1", "high", "3.2s", "60", "18"]
 
 

@@ -122,7 +122,7 @@ async def test_why_the_first_waits_and_who_may_go_ahead(bed: Bed) -> None:
     assert found.waiting.code == "held"
     assert found.waiting.why == (
         "the first at the controller; i-0 is kept for it and lacks 21 blocks;"
-        " what fits elsewhere may go ahead of it: 1 has, since it is the first"
+        " what fits elsewhere may go ahead of it: 1 has, while it was the first"
     )
     assert found.waiting.figures == {"needed_blocks": 30, "lacking_blocks": 21}
     assert found.request.held is not None
@@ -186,6 +186,9 @@ async def test_the_status_has_the_queue_its_head_and_the_kept_instance(bed: Bed)
     )
     assert (head.why, head.instance_id, head.lacking_blocks) == ("kept", "i-0", 21)
     assert held.oldest_wait_s == pytest.approx(head.waited_s + 5.0, abs=0.01)
+    assert held.oldest is not None
+    assert (held.oldest.request_id, held.oldest.place) == ("r-later", 2)
+    assert held.oldest.waited_s == held.oldest_wait_s
     kept = {item.id: item.kept_for for item in status.instances}
     assert kept["i-1"] is None
     assert kept["i-0"] is not None

@@ -1,7 +1,6 @@
 """What the controller holds, as wire models."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,35 +31,40 @@ def held_now(controller: Controller) -> HeldNow:
 
 def held_status(view: HeldView, levels: Sequence[Level], now_s: float) -> HeldNow:
     """`now_s`: seconds since the epoch."""
-    first = view.first()
-    if first is None:
+    first, oldest = view.first(), view.oldest()
+    if first is None or oldest is None:
         return HeldNow(None, {})
     names = {level.rank: level.name for level in levels}
-    counts = Counter(held.rank for held in view.entries)
-    oldest_s = min(held.arrival_time_s for held in view.entries)
-    head = first.held
     return HeldNow(
         HeldStatus(
-            num_by_level={
-                names.get(rank, str(rank)): number
-                for rank, number in sorted(counts.items(), reverse=True)
-            },
-            demand_blocks=sum(held.demand_blocks for held in view.entries) or None,
-            oldest_wait_s=round(max(0.0, now_s - oldest_s), 3),
-            head=HeldHeadStatus(
-                **dict(place_status(first)),
-                request_id=head.request_id,
-                frontend_id=head.key[0],
-                level=names.get(head.rank, str(head.rank)),
-                rank=head.rank,
-                waited_s=_waited_s(head, now_s),
-            ),
+            num_by_level={names.get(rank, str(rank)): number for rank, number, _ in view.ranks()},
+            demand_blocks=view.demand_blocks or None,
+            oldest_wait_s=_waited_s(oldest.held, now_s),
+            head=_one(first, names, now_s),
+            oldest=None if oldest.place == 1 else _one(oldest, names, now_s),
         ),
         {
-            instance_id: _kept_for(found, names, now_s)
-            for instance_id, key in view.kept.items()
-            if (found := view.find(key)) is not None
+            instance_id: KeptForStatus(
+                request_id=held.request_id,
+                level=names.get(held.rank, str(held.rank)),
+                demand_blocks=held.demand_blocks,
+                lacking_blocks=lacking_blocks,
+                waited_s=_waited_s(held, now_s),
+            )
+            for instance_id, held, lacking_blocks in view.kept_for()
         },
+    )
+
+
+def _one(found: HeldPlace, names: Mapping[int, str], now_s: float) -> HeldHeadStatus:
+    held = found.held
+    return HeldHeadStatus(
+        **dict(place_status(found)),
+        request_id=held.request_id,
+        frontend_id=held.key[0],
+        level=names.get(held.rank, str(held.rank)),
+        rank=held.rank,
+        waited_s=_waited_s(held, now_s),
     )
 
 
@@ -73,17 +77,6 @@ def place_status(found: HeldPlace) -> HeldPlaceStatus:
         lacking_blocks=found.lacking_blocks,
         overtaken_by=found.overtaken_by,
         num_overtaken=found.num_overtaken,
-    )
-
-
-def _kept_for(found: HeldPlace, names: Mapping[int, str], now_s: float) -> KeptForStatus:
-    held = found.held
-    return KeptForStatus(
-        request_id=held.request_id,
-        level=names.get(held.rank, str(held.rank)),
-        demand_blocks=held.demand_blocks,
-        lacking_blocks=found.lacking_blocks or 0,
-        waited_s=_waited_s(held, now_s),
     )
 
 

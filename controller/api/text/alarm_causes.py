@@ -9,7 +9,7 @@ from controller.api.text.quantities import duration
 from controller.api.text.queue_heads import free_blocks
 
 if TYPE_CHECKING:
-    from controller.api.wire.holding import HeldHeadStatus, HeldStatus
+    from controller.api.wire.holding import HeldHeadStatus
     from controller.api.wire.models import ClusterStatus, InstanceStatus
 
 GIANT_RATIO = 0.25
@@ -50,30 +50,28 @@ def _giants(item: "InstanceStatus", name: str) -> Iterator[str]:
 
 
 def held_head(head: "HeldHeadStatus", status: "ClusterStatus") -> str:
-    """`head for 45s lacks 198 of 688 blocks on i-3, kept for it, 81% of an instance`."""
-    words = f"head for {duration(head.waited_s)}"
+    """`head for 45s needs 688 blocks, lacks 198 on i-3, kept for it, 81% of an instance`; of
+    another one that has waited longest: `longest 45s (normal) needs ...`."""
+    waited = duration(head.waited_s)
+    words = f"head for {waited}" if head.place == 1 else f"longest {waited} ({head.level})"
     if head.demand_blocks is None:
         return words
+    words += f" needs {blocks(head.demand_blocks)}"
     if head.why == "kept" and head.lacking_blocks:
-        lacking = f"{head.lacking_blocks} of {blocks(head.demand_blocks)}"
-        words += f" lacks {lacking} on {head.instance_id}, kept for it"
-    else:
-        words += f" needs {blocks(head.demand_blocks)}"
+        words += f", lacks {head.lacking_blocks} on {head.instance_id}, kept for it"
     largest = max((item.num_total_blocks or 0 for item in status.instances), default=0)
     return words + share(head.demand_blocks, largest)
 
 
-def of_held(held: "HeldStatus", status: "ClusterStatus") -> Iterator[str]:
-    """Why the first of what the controller holds is there; whose wait is the longest, if that is
-    another's."""
-    head = held.head
+def of_held(head: "HeldHeadStatus", status: "ClusterStatus") -> Iterator[str]:
+    """Why the request waits at the controller."""
     if head.why != "kept" or not head.lacking_blocks:
         yield why(head)
     for item in status.instances:
         if item.id == head.instance_id:
             yield from _giants(item, item.id)
-    if held.oldest_wait_s > head.waited_s:
-        yield f"the longest wait is {duration(held.oldest_wait_s)}"
+    if head.place > 1:
+        yield f"{head.place - 1} before it"
 
 
 def _fragmented(item: "InstanceStatus", demand_blocks: int, status: "ClusterStatus") -> str:

@@ -172,8 +172,8 @@ def _of_state(item: "InstanceStatus | FrontendStatus") -> Iterator[str]:
 
 
 def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
-    """The queue at the controller. A recording of an older version does not tell its head, and
-    that without late binding it is held as no instance takes any."""
+    """The queue at the controller, by whoever has waited longest there. A recording of an older
+    version does not tell that; without late binding requests are held as no instance takes any."""
     held = status.held
     overs = {
         name: limits.over(CLUSTER, name, value)
@@ -186,8 +186,9 @@ def _of_held(status: "ClusterStatus", limits: _Limits) -> Alarm:
         return Alarm(CLUSTER, (), (_LOAD, 0.0))
     words = [f"{status.num_held_reqs} requests are held, as no instance takes any"]
     if held is not None:
-        words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(held.head, status)}"]
-        words += alarm_causes.of_held(held, status)
+        longest = held.oldest or held.head
+        words = [f"{status.num_held_reqs} held, {alarm_causes.held_head(longest, status)}"]
+        words += alarm_causes.of_held(longest, status)
     passed = tuple(name for name in overs if overs[name])
     return Alarm(CLUSTER, tuple(words), (_LOAD, -max(overs.values())), passed)
 

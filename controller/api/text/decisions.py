@@ -83,6 +83,10 @@ def _copied(step: MoveStep) -> str:
 
 
 def _other(step: OtherStep) -> str:
+    if step.what == "instance_kept":
+        return f"{step.instance_id} was kept for it: {step.reason}"
+    if step.what == "room_not_made":
+        return f"no room was made {step.reason}"
     where = f" on {step.instance_id}" if step.instance_id else ""
     return f"{step.what}{where}" + (f": {step.reason}" if step.reason else "")
 

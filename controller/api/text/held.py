@@ -38,7 +38,7 @@ def why(held: "HeldPlaceStatus") -> str:
     if held.why != "kept":
         return _WHYS.get(held.why, held.why)
     if not held.lacking_blocks:
-        return f"{held.instance_id} is kept for it and lacks a place in its batch"
+        return f"{held.instance_id} is kept for it and has no place for it yet"
     return f"{held.instance_id} is kept for it and lacks {blocks(held.lacking_blocks)}"
 
 
@@ -47,7 +47,7 @@ def overtaking(held: "HeldPlaceStatus") -> str:
     words = _OVERTAKEN_BY.get(held.overtaken_by, "")
     if held.num_overtaken:
         has = "has" if held.num_overtaken == 1 else "have"
-        words += f"{': ' if words else ''}{held.num_overtaken} {has}, since it is the first"
+        words += f"{': ' if words else ''}{held.num_overtaken} {has}, while it was the first"
     return words
 
 

@@ -24,7 +24,7 @@ class HeldPlaceStatus(WireModel):
 
 
 class HeldHeadStatus(HeldPlaceStatus):
-    """The first of all that is held. `waited_s`: since it arrived at its frontend."""
+    """The first of all that is held, or the oldest. `waited_s`: since it came to its frontend."""
 
     request_id: str
     frontend_id: str
@@ -34,12 +34,14 @@ class HeldHeadStatus(HeldPlaceStatus):
 
 
 class HeldStatus(WireModel):
-    """All that the controller holds. `oldest_wait_s`: of whichever arrived first."""
+    """All that the controller holds. `oldest_wait_s`: of whichever arrived first; that is `oldest`,
+    if it is not the head."""
 
     num_by_level: dict[str, int] = Field(default_factory=dict)
     demand_blocks: int | None = None
     oldest_wait_s: float
     head: HeldHeadStatus
+    oldest: HeldHeadStatus | None = None
 
 
 class KeptForStatus(WireModel):

@@ -231,7 +231,7 @@ async def test_a_new_instance_takes_them_at_once(cluster: Cluster) -> None:
     await until(lambda: "i-2" in cluster.controller.roster.members)
     cluster.join("i-2")
     await until(lambda: cluster.held == ["r3"])
-    assert [cluster.at(r) for r in ("r0", "r1", "r2")] == ["i-2"] * 3
+    await until(lambda: [cluster.at(r) for r in ("r0", "r1", "r2")] == ["i-2"] * 3)
     await cluster.goes_on()
     await cluster.finished(*HELD)
 
@@ -245,7 +245,7 @@ async def test_a_kept_instance_that_dies_is_not_kept_any_more(cluster: Cluster) 
 
 async def test_they_are_served_within_the_grace_of_down(cluster: Cluster) -> None:
     cluster.controller.stop(drain=True, grace_s=20.0)
-    await asyncio.sleep(0.05)
+    assert cluster.controller.stopping
     assert cluster.held == list(HELD)
     await cluster.goes_on()
     await cluster.finished(*HELD)

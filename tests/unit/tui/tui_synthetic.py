@@ -164,6 +164,19 @@ def late_binding(seconds: int) -> Iterator[Frame]:
                     demand_blocks=4321,
                     oldest_wait_s=40.5 + second,
                     head=head,
+                    oldest=head.model_copy(
+                        update={
+                            "request_id": "r9002c2",
+                            "level": "normal",
+                            "rank": 0,
+                            "place": 4,
+                            "demand_blocks": 300,
+                            "instance_id": "i-2",
+                            "lacking_blocks": 96,
+                            "num_overtaken": 0,
+                            "waited_s": 40.5 + second,
+                        }
+                    ),
                 ),
             }
         )
