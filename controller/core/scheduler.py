@@ -29,10 +29,11 @@ from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.held_request import HeldRequest
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
+from controller.core.holding.demand import demand_blocks
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement, freest_fitting
 from controller.core.holding.view import HeldView
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -128,9 +129,7 @@ class GlobalScheduler:
         rooms = self._board.rooms if self._board.any_schedulable(now_s) else {}
         if self._placement is not None and len(self._placement.queue) == len(self._held):
             return HeldView(list(self._placement.queue), self._placement, rooms)
-        reported = (r.snapshot.block_size for r in self._records.values() if r.snapshot is not None)
-        block_size = next(reported, 0)
-        entries = [held.entry(key, block_size) for key, held in self._held.items()]
+        entries = [held.entry(key, self._demand(held.request)) for key, held in self._held.items()]
         entries.sort(key=lambda held: held.order)
         return HeldView(entries, self._placement, rooms)
 
@@ -153,9 +152,8 @@ class GlobalScheduler:
             return None
         if self._placement is None:
             return self._board.pick(self._newcomer(request), self._history).instance_id
-        demand_blocks = blocks_for(request.num_prompt_tokens, self._board.block_size)
         rooms = self._board.rooms.values()
-        found = freest_fitting(rooms, demand_blocks, request.rank, self._score)
+        found = freest_fitting(rooms, self._demand(request), request.rank, self._score)
         return None if found is None else found.instance_id
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -283,7 +281,7 @@ class GlobalScheduler:
         dispatched: list[Instruction] = []
         for key, held in reversed(list(self._not_placed(placement))):
             same_or_less = False
-            entry = held.entry(key, self._board.block_size)
+            entry = held.entry(key, self._demand(held.request))
             if any(r.capacity_blocks >= entry.demand_blocks for r in self._board.rooms.values()):
                 placement.queue.push(entry)
             else:
@@ -298,6 +296,16 @@ class GlobalScheduler:
             candidates = ((placed.instance_id, round(score, 1)),)
             dispatched.append(self._send(request, chosen, candidates, now_s))
         return dispatched
+
+    def _demand(self, request: DispatchRequested) -> int:
+        """What a request needs in order to start; 0 while no instance has told its block size."""
+        rooms, holding = self._board.rooms.values(), self._config.holding
+        return demand_blocks(
+            request.num_prompt_tokens,
+            request.expected_output_tokens * (holding.expected_output_share if holding else 0.0),
+            next((r.snapshot.block_size for r in self._records.values() if r.snapshot), 0),
+            max((room.capacity_blocks for room in rooms), default=0),
+        )
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
         """Those of which `placement` does not know yet, the last first."""

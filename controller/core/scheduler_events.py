@@ -70,6 +70,8 @@ class DispatchRequested:
     session: str = ""
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
+    expected_output_tokens: int = 0
+    """How many it is expected to put out; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ def live_config(settings: Settings) -> LiveConfig:
     holding = HoldingConfig(
         **{each.name: getattr(settings.holding, each.name) for each in fields(HoldingConfig)}
     )
+    late_binding = find_policy(scheduler.policy).late_binding
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
@@ -26,7 +27,7 @@ def live_config(settings: Settings) -> LiveConfig:
             max_held_reqs=scheduler.max_held_reqs,
             hold_timeout_s=scheduler.hold_timeout_s,
             stall_timeout_s=scheduler.stall_timeout_s,
-            holding=holding if find_policy(scheduler.policy).late_binding else None,
+            holding=holding if late_binding else None,
         ),
         limits=MoveLimits(
             migration.max_moves, migration.max_bytes_per_s or None, migration.cooling_s
@@ -35,7 +36,10 @@ def live_config(settings: Settings) -> LiveConfig:
             **{each.name: getattr(migration, each.name) for each in fields(ReschedulingConfig)}
         ),
         frontends=FrontendLimits(
-            endpoint.max_live_requests, endpoint.request_timeout_s, endpoint.write_timeout_s
+            endpoint.max_live_requests,
+            endpoint.request_timeout_s,
+            endpoint.write_timeout_s,
+            predict_lengths=late_binding and holding.expected_output_share > 0,
         ),
         status_interval_s=scheduler.status_interval_s,
         max_events=settings.control.max_events,

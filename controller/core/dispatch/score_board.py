@@ -60,13 +60,6 @@ class ScoreBoard:
         """How many instances `choose` chooses from."""
         return len(self._ready)
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per KV block, after `any_schedulable` was true: the same on all instances."""
-        snapshot = self._ready[0].snapshot
-        assert snapshot is not None
-        return snapshot.block_size
-
     def forget(self) -> None:
         """An instance came or went, or may take requests from now on, or may no longer."""
         self._is_known = False

@@ -44,8 +44,12 @@ class LengthPredictor:
         """The one whose last request ended the longest ago stands first."""
         self._all = SlidingQuantile(config.all_window)
 
-    def observe(self, client: Hashable, num_output_tokens: int) -> None:
-        """Takes in a request that ended by itself or by its limit; an aborted one says nothing."""
+    def observe(self, client: Hashable | None, num_output_tokens: int) -> None:
+        """Takes in a request that ended by itself or by its limit; an aborted one says nothing.
+        `client` is None if it is not known."""
+        self._all.add(num_output_tokens)
+        if client is None:
+            return
         window = self._clients.get(client)
         if window is None:
             window = self._clients[client] = SlidingQuantile(self._config.client_window)
@@ -53,10 +57,12 @@ class LengthPredictor:
                 self._clients.popitem(last=False)
         self._clients.move_to_end(client)
         window.add(num_output_tokens)
-        self._all.add(num_output_tokens)
 
     def predict(
-        self, client: Hashable, num_output_tokens: int = 0, max_output_tokens: int | None = None
+        self,
+        client: Hashable | None,
+        num_output_tokens: int = 0,
+        max_output_tokens: int | None = None,
     ) -> int | None:
         """The output tokens that a request will have in the end, if it has `num_output_tokens` now;
         at most its limit. None if too little is known."""

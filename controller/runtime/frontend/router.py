@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.migration.ownership import Ownership
-from controller.core.record.request_record import ENDED, RequestState
+from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
+from controller.runtime.frontend.expected_lengths import ExpectedLengths
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.request_book import RequestBook
@@ -95,7 +96,8 @@ class Router:
             lambda: member.incarnation,
             lambda told: mailbox.send(member.controller_address, encode(told), droppable=True),
         )
-        book.on_ended = self.traffic.ended
+        self.expected_lengths = ExpectedLengths()
+        book.on_ended = self._ended
         self.inbox = Inbox(
             {
                 Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
@@ -110,7 +112,7 @@ class Router:
                 TrafficAsked: self.traffic.asked,
                 Welcome: member.welcomed,
                 DrainFrontend: events.on_drain,
-                FrontendLimits: events.on_limits,
+                FrontendLimits: self._limit,
                 **self.routes.handlers,
             }
         )
@@ -252,6 +254,14 @@ class Router:
     def _happened(self, told: RequestEvents) -> None:
         for event in told.events:
             self._book.happened(event)
+
+    def _ended(self, record: RequestRecord) -> None:
+        self.traffic.ended(record)
+        self.expected_lengths.ended(record)
+
+    def _limit(self, limits: FrontendLimits) -> None:
+        self.expected_lengths.switch(limits.predict_lengths)
+        self._events.on_limits(limits)
 
     def _answer(self, asked: RequestsAsked) -> None:
         requests, num_matching = self._book.answer(asked)

@@ -32,6 +32,14 @@ def test_nothing_is_known_at_first() -> None:
     assert predictor(("a", [100])).predict("a") is None, "one request says too little"
 
 
+def test_a_request_of_an_unknown_client_is_compared_with_all() -> None:
+    made = predictor(("a", [10, 20]))
+    made.observe(None, 30)
+    made.check()
+    assert made.predict(None) == 20
+    assert made.predict("a", 20) is None, "one that went on longer says too little"
+
+
 def test_the_median_of_the_clients_own_requests() -> None:
     made = predictor(("a", [30, 10, 20]), ("b", [500, 600, 700, 800]))
     assert made.predict("a") == 20

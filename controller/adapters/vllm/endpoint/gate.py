@@ -23,6 +23,7 @@ from controller.adapters.vllm.endpoint.priorities import (
     AskedPriority,
     read_asked_priority,
 )
+from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION, read_session
 from controller.api.hosts import own_names
 
 log = logging.getLogger(__name__)
@@ -106,10 +107,12 @@ class Gate:
         self._check_open()
         asked_priority = read_asked_priority(scope["headers"], self._levels, levels or ())
         before = ASKED_PRIORITY.set(asked_priority)
+        session_before = ASKED_SESSION.set(read_session(scope["headers"]))
         try:
             await self._post(scope, exchange, asked_priority)
         finally:
             ASKED_PRIORITY.reset(before)
+            ASKED_SESSION.reset(session_before)
 
     async def _post(self, scope: Scope, exchange: Exchange, asked_priority: AskedPriority) -> None:
         path = scope["path"]

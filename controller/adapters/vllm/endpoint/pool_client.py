@@ -23,6 +23,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
+from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
@@ -124,12 +125,17 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             if self._app.has_failed(request.request_id):  # with a sibling, meanwhile
                 return
             token_ids = request.prompt_token_ids or ()
+            session = ASKED_SESSION.get()
             asked = DispatchRequested(
                 request.request_id,
                 self._router.frontend_id,
                 len(token_ids),
                 rank,
                 request.arrival_time,
+                session,
+                expected_output_tokens=self._router.expected_lengths.expect(
+                    request.request_id, session, _max_output_tokens(request)
+                ),
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)
@@ -159,6 +165,11 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Does nothing: the instances outlive a frontend, and OpenAIFrontend owns the router."""
+
+
+def _max_output_tokens(request: EngineCoreRequest) -> int | None:
+    params = request.sampling_params
+    return None if params is None else params.max_tokens
 
 
 def _grammar_of(request: EngineCoreRequest) -> Grammar | None:
