@@ -21,14 +21,20 @@ def freezing(number: int) -> Behaviour:
 def test_a_frozen_endpoint_is_a_stall() -> None:
     with FakeServer(freezing).in_thread() as server, Canary(server.url) as canary:
         canary.wait_singing()
-        began_s = time.monotonic()
-        body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
-        httpx.post(f"{server.url}/v1/completions", json=body)
-        canary.wait_singing()
-        found = canary.longest(began_s)
+        found = _freeze(server, canary)
+        while found.control_s > 0.1 * FREEZE_S:  # the machine itself stood still, too
+            found = _freeze(server, canary)
     assert found.duration_s >= FREEZE_S
     assert found.stall_s >= 0.8 * FREEZE_S
     assert canary.breaks == []
+
+
+def _freeze(server: FakeServer, canary: Canary) -> Gap:
+    began_s = time.monotonic()
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
+    httpx.post(f"{server.url}/v1/completions", json=body)
+    canary.wait_singing()
+    return canary.longest(began_s)
 
 
 def test_a_busy_process_is_none() -> None:
@@ -49,7 +55,9 @@ def test_a_gap_that_has_not_ended_counts() -> None:
     with FakeServer(silent).in_thread() as server, Canary(server.url) as canary:
         canary.wait_singing()
         time.sleep(0.15)
-        assert canary.longest(time.monotonic() - 0.1).duration_s == pytest.approx(0.1, abs=0.05)
+        since_s = time.monotonic() - 0.1
+        found = canary.longest(since_s)
+        assert 0.1 <= found.duration_s <= time.monotonic() - since_s
 
 
 def test_a_stream_that_fails_is_told_and_tried_again() -> None:
