@@ -29,7 +29,7 @@ from controller.sim.workload.request import Trace
 PARTS = ("emulated", "vllm")
 LONG = Size(num_requests=1200, num_runs=5)
 SHORT = Size(num_requests=250, num_runs=1)
-NUM_SIMULATED = 10
+NUM_SIMULATED = 40
 """Simulated runs: of what the clients of the live ones sent, and when, each with other delays
 (`same_trace.delayed`)."""
 
