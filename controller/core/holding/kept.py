@@ -11,6 +11,7 @@ best        it is the one that lacks the least. One that lacks much less later t
 ranks       a higher rank takes the instance of a lower one
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
@@ -83,16 +84,26 @@ def _exchanged(
     reserved: Mapping[str, Key], queue: HeldQueue, rooms: Mapping[str, Room]
 ) -> dict[str, Key]:
     kept = dict(reserved)
+    least = _least_in_open(rooms, kept)
     for instance_id, key in reserved.items():
         held = queue.get(key)
         if held is None:
             continue
         lacking = rooms[instance_id].lacking_blocks(held.demand_blocks)
+        if least + held.demand_blocks >= EXCHANGED_BELOW * lacking:
+            continue  # To look for the best one each time took a quarter of a simulated run.
         best = _least_lacking(rooms.values(), kept, held.demand_blocks)
         if best and best.lacking_blocks(held.demand_blocks) < EXCHANGED_BELOW * lacking:
             del kept[instance_id]
             kept[best.instance_id] = key
+            least = _least_in_open(rooms, kept)
     return kept
+
+
+def _least_in_open(rooms: Mapping[str, Room], kept: Collection[str]) -> float:
+    """An open room, large enough or not, lacks this and a request's demand at the least."""
+    lacking = (room.lacking_blocks(0) for i, room in rooms.items() if i not in kept)
+    return min(lacking, default=math.inf)
 
 
 def _yield_to(first: Held, kept: dict[str, Key], queue: HeldQueue, most: int) -> None:
