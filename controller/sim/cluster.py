@@ -172,7 +172,10 @@ class SimCluster:
         self._overtake(run)
         instance = self.instances[dispatch.instance_id]
 
+        instance.coming[dispatch.request_id] = run
+
         def add() -> None:
+            del instance.coming[dispatch.request_id]
             instance.add(run)
             self._last_seq[instance.instance_id] = dispatch.seq
 

@@ -40,6 +40,8 @@ class SimInstance:
         self.draining = False
         self.alive = True
         self.runs: dict[str, RequestRun] = {}
+        self.coming: dict[str, RequestRun] = {}
+        """Dispatched here, and not here before the step is over, by id."""
         """Requests whose engine state is here, by id."""
         self.num_steps = 0
         self.busy_s = 0.0
@@ -148,11 +150,12 @@ class SimInstance:
         return self.runs.pop(request_id)
 
     def die(self) -> list[RequestRun]:
-        """Nothing happens here any more. Returns the requests that were here."""
+        """Nothing happens here any more. Returns the requests that were here, or on their way."""
         self.alive = False
         self._turn += 1
         self._between.clear()
-        lost, self.runs = list(self.runs.values()), {}
+        lost = [*self.runs.values(), *self.coming.values()]
+        self.runs, self.coming = {}, {}
         return lost
 
     # -- steps -----------------------------------------------------------------------------

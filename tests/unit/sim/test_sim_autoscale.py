@@ -185,7 +185,7 @@ def run_and_check(setup: ClusterSetup, trace: object) -> Outcome:
         if not setup.faults:
             assert len(alive) >= config.min_instances
         assert len(alive) + cluster._autoscaler.num_starting <= config.max_instances
-        cluster.events.after(0.05, look)
+        cluster.events.after(0.25, look)
 
     cluster.events.at(0.0, look)
     outcome = cluster.run(trace)  # type: ignore[arg-type]

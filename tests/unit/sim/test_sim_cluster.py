@@ -151,3 +151,12 @@ def test_the_longest_gap_since_a_moment(sizes, since) -> None:
     for end, size in enumerate(sizes):
         gaps.add(end, size)
     assert gaps.longest_since(since) == max(sizes[since + 1 :], default=0)
+
+
+def test_a_request_that_was_on_its_way_to_a_dying_instance_fails() -> None:
+    """It comes within a step of the instance, which ends before that step does."""
+    faults = (Fault(0.02, "kill", "i-0"),)
+    trace = requests([(0.0, 300, 10), (0.01, 50, 10)])
+    cluster, outcome = run(ClusterSetup(A10, policy(), 1, faults=faults), trace)
+    assert outcome.num_failed == 2
+    assert not cluster.instances["i-0"].runs

@@ -16,6 +16,7 @@ from controller.sim.policies import sim_policy
 from controller.sim.run import Load, Run, carry_out
 from controller.sim.setup import ClusterSetup
 from llumctl.simulate.workers import Progress, Workers
+from tests.e2e.cluster import hear_interrupts
 from tests.unit.sim.runs import SMALL
 
 LONG = Run(Load("40,20", 4.0, 200_000), ClusterSetup(SMALL, sim_policy("llumnix"), 1))
@@ -100,6 +101,7 @@ def _simulate(*more: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_interrupts,
     )
 
 
