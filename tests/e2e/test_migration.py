@@ -206,7 +206,7 @@ def test_many_mixed_requests_move_at_random_with_too_few_blocks(tight: Cluster) 
     probabilities."""
     kinds = [kind for kind in SAMPLING if kind not in ("n=2", "tool call")]
     bodies = [
-        (path, _after(WORDS * 100, body))
+        (path, _after(WORDS * 130, body))
         for path, body in (SAMPLING[kinds[index % len(kinds)]] for index in range(16))
     ]
     for index, (_path, body) in enumerate(bodies):
