@@ -27,6 +27,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
+from controller.runtime.frontend.expected_lengths import ExpectedLengths
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
@@ -204,6 +205,7 @@ class Bed:
         router: PlayedRouter,
         process: GrammarProcess,
     ) -> None:
+        self.expected_lengths = ExpectedLengths()
         self.engine, self.llm, self.gate, self.router = engine, llm, gate, router
         self.process = process
         self.http = httpx.AsyncClient(
