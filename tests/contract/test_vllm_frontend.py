@@ -153,6 +153,7 @@ class PlayedRouter:
     frontend_id: str = "f-0"
     refusal: RejectCode | None = None
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
+    expected_lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
     holds_after: int | None = None
     """No more than so many at a time are dispatched."""
     ranks: list[int] = field(default_factory=list)
@@ -205,7 +206,6 @@ class Bed:
         router: PlayedRouter,
         process: GrammarProcess,
     ) -> None:
-        self.expected_lengths = ExpectedLengths()
         self.engine, self.llm, self.gate, self.router = engine, llm, gate, router
         self.process = process
         self.http = httpx.AsyncClient(
