@@ -10,11 +10,6 @@ class HeldRequest:
     request: DispatchRequested
     since_s: float
 
-    @property
-    def order(self) -> tuple[int, float, str, str]:
-        request = self.request
-        return (-request.rank, request.arrival_time_s, request.request_id, request.frontend_id)
-
     def entry(self, key: Key, demand_blocks: int) -> Held:
         request = self.request
         return Held(key, request.rank, request.arrival_time_s, demand_blocks, self.since_s)

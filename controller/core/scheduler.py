@@ -29,11 +29,11 @@ from controller.core.dispatch.score_board import ScoreBoard
 from controller.core.held_request import HeldRequest
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
-from controller.core.holding.demand import demand_blocks
+from controller.core.holding.demand import demand_with_output
 from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement, freest_fitting
 from controller.core.holding.view import HeldView
-from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level
+from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -271,7 +271,7 @@ class GlobalScheduler:
             return []
         if self._placement is not None:
             return self._place(self._placement, now_s, same_or_less=same_or_less)
-        held = sorted(self._held.values(), key=lambda held: held.order)
+        held = sorted(self._held.values(), key=lambda held: held.request.order)
         self._held.clear()
         return [self._dispatch(entry.request, now_s) for entry in held]
 
@@ -299,12 +299,18 @@ class GlobalScheduler:
 
     def _demand(self, request: DispatchRequested) -> int:
         """What a request needs in order to start; 0 while no instance has told its block size."""
-        rooms, holding = self._board.rooms.values(), self._config.holding
-        return demand_blocks(
+        holding = self._config.holding
+        block_size = next((r.snapshot.block_size for r in self._records.values() if r.snapshot), 0)
+        share = holding.expected_output_share if holding is not None else 0.0
+        if not block_size:
+            return 0
+        if not share:
+            return blocks_for(request.num_prompt_tokens, block_size)
+        return demand_with_output(
             request.num_prompt_tokens,
-            request.expected_output_tokens * (holding.expected_output_share if holding else 0.0),
-            next((r.snapshot.block_size for r in self._records.values() if r.snapshot), 0),
-            max((room.capacity_blocks for room in rooms), default=0),
+            int(share * request.expected_output_tokens),
+            block_size,
+            max((room.capacity_blocks for room in self._board.rooms.values()), default=0),
         )
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
@@ -367,7 +373,7 @@ class GlobalScheduler:
         expired = [
             held for held in self._held.values() if now_s >= max(held.since_s, since_s) + timeout_s
         ]
-        expired.sort(key=lambda held: held.order)
+        expired.sort(key=lambda held: held.request.order)
         for held in expired:
             self._forget_held((held.request.frontend_id, held.request.request_id))
         return [_reject(held.request, RejectCode.UNAVAILABLE) for held in expired]

@@ -73,6 +73,11 @@ class DispatchRequested:
     expected_output_tokens: int = 0
     """How many it is expected to put out; 0: not known."""
 
+    @property
+    def order(self) -> tuple[int, float, str, str]:
+        """In which requests wait, wherever that is: the smallest goes first."""
+        return (-self.rank, self.arrival_time_s, self.request_id, self.frontend_id)
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchCancelled:

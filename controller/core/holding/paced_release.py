@@ -7,27 +7,15 @@ those makes room again. Of what was free each frontend takes its share.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot, blocks_for
+from controller.core.scheduler_events import DispatchRequested
 
 AT_LEAST_EVERY_S = 1.0
 """The first goes so often even where nothing seems to fit: other frontends' requests end unseen."""
 ROOM_TO_GROW_TOKENS = HoldingConfig().room_to_grow_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    request_id: str
-    rank: int
-    arrival_time_s: float
-    num_prompt_tokens: int
-
-    @property
-    def order(self) -> tuple[int, float, str]:
-        return (-self.rank, self.arrival_time_s, self.request_id)
 
 
 class PacedRelease:
@@ -53,7 +41,7 @@ class PacedRelease:
 
     def due(
         self,
-        waiting: Iterable[Waiting],
+        waiting: Iterable[DispatchRequested],
         own_blocks: Mapping[str, int],
         alive: Iterable[str],
         now_s: float,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from controller.core.holding.paced_release import PacedRelease, Waiting
+from controller.core.holding.paced_release import PacedRelease
 from controller.core.scheduler_events import Dispatch, DispatchRequested, Reject, RejectCode
 from controller.runtime.frontend.known_instances import KnownInstances
 
@@ -38,14 +38,8 @@ class Bypass:
                 self._known.snapshots(), self._own_blocks_then, num_frontends, now_s
             )
         own_blocks = self._own_blocks(self._block_size())
-        due = self._release.due(map(_waiting, by_id.values()), own_blocks, open_, now_s)
+        due = self._release.due(by_id.values(), own_blocks, open_, now_s)
         return [Dispatch(r, by_id[r].frontend_id, i, open_[i].incarnation, seq=0) for r, i in due]
 
     def _block_size(self) -> int:
         return next((s.block_size for s in self._known.snapshots()), 1)
-
-
-def _waiting(request: DispatchRequested) -> Waiting:
-    return Waiting(
-        request.request_id, request.rank, request.arrival_time_s, request.num_prompt_tokens
-    )

@@ -9,9 +9,9 @@ from controller.core.holding.paced_release import (
     AT_LEAST_EVERY_S,
     ROOM_TO_GROW_TOKENS,
     PacedRelease,
-    Waiting,
 )
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.scheduler_events import DispatchRequested
 
 GROWTH = ROOM_TO_GROW_TOKENS // 16
 
@@ -21,8 +21,10 @@ def snapshot(name: str, spare: int) -> InstanceSnapshot:
     return InstanceSnapshot(name, 1, 16, 1000, spare + GROWTH, num_running=1)
 
 
-def waiting(*blocks: int) -> list[Waiting]:
-    return [Waiting(f"r{n}", 0, float(n), 16 * each) for n, each in enumerate(blocks)]
+def waiting(*blocks: int) -> list[DispatchRequested]:
+    return [
+        DispatchRequested(f"r{n}", "f", 16 * each, 0, float(n)) for n, each in enumerate(blocks)
+    ]
 
 
 def test_as_many_go_at_once_as_fit_the_freest_instance_first() -> None:
