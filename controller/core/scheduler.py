@@ -30,8 +30,9 @@ from controller.core.held_request import HeldRequest
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.demand import demand_with_output
+from controller.core.holding.first_token import Cached, best_fitting
 from controller.core.holding.held_queue import Key
-from controller.core.holding.placement import Placement, freest_fitting
+from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.scheduler_events import (
@@ -153,7 +154,9 @@ class GlobalScheduler:
         if self._placement is None:
             return self._board.pick(self._newcomer(request), self._history).instance_id
         rooms = self._board.rooms.values()
-        found = freest_fitting(rooms, self._demand(request), request.rank, self._score)
+        demand_blocks, cached = self._demand(request), self._cached(request)
+        config = self._placement.config
+        found = best_fitting(rooms, demand_blocks, request.rank, self._score, cached, config)
         return None if found is None else found.instance_id
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -171,7 +174,7 @@ class GlobalScheduler:
                 self._forget_held((event.frontend_id, event.request_id))
                 return []
             case Ticked():
-                return [*self._release(now_s), *self._expire(now_s)]
+                return [*self._release(now_s, same_or_less=True), *self._expire(now_s)]
             case InstanceStarted():
                 self._on_started(event)
             case InstanceDied():
@@ -278,6 +281,12 @@ class GlobalScheduler:
     def _place(
         self, placement: Placement, now_s: float, *, same_or_less: bool
     ) -> list[Instruction]:
+        if (
+            same_or_less
+            and len(placement.queue) == len(self._held)
+            and placement.is_settled(self._board.rooms, now_s)
+        ):
+            return []
         dispatched: list[Instruction] = []
         for key, held in reversed(list(self._not_placed(placement))):
             same_or_less = False
@@ -288,10 +297,16 @@ class GlobalScheduler:
                 del self._held[key]
                 dispatched.append(self._dispatch(held.request, now_s))
         for placed in placement.place(
-            self._board.rooms, self._score, now_s, same_or_less=same_or_less
+            self._board.rooms,
+            self._score,
+            lambda key: self._cached(self._held[key].request),
+            now_s,
+            same_or_less=same_or_less,
         ):
             request = self._held.pop(placed.held.key).request
             chosen = self._records[placed.instance_id]
+            if placement.config.by_prefix:
+                self._history.note(chosen, self._newcomer(request))
             score = self._score(placed.instance_id, request.rank)
             candidates = ((placed.instance_id, round(score, 1)),)
             dispatched.append(self._send(request, chosen, candidates, now_s))
@@ -330,20 +345,16 @@ class GlobalScheduler:
         newcomer, history = self._newcomer(request), self._history
         chosen, candidates = self._board.choose(newcomer, history)
         history.last = chosen.instance_id
-        if self._policy.by_prefix and chosen.snapshot is not None:
-            capacity = chosen.snapshot.capacity_blocks * chosen.snapshot.block_size
-            history.prefixes.note(chosen.instance_id, newcomer, capacity)
+        if self._policy.by_prefix:
+            history.note(chosen, newcomer)
         return self._send(request, chosen, candidates, now_s)
 
     def _newcomer(self, request: DispatchRequested) -> Newcomer:
-        return Newcomer(
-            request.request_id,
-            self._level(request.rank),
-            request.num_prompt_tokens,
-            request.session,
-            request.prefix_hashes,
-            request.prefix_hash_tokens,
-        )
+        return Newcomer.of(request, self._level(request.rank))
+
+    def _cached(self, request: DispatchRequested) -> Cached:
+        newcomer = self._newcomer(request)
+        return lambda instance_id: self._history.prefixes.num_matched_tokens(instance_id, newcomer)
 
     def _send(
         self,

@@ -69,6 +69,8 @@ class SimCluster:
         self._reported: dict[str, tuple[InstanceSnapshot, float]] = {}
         self._changed: dict[SimInstance, None] = {}
         """Instances that did more than to decode since their last report."""
+        self._may_need: dict[SimInstance, tuple[int, bool]] = {}
+        """Whether they need help before they change next, and after how many changes that was."""
         self._last_seq: dict[str, int] = {}
         """By instance: the last dispatch that its engine has."""
         self.rescheduler = SimRescheduler(
@@ -251,6 +253,7 @@ class SimCluster:
         for known in (self.instances, self._reported, self._last_seq):
             known.pop(instance_id, None)
         self._changed.pop(instance, None)
+        self._may_need.pop(instance, None)
         self.rescheduler.instance_gone(instance_id)
         self._scheduler.handle(InstanceRemoved(instance_id), self.events.now_s)
 
@@ -339,11 +342,19 @@ class SimCluster:
         that few have to be looked at as they are."""
         if self._scheduler.num_held:
             return True
-        alive = (each for each in self.instances.values() if each.alive)
         return any(
-            needs_help(each.fullest_status(), holding) and needs_help(each.status(), holding)
-            for each in alive
+            self._may_need_help(each, holding) and needs_help(each.status(), holding)
+            for each in self.instances.values()
+            if each.alive
         )
+
+    def _may_need_help(self, instance: SimInstance, holding: HoldingConfig) -> bool:
+        """Whether the instance needs help at any time before it changes."""
+        known = self._may_need.get(instance)
+        if known is None or known[0] != instance.num_changes:
+            may_need = needs_help(instance.fullest_status(), holding)
+            known = self._may_need[instance] = instance.num_changes, may_need
+        return known[1]
 
     def _sample(self) -> None:
         statuses = [each.status() for each in self.instances.values() if each.alive]

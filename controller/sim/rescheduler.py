@@ -157,6 +157,8 @@ class SimRescheduler:
 
     def _let_go(self, source: SimInstance, order: MakeRoom) -> None:
         spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
+        if not spare or self._num_moves[source.instance_id] >= self._max_moves:
+            return
         for leaving in plan_leaving(
             self._candidates(source), order.request_id, spare, source.engine.config.block_size
         ):

@@ -28,6 +28,7 @@ from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.expected_lengths import ExpectedLengths
+from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS, PromptPrefixes
 from controller.runtime.messages.inbox import Inbox
 from controller.runtime.messages.members import EngineInfo
 from controller.runtime.messages.requests import OutputItem, OutputsEmitted
@@ -154,6 +155,8 @@ class PlayedRouter:
     refusal: RejectCode | None = None
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
     expected_lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
+    prompt_prefixes: PromptPrefixes = field(default_factory=PromptPrefixes)
+    prefixes: list[tuple[int, ...]] = field(default_factory=list)
     holds_after: int | None = None
     """No more than so many at a time are dispatched."""
     ranks: list[int] = field(default_factory=list)
@@ -175,6 +178,8 @@ class PlayedRouter:
         request_id, rank = request.request_id, request.rank
         assert len(prompt_token_ids) == request.num_prompt_tokens
         self.arrivals.append((request_id, client_request_id, parent_id))
+        self.prefixes.append(request.prefix_hashes)
+        assert request.prefix_hash_tokens == HASH_TOKENS
         assert request.frontend_id == self.frontend_id
         assert request.num_prompt_tokens > 0
         assert request.arrival_time_s > 1e9, "seconds since the epoch"
@@ -254,7 +259,7 @@ async def serving(engine: VllmEngine, engine_args: dict[str, Any]) -> AsyncItera
     openai_app.adopt_engine_info(config, info, num_instances=2)
     assert config.cache_config.num_gpu_blocks == 2 * engine.num_gpu_blocks
     router = PlayedRouter(engine)
-    limits = PoolLimits(info.supported_tasks, {"normal": 0, "high": 1}, max_engine_index=1)
+    limits = PoolLimits(info.supported_tasks, {"normal": 0, "high": 1}, 1, prefix_caching=True)
     process = grammar_checks.make_process(config)
     assert isinstance(process, GrammarProcess)
     await process.start()  # it takes its time, beside what follows
@@ -282,6 +287,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             a_completion,
             a_stream,
             logprobs,
+            prompts_that_begin_alike,
             several_choices,
             guided_decoding,
             priorities,
@@ -326,6 +332,21 @@ async def logprobs(bed: Bed) -> None:
     choice = (await bed.complete(logprobs=2)).json()["choices"][0]
     assert len(choice["logprobs"]["token_logprobs"]) == 8
     assert all(value <= 0 for value in choice["logprobs"]["token_logprobs"])
+
+
+async def prompts_that_begin_alike(bed: Bed) -> None:
+    bed.router.prompt_prefixes.switch(True)
+    beginning = [7] * HASH_TOKENS
+    for more in ({}, {"prompt": [*beginning, 8]}, {"prompt": [*beginning, 9]}):
+        assert (await bed.complete(**more, max_tokens=1)).status_code == 200
+    assert (
+        await bed.complete(prompt=[*beginning, 8], max_tokens=1, cache_salt="apart")
+    ).status_code == 200
+    bed.router.prompt_prefixes.switch(False)
+    short, first, second, salted = bed.router.prefixes[-4:]
+    assert short == ()
+    assert first == second != salted
+    assert len(first) == len(salted) == 1
 
 
 async def several_choices(bed: Bed) -> None:

@@ -50,6 +50,9 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
         "holding.room_to_grow_tokens": 6,
         "holding.expected_output_share": 0.7,
         "holding.relief_below_steps": 7.5,
+        "holding.by_prefill": False,
+        "holding.by_prefix": False,
+        "holding.prefill_slack_tokens": 8,
         "holding.overtaking": False,
         "holding.making_room": False,
         "holding.reserved_share": 0.8,
@@ -63,6 +66,21 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
     assert live_config(settings).scheduler.holding == HoldingConfig(**wanted)
     other = changed(settings, {"scheduler.policy": "llumnix"})
     assert live_config(other).scheduler.holding is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "by_prefix", "asked"),
+    [
+        ("llumnix+", True, True),
+        ("llumnix+", False, False),
+        ("llumnix", True, False),
+        ("prefix-aware", False, True),
+        ("cache-aware", True, True),
+    ],
+)
+def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, by_prefix, asked) -> None:
+    settings = changed(DEFAULTS, {"scheduler.policy": policy, "holding.by_prefix": by_prefix})
+    assert live_config(settings).frontends.hash_prefixes is asked
 
 
 def test_the_names_are_those_that_there_are() -> None:

@@ -19,7 +19,8 @@ def live_config(settings: Settings) -> LiveConfig:
     holding = HoldingConfig(
         **{each.name: getattr(settings.holding, each.name) for each in fields(HoldingConfig)}
     )
-    late_binding = find_policy(scheduler.policy).late_binding
+    policy = find_policy(scheduler.policy)
+    late_binding = policy.late_binding
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
@@ -40,6 +41,7 @@ def live_config(settings: Settings) -> LiveConfig:
             endpoint.request_timeout_s,
             endpoint.write_timeout_s,
             predict_lengths=late_binding and holding.expected_output_share > 0,
+            hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
         ),
         status_interval_s=scheduler.status_interval_s,
         max_events=settings.control.max_events,

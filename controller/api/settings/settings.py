@@ -112,6 +112,14 @@ class HoldingTable(Table):
     relief_below_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 12.0
     """An instance whose batch can run fewer steps than these is relieved before it evicts; 0: it is
     not."""
+    by_prefill: bool = True
+    """Whether a request that fits on several instances goes to one with little prefill ahead."""
+    by_prefix: bool = True
+    """Whether it counts which of them has the prompt's beginning in its prefix cache; where
+    nothing tells of prompts' beginnings, it changes nothing."""
+    prefill_slack_tokens: Annotated[int, Field(ge=0)] = 2048
+    """Instances with so many more tokens to compute before the request's first one than the least
+    count as equal: the freest of them is taken."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not."""
     making_room: bool = True

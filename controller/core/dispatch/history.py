@@ -6,6 +6,7 @@ sent there, and by how much the instance can hold.
 
 from collections import OrderedDict
 
+from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 
 MAX_HASHES = 1 << 18
@@ -73,3 +74,9 @@ class History:
     def __init__(self) -> None:
         self.last: str | None = None
         self.prefixes = SeenPrefixes()
+
+    def note(self, chosen: InstanceRecord, newcomer: Newcomer) -> None:
+        """The request goes to this instance."""
+        if chosen.snapshot is not None:
+            capacity = chosen.snapshot.capacity_blocks * chosen.snapshot.block_size
+            self.prefixes.note(chosen.instance_id, newcomer, capacity)

@@ -1,6 +1,9 @@
 """What a dispatch may know of the request that it is for."""
 
+from typing import Self
+
 from controller.core.load.snapshot import Level
+from controller.core.scheduler_events import DispatchRequested
 from controller.core.value import value
 
 
@@ -18,3 +21,14 @@ class Newcomer:
     session: str = ""
     prefix_hashes: tuple[int, ...] = ()
     prefix_hash_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: DispatchRequested, level: Level) -> Self:
+        return cls(
+            request.request_id,
+            level,
+            request.num_prompt_tokens,
+            request.session,
+            request.prefix_hashes,
+            request.prefix_hash_tokens,
+        )

@@ -66,7 +66,7 @@ class ScoreBoard:
 
     def changed(self, record: InstanceRecord, now_s: float) -> bool:
         """The instance reported, or was sent a request. Returns whether something may fit now that
-        did not before."""
+        did not before, or lacks less."""
         if not self._is_known:
             return True
         place = self._places.get(record.instance_id)
@@ -81,7 +81,9 @@ class ScoreBoard:
             return True
         before, room = self.rooms[record.instance_id], self._room(record)
         self.rooms[record.instance_id] = room
-        return room.spare_blocks > before.spare_blocks
+        return room.spare_blocks > before.spare_blocks or room.lacking_blocks(
+            0
+        ) < before.lacking_blocks(0)
 
     def any_schedulable(self, now_s: float) -> bool:
         if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:

@@ -12,7 +12,6 @@ an admission leaves: what runs goes before what is new.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.core.holding.config import HoldingConfig
@@ -20,6 +19,7 @@ from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.load.room import Room
 from controller.core.load.snapshot import InstanceSnapshot
+from controller.core.value import value
 
 
 class HelpReason(StrEnum):
@@ -31,7 +31,7 @@ class HelpReason(StrEnum):
     BEFORE_EVICTION = "before eviction"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveHead:
     """The queue head `request_id` of `source_id` is to wait on `destination_id`, where it fits."""
 
@@ -40,7 +40,7 @@ class MoveHead:
     destination_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MakeRoom:
     """`lacking_blocks` are to become free on `source_id`, by moves of requests of at most `rank` to
     instances of which `spare_blocks` tells what each can take. `request_id`: for whom; empty for
@@ -109,9 +109,11 @@ def _for_held(
             continue
         lacking = {i: rooms[i].lacking_blocks(held.demand_blocks) for i in instance_ids}
         best = min(instance_ids, key=lambda i: (lacking[i], i))
+        if lacking[best] <= 0:
+            continue
         own = {i: left[i] for i in instance_ids if i != best and left[i] > 0}
         others = {i: blocks for i, blocks in {**spare, **own}.items() if may_move(best, i)}
-        if lacking[best] > 0 and others:
+        if others:
             yield MakeRoom(best, held.request_id, held.rank, lacking[best], others)
 
 

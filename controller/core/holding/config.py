@@ -17,6 +17,13 @@ class HoldingConfig:
     relief_below_steps: float = 12.0
     """An instance whose batch can run no more steps than these has requests moved away before it
     must evict one; 0: it has not."""
+    by_prefill: bool = True
+    """Whether a request that fits on several instances goes to one with little prefill ahead."""
+    by_prefix: bool = True
+    """Whether it counts which of them has the prompt's beginning in its prefix cache."""
+    prefill_slack_tokens: int = 2048
+    """Instances with so many more tokens to compute before the request's first one than the least
+    count as equal: freeness decides."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not."""
     making_room: bool = True
@@ -35,6 +42,7 @@ class HoldingConfig:
             "max_held_reqs",
             "room_to_grow_tokens",
             "expected_output_share",
+            "prefill_slack_tokens",
             "relief_below_steps",
             "reserve_after_s",
         ):

@@ -39,7 +39,7 @@ def kept_for(
         return {}
     kept = _exchanged(reserved, queue, rooms)
     waited_s = now_s - first.since_s
-    most = _most(config, len(rooms), waited_s)
+    most = most_kept(config, len(rooms), waited_s)
     _yield_to(first, kept, queue, most)
     for held in islice(queue, MAX_LOOKED_AT):
         if len(kept) >= most:
@@ -61,7 +61,7 @@ def _keep_another(held: Held, kept: dict[str, Key], rooms: Mapping[str, Room], m
         kept[best.instance_id] = held.key
 
 
-def _most(config: HoldingConfig, num_instances: int, waited_s: float) -> int:
+def most_kept(config: HoldingConfig, num_instances: int, waited_s: float) -> int:
     doublings = min(waited_s / config.share_doubles_s, 64.0)
     share = min(1.0, config.reserved_share * 2.0**doublings)
     return max(1, int(share * num_instances))
@@ -84,23 +84,28 @@ def _exchanged(
     reserved: Mapping[str, Key], queue: HeldQueue, rooms: Mapping[str, Room]
 ) -> dict[str, Key]:
     kept = dict(reserved)
-    least = _least_in_open(rooms, kept)
+    least = least_in_open(rooms, kept)
     for instance_id, key in reserved.items():
         held = queue.get(key)
         if held is None:
             continue
         lacking = rooms[instance_id].lacking_blocks(held.demand_blocks)
-        if least + held.demand_blocks >= EXCHANGED_BELOW * lacking:
+        if no_better_in_open(least, held.demand_blocks, lacking):
             continue  # To look for the best one each time took a quarter of a simulated run.
         best = _least_lacking(rooms.values(), kept, held.demand_blocks)
         if best and best.lacking_blocks(held.demand_blocks) < EXCHANGED_BELOW * lacking:
             del kept[instance_id]
             kept[best.instance_id] = key
-            least = _least_in_open(rooms, kept)
+            least = least_in_open(rooms, kept)
     return kept
 
 
-def _least_in_open(rooms: Mapping[str, Room], kept: Collection[str]) -> float:
+def no_better_in_open(least: float, demand_blocks: int, lacking_blocks: int) -> bool:
+    """Whether a kept instance keeps its place, by what the open rooms lack at the least."""
+    return least + demand_blocks >= EXCHANGED_BELOW * lacking_blocks
+
+
+def least_in_open(rooms: Mapping[str, Room], kept: Collection[str]) -> float:
     """An open room, large enough or not, lacks this and a request's demand at the least."""
     lacking = (room.lacking_blocks(0) for i, room in rooms.items() if i not in kept)
     return min(lacking, default=math.inf)

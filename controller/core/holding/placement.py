@@ -1,7 +1,7 @@
 """Who of the held requests goes where now, and which instances are kept for the first of those
 that fit nowhere.
 
-    first       a request goes, in order, to the freest instance on which it fits
+    first       a request goes, in order, to the best instance on which it fits (`first_token`)
     overtaking  who fits goes ahead of those that do not
     reserved    nothing else is placed on an instance that is kept for a request (`kept`) until it
                 goes, there or elsewhere. So it waits at most for those that run there to leave,
@@ -9,34 +9,23 @@ that fit nowhere.
     ranks       a lower rank overtakes higher ones only when each of them has such an instance
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from controller.core.holding.config import HoldingConfig
+from controller.core.holding.first_token import Cached, Score, best_fitting
 from controller.core.holding.held_queue import Held, HeldQueue, Key
 from controller.core.holding.kept import kept_for
+from controller.core.holding.kept_anew import Settled
 from controller.core.load.room import Room
 
-Score = Callable[[str, int], float]
-"""Of (instance id, rank): larger is better."""
+CachedOf = Callable[[Key], Cached]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     held: Held
     instance_id: str
-
-
-def freest_fitting(
-    rooms: Iterable[Room], demand_blocks: int, rank: int, score: Score
-) -> Room | None:
-    """The room with the best score of those that such a request fits, ties by id."""
-    fitting = [
-        (-score(room.instance_id, rank), room.instance_id, room)
-        for room in rooms
-        if demand_blocks <= room.spare_blocks
-    ]
-    return min(fitting)[-1] if fitting else None
 
 
 class Placement:
@@ -51,9 +40,17 @@ class Placement:
         not in it."""
         self._settled_in: Mapping[str, Room] | None = None
         """The rooms in which nothing was left to do when `place` last ended."""
+        self._settled: Settled | None = None
+        """Of the instances that are kept."""
 
     def place(
-        self, rooms: Mapping[str, Room], score: Score, now_s: float, *, same_or_less: bool = False
+        self,
+        rooms: Mapping[str, Room],
+        score: Score,
+        cached_of: CachedOf,
+        now_s: float,
+        *,
+        same_or_less: bool = False,
     ) -> Iterator[Placed]:
         """One after the other; the caller dispatches each before it asks for the next, so that
         scores are up to date. `rooms` of all schedulable instances, by id; they are changed, and
@@ -62,7 +59,8 @@ class Placement:
         if same_or_less and self._settled_in is rooms:
             # What fitted nowhere still fits nowhere. Most statuses only tell of decoding, and to
             # look at all rooms for each took a sixth of a simulated run.
-            self._reserve(rooms, now_s)
+            if not self.is_settled(rooms, now_s):
+                self._reserve(rooms, now_s)
             return
         self._settled_in = rooms
         self._forget_reserved(rooms)
@@ -71,11 +69,20 @@ class Placement:
             if held is not None and held.demand_blocks <= rooms[instance_id].spare_blocks:
                 yield self._go(held, rooms[instance_id])
         while self.queue:
-            found = self._next(rooms, score)
+            found = self._next(rooms, score, cached_of)
             if found is None:
                 break
             yield self._go(*found)
         self._reserve(rooms, now_s)
+
+    def is_settled(self, rooms: Mapping[str, Room], now_s: float) -> bool:
+        """Whether `place` would do nothing, with `same_or_less`: nothing fits, and the same
+        instances are kept."""
+        return (
+            self._settled_in is rooms
+            and self._settled is not None
+            and self._settled.lasts(rooms, now_s)
+        )
 
     def discard(self, key: Key) -> Held | None:
         """Takes a request out, wherever it stands."""
@@ -92,7 +99,9 @@ class Placement:
 
     # ------------------------------------------------------------------------------------
 
-    def _next(self, rooms: Mapping[str, Room], score: Score) -> tuple[Held, Room] | None:
+    def _next(
+        self, rooms: Mapping[str, Room], score: Score, cached_of: CachedOf
+    ) -> tuple[Held, Room] | None:
         """The first in order that fits and may go, and where to."""
         open_rooms = [room for room in rooms.values() if room.instance_id not in self.reserved]
         largest = max((room.spare_blocks for room in open_rooms), default=0)
@@ -101,7 +110,8 @@ class Placement:
         held = first if first.demand_blocks <= largest else self._overtaking(largest)
         if held is None:
             return None
-        room = freest_fitting(open_rooms, held.demand_blocks, held.rank, score)
+        cached = cached_of(held.key)
+        room = best_fitting(open_rooms, held.demand_blocks, held.rank, score, cached, self.config)
         return None if room is None else (held, room)
 
     def _overtaking(self, largest: int) -> Held | None:
@@ -138,3 +148,5 @@ class Placement:
         if kept != self.reserved:
             self.reserved = kept
             self._settled_in = None
+            return
+        self._settled = Settled.of(kept, self.queue, rooms, self.config, now_s)

@@ -2,12 +2,12 @@
 behind one that does not."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from controller.core.rescheduling.candidate import Candidate
+from controller.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leaving:
     candidate: Candidate
     destination_id: str

@@ -17,7 +17,8 @@ one for longer than any other request (S-L: 129 s)."""
 class Room:
     """`free_blocks` and `num_places` are left by all that runs, waits or is on its way there; while
     anything does, `margin_blocks` stay free for its growth, and the watermark. An idle instance
-    takes what its memory holds, as its engine does."""
+    takes what its memory holds, as its engine does. `prefill_blocks` are those whose tokens all of
+    these are still to compute; what a prefix cache may spare of them is not known."""
 
     instance_id: str
     free_blocks: int
@@ -25,6 +26,8 @@ class Room:
     num_requests: int
     capacity_blocks: int
     growth_blocks: int
+    block_size: int
+    prefill_blocks: int
 
     @classmethod
     def of(
@@ -48,6 +51,8 @@ class Room:
             num_requests,
             snapshot.num_total_blocks,
             blocks_for(room_to_grow_tokens, snapshot.block_size),
+            snapshot.block_size,
+            snapshot.fill_blocks + snapshot.queued_demand_blocks + unreported.demand_blocks,
         )
 
     @property
@@ -61,6 +66,11 @@ class Room:
             return 0
         return self.free_blocks - self.growth_blocks if self.num_requests else self.free_blocks
 
+    @property
+    def prefill_tokens(self) -> int:
+        """How many tokens, in whole blocks, are computed before those of a new request."""
+        return self.block_size * self.prefill_blocks
+
     def lacking_blocks(self, demand_blocks: int) -> int:
         """How much more must be free for a request to fit. It may be negative."""
         return demand_blocks + self.margin_blocks - self.free_blocks
@@ -69,3 +79,4 @@ class Room:
         self.free_blocks -= demand_blocks
         self.num_places -= 1
         self.num_requests += 1
+        self.prefill_blocks += demand_blocks

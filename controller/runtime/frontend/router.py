@@ -16,6 +16,7 @@ from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
 from controller.runtime.frontend.expected_lengths import ExpectedLengths
 from controller.runtime.frontend.known_instances import KnownInstances
+from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_changes import RankChanges
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
@@ -97,6 +98,7 @@ class Router:
             lambda told: mailbox.send(member.controller_address, encode(told), droppable=True),
         )
         self.expected_lengths = ExpectedLengths()
+        self.prompt_prefixes = PromptPrefixes()
         book.on_ended = self._ended
         self.inbox = Inbox(
             {
@@ -261,6 +263,7 @@ class Router:
 
     def _limit(self, limits: FrontendLimits) -> None:
         self.expected_lengths.switch(limits.predict_lengths)
+        self.prompt_prefixes.switch(limits.hash_prefixes)
         self._events.on_limits(limits)
 
     def _answer(self, asked: RequestsAsked) -> None:

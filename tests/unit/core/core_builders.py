@@ -1,7 +1,7 @@
 """Snapshots and events for the core's tests, counted the way a llumlet counts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -100,6 +100,11 @@ def status(
     return StatusReported(snapshot, last_dispatch_seq=seen)
 
 
+def nothing_cached(_key: object) -> Callable[[str], int]:
+    """Of any request: no instance has its prompt's beginning."""
+    return lambda _instance_id: 0
+
+
 def request(
     request_id: str,
     *,
@@ -107,8 +112,18 @@ def request(
     tokens: int = 160,
     rank: int = 0,
     arrival: float = 0.0,
+    prefix_hashes: tuple[int, ...] = (),
 ) -> DispatchRequested:
-    return DispatchRequested(request_id, frontend_id, tokens, rank, arrival)
+    """Each prefix hash is of one more block."""
+    return DispatchRequested(
+        request_id,
+        frontend_id,
+        tokens,
+        rank,
+        arrival,
+        prefix_hashes=prefix_hashes,
+        prefix_hash_tokens=BLOCK_SIZE,
+    )
 
 
 @st.composite

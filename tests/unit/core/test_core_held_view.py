@@ -11,7 +11,7 @@ from controller.core.holding.view import HeldPlace, HeldReason, HeldView, Overta
 from controller.core.load.room import Room
 from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.scheduler_events import InstanceDied, InstanceStarted
-from tests.unit.core.core_builders import request, running, status
+from tests.unit.core.core_builders import nothing_cached, request, running, status
 
 
 def held(number: int, demand: int, rank: int = 0) -> Held:
@@ -19,7 +19,7 @@ def held(number: int, demand: int, rank: int = 0) -> Held:
 
 
 def room(name: str, free: int, *, places: int = 10, num_requests: int = 1) -> Room:
-    return Room(name, free, places, num_requests, 100, 0)
+    return Room(name, free, places, num_requests, 100, 0, 16, 0)
 
 
 def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | float) -> HeldPlace:
@@ -28,7 +28,7 @@ def seen(entries: list[Held], *rooms: Room, number: int = 1, **settings: bool | 
     where = {each.instance_id: each for each in rooms}
     for each in entries:
         placement.queue.push(each)
-        for _ in placement.place(where, lambda instance_id, rank: 0.0, 0.0):
+        for _ in placement.place(where, lambda instance_id, rank: 0.0, nothing_cached, 0.0):
             pass
     found = HeldView(list(placement.queue), placement, where).find(("f", f"r{number}"))
     assert found is not None
@@ -56,7 +56,9 @@ def test_who_is_gone_is_not_overtaken_any_more() -> None:
     placement = Placement(HoldingConfig())
     placement.queue.push(held(1, 60))
     placement.queue.push(held(2, 10))
-    assert len(list(placement.place({"a": room("a", 20)}, lambda *_: 0.0, 0.0))) == 1
+    assert (
+        len(list(placement.place({"a": room("a", 20)}, lambda *_: 0.0, nothing_cached, 0.0))) == 1
+    )
     assert placement.num_overtaken == {("f", "r1"): 1}
     placement.discard(("f", "r1"))
     assert placement.num_overtaken == {}

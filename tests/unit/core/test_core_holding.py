@@ -24,7 +24,7 @@ from controller.core.scheduler_events import (
     StatusReported,
     Ticked,
 )
-from tests.unit.core.core_builders import request, running, status
+from tests.unit.core.core_builders import nothing_cached, request, running, status
 
 FREEST = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}
 
@@ -34,7 +34,7 @@ def held(number: int, demand: int, rank: int = 0, since_s: float = 0.0) -> Held:
 
 
 def room(name: str, free: int, *, num_requests: int = 0, growth: int = 0) -> Room:
-    return Room(name, free, 100, num_requests, 100, growth)
+    return Room(name, free, 100, num_requests, 100, growth, 16, 0)
 
 
 def rooms(**free: int) -> dict[str, Room]:
@@ -44,7 +44,8 @@ def rooms(**free: int) -> dict[str, Room]:
 def place(
     placement: Placement, where: dict[str, Room], now_s: float = 0.0
 ) -> list[tuple[str, str]]:
-    found = placement.place(where, lambda instance_id, _rank: FREEST[instance_id], now_s)
+    score = lambda instance_id, _rank: FREEST[instance_id]  # noqa: E731
+    found = placement.place(where, score, nothing_cached, now_s)
     out = [(each.held.request_id, each.instance_id) for each in found]
     placement.check()
     return out

@@ -28,8 +28,8 @@ HOLDING = HoldingConfig(
 full_place = Placement.place
 
 
-def always_searching(placement, rooms, score, now_s, **_):
-    return full_place(placement, rooms, score, now_s)
+def always_searching(placement, rooms, score, cached_of, now_s, **_):
+    return full_place(placement, rooms, score, cached_of, now_s)
 
 
 def event(dice: random.Random, number: int, sent: dict[str, int]) -> Event:
@@ -84,8 +84,12 @@ def test_the_search_that_is_left_out_would_find_nothing(seed) -> None:
         if isinstance(each, InstanceDied) and number % 5:
             continue
         found = short.handle(each, now_s)
-        with mock.patch.object(Placement, "place", always_searching):
+        with (
+            mock.patch.object(Placement, "place", always_searching),
+            mock.patch.object(Placement, "is_settled", return_value=False),
+        ):
             assert full.handle(each, now_s) == found
+        assert short.placement.reserved == full.placement.reserved  # type: ignore[union-attr]
         assert short.help_blocked(now_s) == full.help_blocked(now_s)
         short.check(now_s)
         num_held += short.num_held

@@ -63,12 +63,14 @@ def test_a_session_stays_on_one_instance() -> None:
     assert sorted(_num_steps(cluster))[:3] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["prefix-aware", "cache-aware"])
+@pytest.mark.parametrize("name", ["prefix-aware", "cache-aware", "llumnix+"])
 def test_prompts_go_where_their_beginning_is_cached(name: str) -> None:
     """Of two long prompts, each a second time with 100 new tokens: only those are computed."""
     first = [TraceRequest(float(n), 1024, 1, prefix_hashes=(n, n + 10)) for n in (0, 1)]
     again = [TraceRequest(float(n + 2), 1124, 1, prefix_hashes=(n, n + 10, n + 20)) for n in (0, 1)]
-    setup = ClusterSetup(A10, sim_policy(name), 2, prefix_caching=True)
+    slack = {"holding.prefill_slack_tokens": 1000} if name == "llumnix+" else {}
+    policy = with_settings(sim_policy(name), slack)
+    setup = ClusterSetup(A10, policy, 2, prefix_caching=True)
     _, outcome = run(setup, Trace("test", [*first, *again], 512))
     expected_s = A10.step_time_s([(100, 1024)], 0, 0)
     assert column(outcome, "ttft_s")[2:] == [pytest.approx(expected_s)] * 2

@@ -132,7 +132,12 @@ class OpenAIFrontend:
         cfg = self._config
         openai_app.adopt_engine_info(config, info, cfg.num_instances)
         levels = {name: rank for rank, name in cfg.level_names.items()}
-        limits = PoolLimits(info.supported_tasks, levels, cfg.num_instances - 1)
+        limits = PoolLimits(
+            info.supported_tasks,
+            levels,
+            cfg.num_instances - 1,
+            bool(config.cache_config.enable_prefix_caching),
+        )
         log_stats = not args.disable_log_stats
         self._llm = PoolLLM(config, self.router, limits, self._grammars, log_stats)
         bounds = replace(cfg.limits, max_token_ids=max_token_ids(info.max_model_len))

@@ -31,6 +31,7 @@ from controller.core.record.request_record import RequestState
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
+from controller.runtime.frontend.prompt_prefixes import HASH_TOKENS
 from controller.runtime.frontend.router import Router
 from controller.runtime.messages.requests import OutputsEmitted
 
@@ -70,6 +71,8 @@ class PoolLimits:
     levels: Mapping[str, int]
     """Rank by name."""
     max_engine_index: int
+    prefix_caching: bool
+    """Of the engines. Without it prompts that begin alike share nothing."""
 
 
 class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to mypy
@@ -133,6 +136,8 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 rank,
                 request.arrival_time,
                 session,
+                self._prefix_hashes(request),
+                HASH_TOKENS,
                 expected_output_tokens=self._router.expected_lengths.expect(
                     request.request_id, session, _max_output_tokens(request)
                 ),
@@ -149,6 +154,13 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             left = GracefulHTTPError("the client left", HTTPStatus.REQUEST_TIMEOUT)
             self._app.fail(request.request_id, left, RequestState.ABORTED)
             raise
+
+    def _prefix_hashes(self, request: EngineCoreRequest) -> tuple[int, ...]:
+        if not self._limits.prefix_caching:
+            return ()
+        adapter = request.lora_request.lora_name if request.lora_request is not None else None
+        token_ids = request.prompt_token_ids or ()
+        return self._router.prompt_prefixes.of(token_ids, request.cache_salt, adapter)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """vLLM calls this when a stop string has ended a request, which counts as finished."""
