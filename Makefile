@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-fidelity paths fuzz attack clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-fidelity paths fuzz attack clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-full       make test, all faults and answers beside vLLM's, the wheel's cluster, many examples"
 	@echo "make test-vllm VERSION=0.31.0"
 	@echo "                     the contract tests on another vLLM, in a venv of its own (2 minutes, 4 GB)"
+	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
@@ -29,6 +30,7 @@ help:
 	@echo "make bench-migration live migration beside stop-and-copy and recompute; the others' steps"
 	@echo "make bench-grammars  costly grammars beside one stream: its gaps, and the engine's memory"
 	@echo "make bench-transfer  throughput of one KV cache link between two processes"
+	@echo "make bench-device-copies  copies of KV blocks on a GPU, alone and beside steps"
 	@echo "make bench-scheduler decision and round times by cluster size; the controller's loop"
 	@echo "make bench-sim       the simulator: decode steps per second of CPU time, by policy; memory"
 	@echo "make bench-tui       the dashboard on a terminal: CPU, update to paint, start, memory (5 minutes)"
@@ -64,8 +66,9 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 # Each time two things side by side: one core checks types while the unit tests wait, and what looks at no
-# running cluster steps back behind the clients of one. There is one such cluster at a time: with two, on
-# two cores, clients were too slow for what they looked at.
+# running cluster steps back behind the clients of one. With two such clusters, on two cores, clients were
+# too slow for what they looked at. One of emulated instances, which mostly sleep, may be a second: by the
+# time that WATCHED_BESIDE is reached, the other lane has emulated ones too, and no test there is in a hurry.
 test: $(STAMP)
 	$(MAKE) -j2 lint test-all-units
 	$(MAKE) -j2 test-clusters test-beside
@@ -74,12 +77,14 @@ test-all-units: $(STAMP)
 	$(BIN)/python -m pytest -n 4 --durations=25 tests/unit $(ARGS)
 
 BESIDE := tests/e2e/test_profile.py tests/e2e/test_starts.py tests/e2e/test_wheel.py
+WATCHED_BESIDE := tests/e2e/test_observe.py
 
 test-clusters: $(STAMP)
-	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE)) $(ARGS)
+	$(BIN)/python -m pytest --durations=25 tests/e2e $(addprefix --ignore=,$(BESIDE) $(WATCHED_BESIDE)) $(ARGS)
 
 test-beside: $(STAMP)
 	TESTS_LANE=1 nice $(BIN)/python -m pytest --durations=25 $(BESIDE) tests/faults tests/contract $(ARGS)
+	TESTS_LANE=1 nice $(BIN)/python -m pytest --durations=25 $(WATCHED_BESIDE) $(ARGS)
 
 test-unit: $(STAMP)
 	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 3 tests/unit \
@@ -106,6 +111,13 @@ $(VLLM_VENV)/.installed: requirements/$(MACHINE).lock
 test-vllm: $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest tests/contract $(ARGS)
 
+# What a GPU does: copies beside steps, then moves between engines on it, with steps one by one and
+# with each scheduled while the one before it runs. Without a GPU the first part is skipped.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu tests/contract/test_vllm_moves*.py $(ARGS)
+	LLUMCTL_TEST_DTYPE=float32 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py $(ARGS)
+	LLUMCTL_TEST_ASYNC=1 $(BIN)/python -m pytest tests/contract/test_vllm_moves.py -k reader $(ARGS)
+
 bench-endpoint: $(STAMP)
 	$(BIN)/python -m benchmarks.endpoint $(ARGS)
 
@@ -120,6 +132,9 @@ bench-grammars: $(STAMP)
 
 bench-transfer: $(STAMP)
 	$(BIN)/python -m benchmarks.transfer $(ARGS)
+
+bench-device-copies: $(STAMP)
+	$(BIN)/python -m benchmarks.device_copies $(ARGS)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)

@@ -27,6 +27,7 @@ class EnginePlan:
     num_engines: int
     num_threads: int
     vocab_size: int
+    kv_bytes_per_token: int
     port: int
     control_port: int
 
@@ -72,9 +73,19 @@ def make_plan(num_engines: int) -> EnginePlan:
         num_engines=num_engines,
         num_threads=plan.num_threads_per_instance,
         vocab_size=config["vocab_size"],
+        kv_bytes_per_token=_kv_bytes_per_token(config, plan.engine_args.get("dtype", "auto")),
         port=port,
         control_port=control_port,
     )
+
+
+def _kv_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
+    """Of a model with full attention in all layers, from its config.json."""
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    element = 4 if "float32" in (dtype, config.get("torch_dtype") if dtype == "auto" else "") else 2
+    per_layer = 2 * config.get("num_key_value_heads", heads) * head_size * element
+    return int(config["num_hidden_layers"] * per_layer)
 
 
 def free_port() -> int:

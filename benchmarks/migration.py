@@ -5,6 +5,9 @@ its frontend saw between the last token of one instance and the first of the oth
 downtime less the step that computed that first token. Stop-and-copy is the same move with one
 stage only. Recompute is what a request of that length waits for its first token: what a move by
 abort and resend would cost. The others' steps are the gaps in streams that do not move.
+
+Another model, and other settings, by the configuration file that LLUMCTL_CONFIG names. The model
+must take 8,192 tokens.
 """
 
 import argparse
@@ -45,7 +48,7 @@ async def measure(
     url = f"http://127.0.0.1:{plan.port}"
     async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
         streams = MovedStreams(plan, http, control)
-        downtimes, slowdowns = Downtimes(streams), Slowdowns(streams)
+        downtimes, slowdowns = Downtimes(streams), Slowdowns(streams, plan.kv_bytes_per_token)
         for case in cases:
             samples = await downtimes.measure(case, options.repeats)
             recompute_s: list[float] = []
@@ -57,7 +60,7 @@ async def measure(
                 | {"recompute_s": recompute_s}
             )
             print(f"  {case}: done", flush=True)
-        for limit in LIMITS_BYTES_PER_S:
+        for limit in options.limits:
             figures["slowdown"].append(await slowdowns.measure(limit, options.repeats))
             print(f"  limit {limit}: done", flush=True)
 
@@ -66,7 +69,7 @@ def main() -> int:
     options = _options()
     console = results.make_console()
     plan = make_plan(2)
-    plan = replace(plan, engine_args=plan.engine_args | {"kv_cache_memory_bytes": KV_BYTES})
+    plan = replace(plan, engine_args=plan.engine_args | {"kv_cache_memory_bytes": options.kv_bytes})
     cluster = MigrationCluster(plan)
     figures: dict[str, Any] = {"cases": [], "slowdown": []}
     code = 0
@@ -141,6 +144,10 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:.1f}"
 
 
+def _limit(text: str) -> float | None:
+    return None if text == "none" else float(text) * 1e6
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.migration",
@@ -150,6 +157,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--only-slowdown", action="store_true", help="of the others, no downtimes")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument(
+        "--kv-bytes", type=int, default=KV_BYTES, help="of an instance's cache; another model's too"
+    )
+    parser.add_argument(
+        "--limits",
+        type=_limit,
+        nargs="*",
+        default=LIMITS_BYTES_PER_S,
+        metavar="MB/S",
+        help="or none",
+    )
     return parser.parse_args()
 
 

@@ -17,7 +17,6 @@ LIMITS_BYTES_PER_S = (None, 200_000_000, 100_000_000, 50_000_000, 25_000_000, 15
 QUIET_S = 0.75
 MOVING_S = 1.0
 MOVING_TOKENS = 7500
-BYTES_PER_TOKEN = 4096
 # Beside its bytes a move takes some steps; and the control API is asked, twice for each. Where
 # engines, frontend and client share two cores, the client may get the answer late.
 MOVE_S = 0.5
@@ -56,8 +55,9 @@ class Slowdown:
 
 
 class Slowdowns:
-    def __init__(self, streams: MovedStreams) -> None:
+    def __init__(self, streams: MovedStreams, kv_bytes_per_token: int) -> None:
         self._streams = streams
+        self._moving_bytes = MOVING_TOKENS * kv_bytes_per_token
 
     async def measure(self, limit: float | None, repeats: int) -> dict[str, Any]:
         """Tokens of three others on each instance while a long prompt moves to and fro, and while
@@ -79,7 +79,7 @@ class Slowdowns:
     async def _round(self, limit: float | None) -> Slowdown:
         for num_failed in range(MAX_TRIES):
             try:
-                return await self._try(needed_s(limit) * MORE_TIME**num_failed)
+                return await self._try(needed_s(limit, self._moving_bytes) * MORE_TIME**num_failed)
             except StreamEndedError as error:
                 print(f"    another try: {error}", flush=True)
         raise RuntimeError(f"in each of {MAX_TRIES} tries a stream ended before its round did")
@@ -128,10 +128,10 @@ class Slowdowns:
         await asyncio.to_thread(self._streams.control.change_settings, patch)
 
 
-def needed_s(limit: float | None) -> float:
+def needed_s(limit: float | None, num_bytes: int) -> float:
     """From the first token of the request that moves to the end of the round: twice a quiet
     time, and moves, of which the last may begin when their time is almost over."""
-    longest_move_s = MOVE_S + (MOVING_TOKENS * BYTES_PER_TOKEN / limit if limit else 0.0)
+    longest_move_s = MOVE_S + (num_bytes / limit if limit else 0.0)
     return 2 * QUIET_S + MOVING_S + longest_move_s
 
 

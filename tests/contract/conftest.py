@@ -1,5 +1,11 @@
 """Real engines for all contract tests; after each of them they must be as empty as before. What
-fails names the touch points with vLLM that it went through."""
+fails names the touch points with vLLM that it went through.
+
+Where torch sees a GPU they run there (`make test-gpu`): with 16-bit floats and FlashAttention, as
+served models do, and with kernels whose results do not depend on what else is in the batch, so that
+tokens can be compared. LLUMCTL_TEST_DTYPE=float32 takes Triton's attention instead.
+LLUMCTL_TEST_ASYNC=1 schedules each step while the one before it runs.
+"""
 
 import os
 
@@ -10,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from controller.adapters.embedded_model import ensure
 from controller.adapters.vllm import environment
@@ -17,12 +24,16 @@ from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.adapters.vllm.engine.group_listeners import listeners
 from tests.contract import touch_points
 
+ON_GPU = torch.cuda.is_available()
+if ON_GPU:
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
 environment.prepare()
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 24
 STEP_TOKENS = 64
-BLOCK_BYTES = BLOCK_SIZE * 4096
+DTYPE = os.environ.get("LLUMCTL_TEST_DTYPE", "bfloat16" if ON_GPU else "float32")
+BLOCK_BYTES = BLOCK_SIZE * (4096 if DTYPE == "float32" else 2048)
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +52,9 @@ def engine_args(model_path: Path) -> dict[str, Any]:
         "max_num_seqs": 8,
         "max_num_batched_tokens": STEP_TOKENS,
         "kv_cache_memory_bytes": (NUM_BLOCKS + 1) * BLOCK_BYTES,
-        "dtype": "float32",
+        "dtype": DTYPE,
         "enforce_eager": True,
+        "async_scheduling": os.environ.get("LLUMCTL_TEST_ASYNC") == "1",
         "scheduling_policy": "priority",
     }
 

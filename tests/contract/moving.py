@@ -12,7 +12,7 @@ from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.ports.frames import Frames
-from controller.ports.moves import ReservedBlocks
+from controller.ports.moves import ReservedBlocks, SuspendedRequest
 
 BUFFER_BLOCKS = 4  # fewer than most moves need: a buffer is used again
 
@@ -199,7 +199,7 @@ class Readers:
             if queued != frm.is_queued(request_id):
                 there.cancel(request_id)
                 return None
-            suspended = frm.suspend(request_id)
+            suspended = self._suspend(request_id)
             if suspended is None:
                 there.cancel(request_id)
                 return None
@@ -219,14 +219,25 @@ class Readers:
         self.at[request_id] = to
         return reserved
 
+    def _suspend(self, request_id: str) -> SuspendedRequest | None:
+        """Once the step in flight, if there is one, has given the request its token."""
+        source = self.at[request_id]
+        suspended = source.moves.suspend(request_id)
+        while suspended is None and request_id in source.moves._suspended:
+            self.step(source)
+            if request_id in source._scheduler.requests:
+                suspended = source.moves.suspend(request_id)
+        return suspended
+
     def _move_to_itself(self, request_id: str, corrupt: Any) -> ReservedBlocks | MoveRefusal | None:
         engine = self.at[request_id]
         moves, blocks = engine.moves, engine.moves.blocks
         if not engine.snapshot("i-0", 1).num_free_blocks and not moves.is_queued(request_id):
             return MoveRefusal.NO_BLOCKS  # it may need one for its next token
         outputs = moves.outputs(request_id)
-        suspended = moves.suspend(request_id)
-        assert suspended is not None
+        suspended = self._suspend(request_id)
+        if suspended is None:
+            return None
         buffer = blocks.buffer(max(1, len(suspended.block_ids)))
         content = blocks.gather(suspended.block_ids, buffer)
         if corrupt is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BLOCK_BYTES, BLOCK_SIZE, STEP_TOKENS
+from conftest import BLOCK_BYTES, BLOCK_SIZE, DTYPE, ON_GPU, STEP_TOKENS
 
 from controller.adapters.vllm.engine.engine import VllmEngine
 from controller.core.migration.refusals import MoveRefusal
@@ -495,6 +495,10 @@ def test_copied_blocks_serve_others_by_the_prefix_cache(readers: Readers, swappe
 # -- all together -------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    ON_GPU and DTYPE != "float32",
+    reason="with FlashAttention three requests in one batch get other tokens than alone, unmoved",
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_many_moves_with_few_blocks(readers: Readers, seed: int) -> None:
     """14 mixed requests, of which half would fill an engine: reservations fail, requests are

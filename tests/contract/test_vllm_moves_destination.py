@@ -286,7 +286,7 @@ def test_a_state_that_does_not_fit_changes_nothing(engine: VllmEngine, readers: 
         changed(output_token_ids=good.output_token_ids + [500] * 24),
         changed(generator=None),
         changed(generator=b""),
-        changed(generator=b"not of this kind"),
+        changed(generator=b"neither a CPU's nor a GPU's"),
         changed(output_token_ids="five"),
         changed(num_preemptions=-0.5),
     ]

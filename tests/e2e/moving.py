@@ -117,7 +117,7 @@ class Stream:
             json=self._body,
             headers=headers,
             timeout=120,
-            verify=_NO_CERTIFICATES,
+            verify=self._cluster.tls or _NO_CERTIFICATES,
         ) as response:
             if response.status_code != 200:
                 self.error = response.read()

@@ -1,16 +1,13 @@
 """Requests that the controller holds under llumnix+: what operators see of them, do with them, and
 what becomes of them when the cluster stops. On emulated instances, whose every token is checked."""
 
-import itertools
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.token_sequence import start
 from controller.api.wire.models import RequestStatus
 from controller.api.wire.operations import (
     AbortRequest,
@@ -19,9 +16,8 @@ from controller.api.wire.operations import (
     UndrainRequest,
 )
 from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.moving import Stream
+from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import done
-from tests.emulated_answers import first_wrong
 
 CONFIG = """
 [cluster]
@@ -29,7 +25,7 @@ engine = "emulated"
 instances = 2
 
 [emulated]
-speed = 0.5
+speed = 1.0
 num_blocks = 129
 
 [scheduler]
@@ -47,24 +43,11 @@ FULL, NUM_STEPS = 1600, 380
 """One such request fills an instance: 100 of its 127 blocks, and in the end 124."""
 HELD = 480
 """Tokens that take 30 blocks: they fit on neither."""
-_numbers = itertools.count(1)
 
 
-class Answer(Stream):
-    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int) -> None:
-        number = next(_numbers)
-        self.prompt, self.num_output = [300 + number] * num_prompt, num_output
-        body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True}
-        super().__init__(cluster, "/v1/completions", body, f"held-{number}-")
-
-    def check(self) -> None:
-        (read,) = self.result()
-        assert len(read.token_ids) == self.num_output, self.name
-        assert first_wrong(start(self.prompt), read.token_ids) is None, self.name
-
-    def held(self, client: ControlClient) -> RequestStatus | None:
-        found = [item for item in queue(client) if self.name in item.client_id]
-        return found[0] if found else None
+def status_of(client: ControlClient, answer: Answer) -> RequestStatus | None:
+    """While it is held."""
+    return next((item for item in queue(client) if answer.name in item.client_id), None)
 
 
 def queue(client: ControlClient) -> list[RequestStatus]:
@@ -87,15 +70,12 @@ def full(
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("held") / "c.toml"
-    path.write_text(CONFIG)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def cluster(base_env: dict[str, str], config: str) -> Iterator[Cluster]:
-    cluster = Cluster(base_env, name="held", up_args=("--config", config))
+def cluster(
+    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    config = tmp_path_factory.mktemp("held") / "c.toml"
+    config.write_text(CONFIG)
+    cluster = Cluster(base_env, name="held", up_args=("--config", str(config)))
     with cluster.running():
         yield cluster
 
@@ -127,12 +107,12 @@ def test_they_are_seen_and_operated_on(cluster: Cluster, client: ControlClient) 
     assert explained.waiting is not None
     assert "is kept for it and lacks" in explained.waiting.why
 
-    second_status = second.held(client)
+    second_status = status_of(client, second)
     assert second_status is not None
     client.abort(second_status.id, AbortRequest(reason="too much"))
     wait_for(lambda: second.ended, "the end that its client is told")
     assert "an operator ended this request" in str(second.error)
-    assert second.held(client) is None
+    assert status_of(client, second) is None
 
     client.drain(str(kept), DrainRequest(reason="test"))
     (other,) = [item.id for item in status.instances if item.id != kept]
@@ -141,8 +121,7 @@ def test_they_are_seen_and_operated_on(cluster: Cluster, client: ControlClient) 
         "another instance to be kept",
     )
     client.undrain(str(kept), UndrainRequest(reason="test"))
-    for each in (*running, first, third):
-        each.check()
+    check((*running, first, third))
     assert client.status().held is None
 
 
@@ -154,32 +133,12 @@ def test_one_whose_client_leaves_is_forgotten(cluster: Cluster, client: ControlC
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
         wait_for(lambda: len(queue(client)) == 2, "the client's request to be held")
     wait_for(lambda: len(queue(client)) == 1, "the request of the client that left to be forgotten")
-    assert first.held(client) is not None
-    for each in (*running, first):
-        each.check()
+    assert status_of(client, first) is not None
+    check((*running, first))
 
 
 def test_down_serves_them_within_its_grace(cluster: Cluster, client: ControlClient) -> None:
     running, held = full(cluster, client, 2)
     done(cluster, "down", "--timeout", "100")
-    for each in (*running, *held):
-        each.check()
+    check((*running, *held))
     assert not cluster.leftovers()
-
-
-@pytest.mark.parametrize("how", [("--now",), ("--timeout", "2")], ids=["now", "at-the-deadline"])
-def test_down_ends_each_with_an_error(
-    base_env: dict[str, str], config: str, how: tuple[str, ...]
-) -> None:
-    cluster = Cluster(base_env, name="held-cut", up_args=("--config", config))
-    with cluster.running(), cluster.control() as client:
-        running, held = full(cluster, client, 2)
-        done(cluster, "down", *how)
-        for each in (*running, *held):
-            wait_for(lambda each=each: each.ended, f"the end of {each.name}")
-            assert _is_stopped(each.error), (each.name, each.error)
-        assert not cluster.leftovers()
-
-
-def _is_stopped(error: Any) -> bool:
-    return error is not None and "stop" in str(error).lower()

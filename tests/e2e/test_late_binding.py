@@ -4,49 +4,34 @@ at the controller, and nothing of it is lost, whoever dies.
 Every token of every answer is checked.
 """
 
-import itertools
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.token_sequence import start
 from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.moving import Stream
+from tests.e2e.emulated import NUM_INSTANCES, Answer, check, held, one_on_each
 from tests.e2e.steering import Story, change, left_as_found
-from tests.emulated_answers import first_wrong
 
-NUM_INSTANCES = 3
-CONFIG = f"""
-[cluster]
-engine = "emulated"
-instances = {NUM_INSTANCES}
-
-[scheduler]
-policy = "llumnix+"
-
-[emulated]
-speed = 2.0
-num_blocks = 129
-"""
-"""127 blocks of 16 tokens for requests on each."""
-NUM_CROWD = 24
+NUM_CROWD = 8 * NUM_INSTANCES
 """Of 400 tokens each: four fit on an instance, beside room to grow."""
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("late") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="late", up_args=("--config", str(config)))
-    with cluster.running():
-        yield cluster
+def cluster(six: Cluster) -> Cluster:
+    return six
+
+
+@pytest.fixture(autouse=True)
+def late_binding(cluster: Cluster) -> Iterator[None]:
+    with cluster.control() as client:
+        change(client, {"scheduler.policy": "llumnix+"})
+    yield
+    with cluster.control() as client:  # perhaps of another controller
+        change(client, {"scheduler.policy": "llumnix"})
 
 
 @pytest.fixture
@@ -55,34 +40,11 @@ def client(cluster: Cluster) -> Iterator[ControlClient]:
         yield client
 
 
-class Answer(Stream):
-    """An answer of so many tokens to a prompt of so many, which is no other's."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, cluster: Cluster, num_prompt: int, num_output: int) -> None:
-        number = next(Answer._numbers)
-        self.prompt = [300 + number] * num_prompt
-        self.num_output = num_output
-        body: dict[str, Any] = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True}
-        super().__init__(cluster, "/v1/completions", body, f"late-{number}-")
-
-    def check(self) -> None:
-        (read,) = self.result()
-        assert len(read.token_ids) == self.num_output, self.name
-        assert first_wrong(start(self.prompt), read.token_ids) is None, self.name
-
-
 def crowd(cluster: Cluster, client: ControlClient, num_output: int = 200) -> list[Answer]:
     """More than fits, some of it held."""
     found = [Answer(cluster, 400, num_output) for _ in range(NUM_CROWD)]
     wait_for(lambda: client.status().num_held_reqs >= NUM_CROWD // 4, "held requests")
     return found
-
-
-def check(answers: Sequence[Answer]) -> None:
-    for each in answers:
-        each.check()
 
 
 def test_what_fits_nowhere_waits_at_the_controller_and_ends_in_its_turn(
@@ -130,11 +92,10 @@ def test_held_requests_outlive_their_controller(cluster: Cluster) -> None:
 def test_a_request_goes_elsewhere_when_the_instance_dies_that_was_kept_for_it(
     cluster: Cluster, client: ControlClient
 ) -> None:
-    """It needs all of an instance, and on each runs one that fits on no other beside what is there,
-    for 10 s at least."""
-    others = [Answer(cluster, 1000, 900) for _ in range(NUM_INSTANCES)]
-    wait_for(lambda: all(each.num_tokens for each in others), "one on each")
-    large = Answer(cluster, 1900, 5)
+    """It needs all of an instance, and on each runs one that fits on no other beside what is
+    there."""
+    others = one_on_each(cluster, client)
+    (large,) = held(cluster, client, 1)
     kept = wait_for(
         lambda: (held := client.status().held) and held.head.instance_id,
         "an instance to be kept for it",

@@ -24,6 +24,8 @@ from controller.api.token_sequence import start
 from controller.sim.workload.formats.trace_file import read_trace
 from tests.certificates import make
 from tests.e2e.cluster import PATIENCE_S, Cluster, hear_interrupts, marked_processes, wait_for
+from tests.e2e.emulated import NUM_BLOCKS, check_cut, held, one_on_each
+from tests.e2e.steering import change
 from tests.emulated_answers import first_wrong
 from tests.unit.tui.pty_process import terminal
 
@@ -35,8 +37,11 @@ def emulated(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Over https: `up` prints such a URL, `bench` believes the certificate, whatever its name."""
-    certificate, key = make(tmp_path_factory.mktemp("tls"), "chat.example")
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = make(folder, "chat.example")
+    config = folder / "c.toml"
+    config.write_text(f"[emulated]\nnum_blocks = {NUM_BLOCKS}\n")
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--config", str(config))
     cluster = Cluster(
         base_env,
         name="emu",
@@ -121,7 +126,7 @@ def test_every_token_of_many_streams_is_the_right_one(
 def test_what_happened_to_a_request_can_be_read(
     emulated: Cluster, its_client: openai.OpenAI
 ) -> None:
-    chunks = stream(its_client, [400, 401, 402], 4000, priority=-1)
+    chunks = stream(its_client, [400, 401, 402], 2000, priority=-1)
     first = next(iter(chunks))
     (live,) = rows(emulated.run("requests", "-o", "jsonl", "--state", "running"))
     assert live["client_id"].startswith(first.id)
@@ -216,9 +221,9 @@ def test_load_leaves_no_token_lost_or_doubled(emulated: Cluster, tmp_path: Path)
     done = emulated.run(
         "bench",
         "--rate",
-        "4",
+        "8",
         "--duration",
-        "10",
+        "5",
         "--lengths",
         "64,40",
         "--seed",
@@ -435,7 +440,7 @@ def new_answers(cluster: Cluster) -> set[int]:
 
 
 def test_a_frontend_that_hangs_or_dies_costs_no_new_connection(emulated: Cluster) -> None:
-    """The last test of this cluster: it goes on with one frontend while the other starts again."""
+    """The cluster goes on with one frontend while the other starts again."""
     victim = psutil.Process(emulated.status()["frontends"][0]["pid"])
     victim.suspend()
     wait_for(lambda: victim.status() == psutil.STATUS_STOPPED, "the frontend to stand still", 5)
@@ -453,3 +458,11 @@ def test_a_frontend_that_hangs_or_dies_costs_no_new_connection(emulated: Cluster
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         with pytest.raises(OSError, match="in use"):
             stranger.bind(("127.0.0.1", emulated.port))
+
+
+def test_down_at_once_ends_what_runs_and_what_is_held(emulated: Cluster) -> None:
+    """The last test of this cluster."""
+    with emulated.control() as client:
+        change(client, {"scheduler.policy": "llumnix+"})
+        found = [*one_on_each(emulated, client), *held(emulated, client, 2)]
+    check_cut(emulated, found, "--now")

@@ -4,12 +4,11 @@ Every token of every answer is checked (`controller.api.token_sequence`): nothin
 however often, may lose, double or change one.
 """
 
-import itertools
 import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,14 +17,23 @@ import httpx
 import pytest
 
 from controller.api.client import ControlClient
-from controller.api.token_sequence import start
-from controller.api.wire.models import Event, RequestStatus
+from controller.api.wire.models import Event
 from controller.api.wire.operations import PriorityRequest
+from tests.e2e import emulated
 from tests.e2e.cluster import Cluster, hear_interrupts, wait_for
-from tests.e2e.moving import Stream
+from tests.e2e.emulated import (
+    CONFIG,
+    NUM_INSTANCES,
+    TARGET_BLOCKS,
+    check,
+    check_cut,
+    held,
+    one_on_each,
+)
 from tests.e2e.steering import (
     Load,
     Story,
+    change,
     done,
     drain,
     ids_of,
@@ -36,47 +44,18 @@ from tests.e2e.steering import (
     num_used_blocks,
     undrain,
 )
-from tests.emulated_answers import first_wrong
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NUM_INSTANCES = 6
-NUM_BLOCKS = 129
-"""Of 16 tokens: 127 that requests may use, 1 that is vLLM's null block, 1 of the watermark."""
-CONFIG = f"""
-[cluster]
-engine = "emulated"
-instances = {NUM_INSTANCES}
-
-[emulated]
-speed = 2.0
-num_blocks = {NUM_BLOCKS}
-
-[[priority]]
-name = "normal"
-rank = 0
-
-[[priority]]
-name = "high"
-rank = 1
-target_load_tokens = 640
-"""
-TARGET_BLOCKS = 40
 NUM_CLIENTS = NUM_INSTANCES * 3 // 2
 NUM_STEPS = 10
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("steering") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="steer", up_args=("--config", str(config)))
-    with cluster.running():
-        yield cluster
+def cluster(six: Cluster) -> Cluster:
+    return six
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def client(cluster: Cluster) -> Iterator[ControlClient]:
     with cluster.control() as client, left_as_found(client):
         yield client
@@ -84,27 +63,12 @@ def client(cluster: Cluster) -> Iterator[ControlClient]:
     Answer.all.clear()
 
 
-class Answer(Stream):
-    """An answer of so many tokens to a prompt of so many, which is no other's."""
-
+class Answer(emulated.Answer):
     all: ClassVar[list["Answer"]] = []
-    _numbers = itertools.count(1)
 
     def __init__(self, cluster: Cluster, num_prompt: int, num_output: int, **extra: Any) -> None:
-        number = next(Answer._numbers)
-        self.prompt = [300 + number] * num_prompt
-        self.num_output = num_output
-        body = {"prompt": self.prompt, "max_tokens": num_output, "ignore_eos": True, **extra}
-        super().__init__(cluster, "/v1/completions", body, f"steer-{number}-")
+        super().__init__(cluster, num_prompt, num_output, **extra)
         Answer.all.append(self)
-
-    def check(self) -> None:
-        (read,) = self.result()
-        assert len(read.token_ids) == self.num_output, self.name
-        assert first_wrong(start(self.prompt), read.token_ids) is None, self.name
-
-    def status(self, client: ControlClient) -> RequestStatus:
-        return client.request(self.live(client)[0].id)
 
 
 def answers(cluster: Cluster, count: int, num_prompt: int, num_output: int) -> list[Answer]:
@@ -113,11 +77,6 @@ def answers(cluster: Cluster, count: int, num_prompt: int, num_output: int) -> l
     for each in found:
         each.wait_tokens(1)
     return found
-
-
-def check(answers: Iterable[Answer]) -> None:
-    for each in answers:
-        each.check()
 
 
 def test_an_overloaded_instance_is_relieved_before_it_evicts(
@@ -344,11 +303,11 @@ def test_what_is_tuned_is_tried_kept_and_taken_back(
     and what is not kept there is what `get --toml` prints."""
     key, none = "migration.not_back_s", client.drains().drains
     low, high = "migration.source_below_steps=100000", "migration.destination_above_steps=200000"
-    (busy,) = answers(cluster, 1, 64, 300)
+    (busy,) = answers(cluster, 1, 64, 600)
+    where = str(busy.status(client).instance_id)
     tried = json_of(cluster, "set", low, high, "--dry-run", code=10)
     roles = {role["instance_id"]: role for role in tried["roles"]}
     assert set(roles) == set(ids_of(client))
-    where = str(busy.status(client).instance_id)
     assert roles[where]["then"] == "source", "it has a request, which must leave"
     assert {role["now"] for role in roles.values()} == {"destination"}
     assert {role["then"] for name, role in roles.items() if name != where} == {"neither"}
@@ -444,3 +403,11 @@ def test_the_example_of_priorities(cluster: Cluster, client: ControlClient) -> N
     ]
     levels = [event.level for event in story.events("finished")]
     assert (levels.count("high"), levels.count("normal")) == (2, 4)
+
+
+@pytest.mark.last
+def test_down_ends_what_runs_and_what_is_held_at_its_deadline(cluster: Cluster) -> None:
+    with cluster.control() as client:
+        change(client, {"scheduler.policy": "llumnix+"})
+        found = [*one_on_each(cluster, client), *held(cluster, client, 2)]
+    check_cut(cluster, found, "--timeout", "2")

@@ -46,6 +46,7 @@ def test_measured_or_estimated() -> None:
     assert {name: load_profile(name).measured for name in profile_names()} == {
         "a10-llama-7b": True,
         "a10x4-llama-30b": False,
+        "h100-llama-7b": True,
         "h100-llama-8b": False,
     }
 
@@ -196,7 +197,10 @@ def test_no_watermark_is_fine(text: str, tmp_path: Path) -> None:
     ("name", "complaint"),
     [
         ("a10-lama-7b", "there is no profile 'a10-lama-7b': did you mean a10-llama-7b?"),
-        ("zzz", "no profile 'zzz': there are a10-llama-7b, a10x4-llama-30b, h100-llama-8b"),
+        (
+            "zzz",
+            "no profile 'zzz': there are a10-llama-7b, a10x4-llama-30b, h100-llama-7b",
+        ),
         ("no/such/file", "cannot read the profile no/such/file"),
         ("file.toml", "cannot read the profile file.toml"),
     ],

@@ -1,5 +1,6 @@
 """The measurement, on an emulated engine in virtual time: what it keeps to comes out again."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -124,6 +125,56 @@ def test_what_lies_between_two_steps_counts() -> None:
         engine.add(64, 20)
         engine.step()
         assert engine.step().time_s == pytest.approx(PROFILE.step_time_s([], 1, 65) + 0.01)
+
+
+class PipelinedEngine:
+    """Launches each step before the one ahead of it has ended, as vLLM does on a GPU, and returns
+    what the one ahead has put out. Of each step the host takes `HOST_S` before the launch, and as
+    much after it."""
+
+    HOST_S = 0.002
+
+    def __init__(self, profile: LatencyProfile, clock: Clock) -> None:
+        config = ModelConfig.of(profile, prefix_caching=False)
+        self._device = Clock()
+        self._clock = clock
+        self._engine = EmulatedEngine(
+            profile, config, 1.0, lambda _: None, clock=self._device, sleep=self._device.sleep
+        )
+        self._free_s = 0.0
+        self._launched: deque[tuple[float, Any]] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def has_work(self) -> bool:
+        return self._engine.has_work() or bool(self._launched)
+
+    def step(self) -> Any:
+        self._clock.sleep(self.HOST_S)
+        if self._engine.has_work():
+            began_s = self._device()
+            outputs = self._engine.step()
+            self._free_s = max(self._free_s, self._clock()) + self._device() - began_s
+            self._launched.append((self._free_s, outputs))
+            if len(self._launched) == 1:
+                return []
+        ends_s, outputs = self._launched.popleft()
+        self._clock.sleep(max(0.0, ends_s - self._clock()))
+        self._clock.sleep(self.HOST_S)
+        return outputs
+
+
+def test_of_steps_that_are_launched_ahead_the_mixed_ones_are_left_out() -> None:
+    clock, sizes = Clock(), sizes_of(PROFILE)
+    pipelined: Any = PipelinedEngine(PROFILE, clock)
+    with DrivenEngine(pipelined, make_request, 0.005, clock) as engine:
+        points = measure(engine, sizes, grid_of(sizes), 1, lambda _: None)
+    assert not points.mixed
+    for point in points.decode:
+        (step,) = point.steps
+        wanted_s = PROFILE.step_time_s([], step.num_decoding, step.num_context_tokens)
+        assert point.time_s == pytest.approx(wanted_s, rel=0.01), step
 
 
 def test_a_step_tells_what_it_did() -> None:
