@@ -34,8 +34,8 @@ Matched = Annotated[
     bool,
     typer.Option(
         "--matched",
-        help="Of figure11's traces, at shares of the rate at which P99 TTFT of infaas++ is 30 s;"
-        " llumnix+ beside the others.",
+        help="Of figure11's traces, or figure13's bursts, at shares of the rate at which P99 TTFT"
+        " of infaas++ is 30 s; llumnix+ beside the others.",
     ),
 ]
 Shares = Annotated[
@@ -78,9 +78,9 @@ def paper(
     options.check_plot(plot)
     if plot is not None and str(plot) == "-":
         raise UsageError("--plot: a figure needs a file", "--plot figure.svg")
-    if matched and (figure is not FigureName.FIGURE11 or middle):
+    if matched and (middle or figure not in (FigureName.FIGURE11, FigureName.FIGURE13)):
         raise UsageError(
-            "--matched: it has the traces of figure11, and loads of its own",
+            "--matched: it is for figure11's traces and figure13's bursts, at loads of its own",
             "llumctl simulate paper figure11 --matched",
         )
     if not matched and (load or knee):

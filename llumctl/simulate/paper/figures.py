@@ -5,7 +5,7 @@ chosen by what came out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from controller.model.config import Mode
@@ -122,6 +122,18 @@ def matched(knees: Mapping[str, float], shares: Sequence[float]) -> Experiment:
     cases = [Case(name, share, share * rate) for name, rate in knees.items() for share in shares]
     ours = ["llumnix", "llumnix+"]
     return Experiment("matched", "LOAD", "infaas++", ours, MATCHED_METRICS, cases, mode="chunked")
+
+
+def matched_bursts(knee: float, shares: Sequence[float]) -> Experiment:
+    """Figure 13's bursts and priorities at these shares of the knee of its trace."""
+    bursts = figure(FigureName.FIGURE13)
+    cases = [
+        replace(case, workload=f"{share:g} of the knee", rate=share * knee, lengths=case.workload)
+        for share in shares
+        for case in bursts.cases
+    ]
+    ours = ["llumnix", "llumnix+"]
+    return replace(bursts, name="matched", ours=ours, cases=cases, mode="chunked")
 
 
 def middle(experiment: Experiment) -> list[Case]:

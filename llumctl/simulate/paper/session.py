@@ -21,6 +21,7 @@ from llumctl.simulate.paper.figures import (
     Experiment,
     figure,
     matched,
+    matched_bursts,
     middle,
     scaling,
     settings,
@@ -57,7 +58,13 @@ def simulate(asked: Asked, num_workers: int | None, plot: Path | None, *, as_jso
         UsageError: what is asked for is not in the figure, or cannot be carried out.
     """
     knees = _knees(asked, num_workers) if asked.matched else {}
-    experiment = matched(knees, asked.shares) if asked.matched else figure(asked.figure)
+    if not asked.matched:
+        experiment = figure(asked.figure)
+    elif asked.figure is FigureName.FIGURE13:
+        (knee,) = knees.values()
+        experiment = matched_bursts(knee, asked.shares)
+    else:
+        experiment = matched(knees, asked.shares)
     if asked.mode is not None:
         experiment = replace(experiment, mode=asked.mode)
     if asked.figure in SCALED and experiment.mode == "chunked":
@@ -137,9 +144,10 @@ def _chosen(asked: Asked, known: Sequence[str]) -> list[str]:
 
 def _knees(asked: Asked, num_workers: int | None) -> dict[str, float]:
     """Of each workload, as `llumctl simulate knee` finds it, unless it is given."""
-    known = [*GENERATED, *REAL]
+    is_burst = asked.figure is FigureName.FIGURE13
+    known = figure(asked.figure).workloads if is_burst else [*GENERATED, *REAL]
     for name in asked.knees:
-        one_of(name, known, "--knee", "a trace of figure11")
+        one_of(name, known, "--knee", f"a trace of {asked.figure}")
     found = {}
     with Workers(num_workers) as workers, ProgressBar() as bar:
         for name in _chosen(asked, known):

@@ -21,6 +21,7 @@ from llumctl.simulate.paper.figures import (
     Experiment,
     figure,
     matched,
+    matched_bursts,
     middle,
     settings,
 )
@@ -223,6 +224,16 @@ def test_matched_loads_are_shares_of_the_knee() -> None:
     assert experiment.policies("M-M") == ["infaas++", "llumnix", "llumnix+"]
 
 
+def test_bursts_at_matched_load_keep_the_figure_but_for_the_rate() -> None:
+    experiment = matched_bursts(40.0, (0.5, 1.0))
+    assert experiment.mode == "chunked"
+    assert experiment.policies("S-S") == ["llumnix-base", "llumnix", "llumnix+"]
+    assert [(case.x, case.cv, case.rate, case.requests) for case in experiment.cases] == [
+        (cv, cv, rate, "S-S") for rate in (20.0, 40.0) for cv in (2.0, 4.0, 6.0, 8.0)
+    ]
+    assert {case.high_fraction for case in experiment.cases} == {0.1}
+
+
 def test_thresholds_are_the_authors_and_ours_keeps_its_defaults() -> None:
     assert settings("llumnix", "L-L") == {"migration.guard": "off"}
     assert settings("llumnix", "S-L") == {
@@ -360,11 +371,21 @@ def test_matched_load_takes_the_knees_that_are_given(capsys: Captured, tmp_path:
     assert picture.read_text().startswith("<?xml")
 
 
+def test_matched_bursts_are_shown_by_rank(capsys: Captured) -> None:
+    options = ["--matched", "--load", "1", "--knee", "S-S=4"]
+    found = as_json(capsys, "simulate", "paper", "figure13", *options)
+    assert (found["figure"], found["mode"], found["knees"]) == ("matched", "chunked", {"S-S": 4.0})
+    assert {each["rate"] for each in found["points"]} == {4.0}
+    assert {each["rank"] for each in found["points"]} == {0, 1}
+    assert {each["policy"] for each in found["runs"]} == {"llumnix-base", "llumnix", "llumnix+"}
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["figure11", "-w", "M-N"], "is not a trace of figure11"),
-        (["figure13", "--matched"], "figure11 --matched"),
+        (["figure12", "--matched"], "figure11 --matched"),
+        (["figure13", "--matched", "--knee", "M-M=7"], "a trace of figure13"),
         (["figure11", "--load", "1"], "belong to --matched"),
         (["figure11", "--matched", "--knee", "M-M"], "NAME=RATE"),
         (["figure11", "--matched", "--knee", "Q-Q=3", "-w", "M-M"], "a trace of figure11"),
