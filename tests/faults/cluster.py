@@ -63,10 +63,15 @@ class Client:
         wait_for(
             lambda: len(self.read().tokens) >= num or self.read().over,
             f"{num} tokens of {self.request_id}",
+            progress=lambda: len(self.read().tokens),
         )
 
     def wait_over(self) -> Reading:
-        wait_for(lambda: self.read().over, f"an end of {self.request_id}")
+        wait_for(
+            lambda: self.read().over,
+            f"an end of {self.request_id}",
+            progress=lambda: len(self.read().tokens),
+        )
         return self.read()
 
 
