@@ -44,7 +44,9 @@ def _no_engines(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         words = [args] if isinstance(args, str | bytes | Path) else args
         started = {Path(str(word)).name for word in words}
         assert not started & NOT_STARTED, f"a unit test started {args}"
-        assert request.node.get_closest_marker("process"), f"not marked `process`: {args}"
+        # The plotting library's first import in a home folder, where fontconfig is installed.
+        if "fc-list" not in started:
+            assert request.node.get_closest_marker("process"), f"not marked `process`: {args}"
         start(self, args, *others, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", start_what_may)
