@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_plan import plan_leaving, plan_room
+from controller.core.holding.room_moves import departures, head_to_leave
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
@@ -119,55 +119,31 @@ class SimRescheduler:
             source.between_steps(partial(help_it, source, order))  # type: ignore[arg-type]
 
     def _move_head(self, source: SimInstance, order: MoveHead) -> None:
-        destination_id = order.destination_id
-        if not self._may_begin(source.instance_id, destination_id):
+        if self._num_may_begin(source) <= 0 or not self._is_open(order.destination_id):
             return
-        for candidate in self._candidates(source):
-            movable = candidate.queued and candidate.refusal is None and not candidate.outgoing
-            if candidate.request_id == order.request_id and movable:
-                self._begin(source, self._instances[destination_id], candidate)
+        head = head_to_leave(order, self._candidates(source), self.config)
+        if head is not None:
+            self._begin(source, self._instances[order.destination_id], head)
 
     def _make_room(self, source: SimInstance, order: MakeRoom) -> None:
-        source_id = source.instance_id
-        if source.status().num_queued > 1:
-            self._let_go(source, order)
-        on_their_way = sum(
-            move.candidate.num_freed_blocks
-            for move in self._moves.values()
-            if move.source is source and not move.candidate.queued
-        )
-        lacking_blocks = order.lacking_blocks - on_their_way
-        if lacking_blocks <= 0 or self._num_moves[source_id] >= self._max_moves:
-            return
+        num_may_begin = self._num_may_begin(source)
         spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
-        if sum(spare.values()) <= lacking_blocks:
-            return  # A request needs more there than it frees here.
-        plan = plan_room(
-            self._candidates(source),
-            lacking_blocks,
-            spare,
-            source.engine.config.block_size,
-            order.rank,
-        )
-        if len(plan) + self._num_moves[source_id] > self._max_moves:
+        if num_may_begin <= 0 or not spare:
             return
-        for leaving in plan:
+        found = departures(
+            replace(order, spare_blocks=spare),
+            self._candidates(source),
+            source.engine.config.block_size,
+            num_may_begin,
+            self._max_moves,
+            self.config,
+        )
+        for leaving in (*found.let_go, *found.plan):
             destination = self._instances[leaving.destination_id]
             self._begin(source, destination, leaving.candidate)
 
-    def _let_go(self, source: SimInstance, order: MakeRoom) -> None:
-        spare = {i: blocks for i, blocks in order.spare_blocks.items() if self._is_open(i)}
-        if not spare or self._num_moves[source.instance_id] >= self._max_moves:
-            return
-        for leaving in plan_leaving(
-            self._candidates(source), order.request_id, spare, source.engine.config.block_size
-        ):
-            if self._may_begin(source.instance_id, leaving.destination_id):
-                destination = self._instances[leaving.destination_id]
-                self._begin(source, destination, leaving.candidate)
-
-    def _may_begin(self, source_id: str, destination_id: str) -> bool:
-        return self._num_moves[source_id] < self._max_moves and self._is_open(destination_id)
+    def _num_may_begin(self, source: SimInstance) -> int:
+        return self._max_moves - self._num_moves[source.instance_id]
 
     def _is_open(self, destination_id: str) -> bool:
         destination = self._instances.get(destination_id)

@@ -26,6 +26,8 @@ def plan_room(
     `spare_blocks` by destination. Each leaving request takes one block more there than it holds,
     as it decodes on. Only requests of at most `highest_rank` leave.
     """
+    if sum(spare_blocks.values()) <= lacking_blocks:
+        return []  # A request takes more there than it frees here.
     movable = [
         c
         for c in candidates

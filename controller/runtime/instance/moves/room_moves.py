@@ -9,27 +9,24 @@ them refuses, or a move fails otherwise, the others are given up too: half a pla
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from controller.core.holding.blocked import HelpReason
-from controller.core.holding.room_plan import Leaving, plan_leaving, plan_room
+from controller.core.holding.blocked import HelpReason, MakeRoom, MoveHead
+from controller.core.holding.room_moves import departures, head_to_leave
+from controller.core.holding.room_plan import Leaving
+from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
 from controller.core.migration.sentences import why
 from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
-from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.rescheduling.refusals import ReliefRefusal
-from controller.core.rescheduling.relief import MINUTE_S
 from controller.ports.engine import Engine
 from controller.runtime.instance.moves.chosen_moves import PLAN_FAILED, ChosenMoves
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 
-NO_PLAN = "no_plan"
-PLAN_TOO_LARGE = "plan_too_large"
 # A plan is asked for in each round; of each blocked request and code one event is enough.
 NUM_TOLD = 64
 _ENDED = frozenset({"finished", "client_left", "evicted"})
@@ -71,7 +68,7 @@ class RoomMoves:
         self._looking = False
         orders, self._orders = list(self._orders.values()), {}
         for order in orders:
-            candidates = [_tired(c, order.config) for c in self._chosen.known(seen)]
+            candidates = self._chosen.known(seen)
             if isinstance(order, HeadMoveOrdered):
                 self._move_head(order, candidates)
             else:
@@ -84,44 +81,37 @@ class RoomMoves:
     def _move_head(self, order: HeadMoveOrdered, candidates: Sequence[Candidate]) -> None:
         if self._num_may_begin <= 0:
             return
-        for head in candidates:
-            if head.request_id == order.request_id and head.queued and _may_leave(head):
-                needed = {"request_blocks": head.demand_blocks(self._block_size)}
-                self._chosen.begin(
-                    head, order.destination, HelpReason.BLOCKED_HEAD, needed, lambda _record: None
-                )
+        destination = order.destination
+        core = MoveHead(self._host.me.instance_id, order.request_id, destination.instance_id)
+        head = head_to_leave(core, candidates, order.config)
+        if head is not None:
+            self._begin_queued(head, destination, HelpReason.BLOCKED_HEAD)
 
     def _make_room(self, order: RoomOrdered, candidates: Sequence[Candidate]) -> None:
-        on_their_way = sum(c.num_freed_blocks for c in candidates if c.outgoing and not c.queued)
-        lacking_blocks = order.lacking_blocks - on_their_way
-        if lacking_blocks <= 0 or self._num_may_begin <= 0:
-            return
-        spare = {each.destination.instance_id: each.spare_blocks for each in order.openings}
-        self._let_go(order, candidates, spare)
-        plan = plan_room(candidates, lacking_blocks, spare, self._block_size, order.rank)
-        if not plan:
-            self._tell(order, NO_PLAN, candidates)
-        elif len(plan) > self._moves.max_moves:
-            self._tell(order, PLAN_TOO_LARGE, candidates)
-        elif len(plan) <= self._num_may_begin:
-            self._begin(order, plan, lacking_blocks)
-
-    def _let_go(
-        self, order: RoomOrdered, candidates: Sequence[Candidate], spare: dict[str, int]
-    ) -> None:
-        """Those behind a blocked head; `spare` is then without what they take."""
         destinations = {each.destination.instance_id: each.destination for each in order.openings}
-        for each in plan_leaving(candidates, order.request_id, spare, self._block_size):
-            if self._num_may_begin > 0:
-                needed = each.candidate.demand_blocks(self._block_size)
-                spare[each.destination_id] -= needed
-                self._chosen.begin(
-                    each.candidate,
-                    destinations[each.destination_id],
-                    HelpReason.BEHIND_HEAD,
-                    {"request_blocks": needed},
-                    lambda _record: None,
-                )
+        spare = {each.destination.instance_id: each.spare_blocks for each in order.openings}
+        me = self._host.me.instance_id
+        found = departures(
+            MakeRoom(me, order.request_id, order.rank, order.lacking_blocks, spare),
+            candidates,
+            self._block_size,
+            self._num_may_begin,
+            self._moves.max_moves,
+            order.config,
+        )
+        for each in found.let_go:
+            destination = destinations[each.destination_id]
+            self._begin_queued(each.candidate, destination, HelpReason.BEHIND_HEAD)
+        if found.plan:
+            self._begin(order, found.plan, found.lacking_blocks)
+        elif found.refusal is not None:
+            self._tell(order, found.refusal, found.num_movable)
+
+    def _begin_queued(
+        self, candidate: Candidate, destination: InstanceRef, reason: HelpReason
+    ) -> None:
+        needed = {"request_blocks": candidate.demand_blocks(self._block_size)}
+        self._chosen.begin(candidate, destination, reason, needed, lambda _record: None)
 
     def _begin(self, order: RoomOrdered, leaving: Sequence[Leaving], lacking_blocks: int) -> None:
         destinations = {each.destination.instance_id: each.destination for each in order.openings}
@@ -150,7 +140,7 @@ class RoomMoves:
         plan.failed = True
         others = (id_ for id_ in plan.migration_ids if id_ != record.migration_id)
         self._chosen.cancel(others, PLAN_FAILED)
-        self._tell(plan.order, record.code, (), len(plan.migration_ids), record.destination_id)
+        self._tell(plan.order, record.code, 0, len(plan.migration_ids), record.destination_id)
 
     # -- words ---------------------------------------------------------------------------
 
@@ -158,7 +148,7 @@ class RoomMoves:
         self,
         order: RoomOrdered,
         code: str,
-        candidates: Sequence[Candidate],
+        num_movable: int,
         num_moves: int = 0,
         destination_id: str = "",
     ) -> None:
@@ -180,7 +170,7 @@ class RoomMoves:
             request_id=order.request_id,
             numbers={
                 "lacking_blocks": order.lacking_blocks,
-                "num_movable": sum(_may_leave(c) and not c.queued for c in candidates),
+                "num_movable": num_movable,
                 "spare_blocks_elsewhere": sum(each.spare_blocks for each in order.openings),
             },
             labels={"code": code, "why": why(code)},
@@ -190,15 +180,3 @@ class RoomMoves:
 
 def _look(engine: Engine) -> Sequence[Candidate]:
     return engine.moves.candidates()
-
-
-def _may_leave(candidate: Candidate) -> bool:
-    return candidate.refusal is None and not candidate.outgoing
-
-
-def _tired(candidate: Candidate, config: ReschedulingConfig) -> Candidate:
-    """With the refusal of one that has moved as often as it may."""
-    num_moves = sum(ago_s < MINUTE_S for _, ago_s in candidate.moves)
-    if candidate.refusal or not config.guard or num_moves < config.max_moves_per_minute:
-        return candidate
-    return replace(candidate, refusal=ReliefRefusal.MOVES_OFTEN)
