@@ -12,7 +12,7 @@ nothing to do here: a move whose other end dies is over at once.
 A queued request has nothing to copy: it leaves one queue for the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from controller.core.load.snapshot import blocks_for
@@ -50,7 +50,8 @@ class Links:
 
 @dataclass(slots=True, eq=False)
 class SimMove:
-    """One move, from its order to its end. `on_over` is told whether the request has moved."""
+    """One move, from its order to its end. `on_over` is told whether the request has moved. `plan`:
+    the moves that make room together, itself among them; they all begin, or none."""
 
     run: RequestRun
     candidate: Candidate
@@ -60,6 +61,7 @@ class SimMove:
     events: EventQueue
     block_bytes: int
     on_over: Callable[["SimMove", bool], None]
+    plan: Sequence["SimMove"] = ()
     reserved_s: float | None = None
     """Since when the destination's statuses count the request."""
     num_copied: int = 0
@@ -82,6 +84,11 @@ class SimMove:
     def cut(self, failure: str) -> None:
         """One end has died: the other one forgets the move."""
         self._refused(failure)
+
+    def cancel(self, failure: str) -> None:
+        """Before the request has stopped; else it leaves all the same, as live ones do."""
+        if self._suspended is None:
+            self._refused(failure)
 
     # -- running requests ------------------------------------------------------------------
 
@@ -194,7 +201,7 @@ class SimMove:
         """How many full blocks the request has; ends the move if it does not decode any more."""
         num_full = self.source.engine.moves.pin(self._id, self.num_copied)
         if num_full is None:
-            self._refused("finished or evicted")
+            self._refused("evicted" if self._id in self.source.runs else "finished")
         return num_full
 
     def _ask(self, action: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controller.core.holding.blocked import MakeRoom, MoveHead
-from controller.core.holding.room_moves import departures, head_to_leave
+from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
@@ -138,9 +138,12 @@ class SimRescheduler:
             self._max_moves,
             self.config,
         )
-        for leaving in (*found.let_go, *found.plan):
-            destination = self._instances[leaving.destination_id]
-            self._begin(source, destination, leaving.candidate)
+        for each in found.let_go:
+            self._begin(source, self._instances[each.destination_id], each.candidate)
+        plan: list[SimMove] = []
+        for each in found.plan:
+            destination = self._instances[each.destination_id]
+            plan.append(self._begin(source, destination, each.candidate, plan))
 
     def _num_may_begin(self, source: SimInstance) -> int:
         return self._max_moves - self._num_moves[source.instance_id]
@@ -251,7 +254,13 @@ class SimRescheduler:
 
     # -- moves -----------------------------------------------------------------------------
 
-    def _begin(self, source: SimInstance, destination: SimInstance, chosen: Candidate) -> SimMove:
+    def _begin(
+        self,
+        source: SimInstance,
+        destination: SimInstance,
+        chosen: Candidate,
+        plan: Sequence[SimMove] = (),
+    ) -> SimMove:
         move = SimMove(
             source.runs[chosen.request_id],
             chosen,
@@ -261,6 +270,7 @@ class SimRescheduler:
             self._events,
             self._block_bytes,
             self._over,
+            plan,
         )
         self._moves[chosen.request_id] = move
         self._num_moves[source.instance_id] += 1
@@ -275,7 +285,11 @@ class SimRescheduler:
         self._num_moves[move.destination.instance_id] -= 1
         if not moved:
             self.num_failed[move.failure] += 1
-            self._failed_s[request_id] = move.failure, self._events.now_s
+            if move.failure != PLAN_FAILED:  # that is not the request's fault
+                self._failed_s[request_id] = move.failure, self._events.now_s
+            if ends_plan(move.failure):
+                for other in move.plan:
+                    other.cancel(PLAN_FAILED)
             return
         self.num_moved += 1
         if source.instance_id in self._orders:

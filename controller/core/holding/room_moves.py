@@ -4,7 +4,8 @@ instances and simulated ones ask here.
     guard       a request that has moved as often as it may within a minute stays
     on its way  the blocks of those that leave already count as free
     let go      those that wait behind a blocked head leave first, and take their room over there
-    whole       a plan of which not all moves may begin now is not begun
+    whole       a plan of which not all moves may begin now is not begun; when one of them fails,
+                the others are given up
 """
 
 from collections.abc import Iterable
@@ -18,6 +19,10 @@ from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.relief import MINUTE_S
 from controller.core.value import value
+
+PLAN_FAILED = "plan_failed"
+"""Why a move is given up with its plan."""
+_HARMLESS = frozenset({"finished", "client_left", "evicted", PLAN_FAILED})
 
 
 class NoRoom(StrEnum):
@@ -78,6 +83,12 @@ def head_to_leave(
         if each.request_id == order.request_id:
             return each if each.queued and _may_leave(_guarded(each, config)) else None
     return None
+
+
+def ends_plan(code: str) -> bool:
+    """Whether a move that came to nothing for this reason takes its plan along: half a plan makes
+    no room. A request that has ended meanwhile has made its room all the same."""
+    return code not in _HARMLESS
 
 
 def _may_leave(candidate: Candidate) -> bool:

@@ -70,3 +70,38 @@ def test_a_plan_does_not_count_on_the_room_of_those_behind_a_head() -> None:
         order = MakeRoom("i-0", "r-3", 0, 12, {"i-1": spare})
         held_by[spare] = ordered(rows, order)[1].num_moved
     assert held_by == {20: 1, 40: 2}
+
+
+PLAN = MakeRoom("i-0", "", 0, 30, {"i-1": 25, "i-2": 25})
+FULL = [(0.0, 320, 300), (0.0, 16, 300), (0.0, 700, 190), (0.5, 320, 300)]
+"""r-0 and r-3 are on i-0; i-2 has no room for either, whatever the order says."""
+
+
+def test_a_plan_is_given_up_whole_when_one_of_its_moves_fails() -> None:
+    _, outcome = ordered(FULL, PLAN)
+    assert outcome.num_failed_moves == {"no_blocks": 1, "plan_failed": 1}
+    assert outcome.num_moved == 0
+    assert len(outcome.rows) == len(FULL)
+    roomy = [FULL[0], FULL[1], (0.0, 160, 40), FULL[3]]
+    assert ordered(roomy, PLAN)[1].num_moved == 2
+
+
+def test_what_was_given_up_with_its_plan_may_go_at_once() -> None:
+    again = MakeRoom("i-0", "", 0, 20, {"i-1": 40})
+
+    def order_again(cluster: SimCluster) -> None:
+        cluster.events.after(0.5, lambda: cluster.rescheduler.help_blocked([again]))
+
+    assert ordered(FULL, PLAN, also=order_again)[1].num_moved == 1
+
+
+def test_a_request_that_ends_before_it_has_moved_keeps_nobody_of_its_plan_here() -> None:
+    """r-3 ends on i-0 while its blocks are copied over a slow link."""
+
+    def slow(cluster: SimCluster) -> None:
+        cluster.rescheduler.slow_link("i-0", 5.0)
+
+    rows = [(0.0, 320, 300), (0.0, 16, 300), (0.0, 16, 40), (0.5, 320, 30)]
+    _, outcome = ordered(rows, PLAN, at_s=1.5, also=slow)
+    assert outcome.num_failed_moves == {"finished": 1}
+    assert outcome.num_moved == 1

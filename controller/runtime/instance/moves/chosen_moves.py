@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from controller.core.holding.room_moves import PLAN_FAILED
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
 from controller.core.migration.record import MoveRecord
@@ -26,7 +27,6 @@ from controller.runtime.messages.moves import MoveAnswered
 # reason. The controller avoids destinations that fail.
 FAILED_AGAIN_S = 1.0
 DRAIN_CANCELLED = "drain_cancelled"
-PLAN_FAILED = "plan_failed"
 _TRY_AT_ONCE = frozenset({"evicted", "admitted", DRAIN_CANCELLED, PLAN_FAILED})
 
 

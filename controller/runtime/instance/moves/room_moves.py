@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from controller.core.holding.blocked import HelpReason, MakeRoom, MoveHead
-from controller.core.holding.room_moves import departures, head_to_leave
+from controller.core.holding.room_moves import PLAN_FAILED, departures, ends_plan, head_to_leave
 from controller.core.holding.room_plan import Leaving
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.record import MoveRecord
@@ -22,14 +22,13 @@ from controller.core.migration.source_terms import SourceState
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.rescheduling.candidate import Candidate
 from controller.ports.engine import Engine
-from controller.runtime.instance.moves.chosen_moves import PLAN_FAILED, ChosenMoves
+from controller.runtime.instance.moves.chosen_moves import ChosenMoves
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.instance_moves import InstanceMoves
 from controller.runtime.messages.room import HeadMoveOrdered, RoomOrdered
 
 # A plan is asked for in each round; of each blocked request and code one event is enough.
 NUM_TOLD = 64
-_ENDED = frozenset({"finished", "client_left", "evicted"})
 
 
 @dataclass(slots=True)
@@ -134,8 +133,7 @@ class RoomMoves:
             plan.migration_ids.append(migration_id)
 
     def _on_closed(self, plan: _Plan, record: MoveRecord) -> None:
-        """A request that has ended meanwhile has made its room all the same."""
-        if record.outcome == SourceState.MIGRATED or record.code in _ENDED or plan.failed:
+        if record.outcome == SourceState.MIGRATED or plan.failed or not ends_plan(record.code):
             return
         plan.failed = True
         others = (id_ for id_ in plan.migration_ids if id_ != record.migration_id)
