@@ -72,6 +72,8 @@ class SimRescheduler:
         """By source: moves that the destination's snapshot may not count yet."""
         self._num_moves: Counter[str] = Counter()
         """Under way, by instance, both directions together."""
+        self._room_orders: dict[str, dict[tuple[type, str], MoveHead | MakeRoom]] = {}
+        """By source: not carried out yet, the last one of each kind and blocked request."""
         self._failed_s: dict[str, tuple[str, float]] = {}
 
     def round(self, closed: Collection[str] = ()) -> None:
@@ -100,6 +102,7 @@ class SimRescheduler:
 
     def instance_gone(self, instance_id: str) -> None:
         """Nothing moves there, or from there, any more."""
+        self._room_orders.pop(instance_id, None)
         self._orders = {
             source_id: order
             for source_id, order in self._orders.items()
@@ -115,8 +118,19 @@ class SimRescheduler:
     def help_blocked(self, orders: Iterable[MoveHead | MakeRoom]) -> None:
         for order in orders:
             source = self._instances[order.source_id]
-            help_it = self._move_head if isinstance(order, MoveHead) else self._make_room
-            source.between_steps(partial(help_it, source, order))  # type: ignore[arg-type]
+            waiting = self._room_orders.setdefault(order.source_id, {})
+            is_first = not waiting
+            waiting[type(order), order.request_id] = order
+            if is_first:
+                source.between_steps(partial(self._carry_out, source))
+
+    def _carry_out(self, source: SimInstance) -> None:
+        """A step may take longer than several rounds, of which all ask for the same."""
+        for order in self._room_orders.pop(source.instance_id).values():
+            if isinstance(order, MoveHead):
+                self._move_head(source, order)
+            else:
+                self._make_room(source, order)
 
     def _move_head(self, source: SimInstance, order: MoveHead) -> None:
         if self._num_may_begin(source) <= 0 or not self._is_open(order.destination_id):

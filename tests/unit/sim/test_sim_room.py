@@ -119,3 +119,15 @@ def test_a_request_that_ends_before_it_has_moved_keeps_nobody_of_its_plan_here()
     _, outcome = ordered(rows, PLAN, at_s=1.5, also=slow)
     assert outcome.num_failed_moves == {"finished": 1}
     assert outcome.num_moved == 1
+
+
+def test_of_all_orders_that_come_within_a_step_the_last_one_counts() -> None:
+    """i-0 computes a long prompt when they come."""
+    rows = [*SMALL_ONES, (1.95, 640, 20)]
+    stale = MakeRoom("i-0", "r-9", 0, 5, {"i-1": 40})
+    last = replace(stale, spare_blocks={"i-2": 40})
+    cluster, outcome = ordered(rows, stale, last, replace(last, lacking_blocks=60))
+    assert outcome.num_moved == 0
+    cluster, outcome = ordered(rows, replace(stale, lacking_blocks=60), last)
+    assert outcome.num_moved == 1
+    assert cluster.rescheduler.num_failed == {}
