@@ -2,10 +2,23 @@
 
 from dataclasses import dataclass, field
 
+from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.messages.operations import FrontendLimits
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAutoscale:
+    """`start_timeout_s`: an instance that does not serve for so long counts as one that cannot
+    start."""
+
+    mode: AutoscaleMode = "off"
+    config: AutoscaleConfig = field(
+        default_factory=lambda: AutoscaleConfig(first_check_after_s=10.0)
+    )
+    start_timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,5 +27,6 @@ class LiveConfig:
     limits: MoveLimits = field(default_factory=MoveLimits)
     rescheduling: ReschedulingConfig = field(default_factory=ReschedulingConfig)
     frontends: FrontendLimits = field(default_factory=FrontendLimits)
+    autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)
     status_interval_s: float = 0.005
     max_events: int = 10_000

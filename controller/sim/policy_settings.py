@@ -47,7 +47,7 @@ def with_settings(policy: SimPolicy, settings: Mapping[str, Value]) -> SimPolicy
     """The policy with these settings changed: those of `migration` that decide, `max_moves` among
     them, `scheduler.policy`, `scheduler.status_interval_s` and `priority.LEVEL.target_load_tokens`;
     of a policy with late binding also those of `holding`, of one with auto-scaling those of
-    `autoscale`, which the live cluster does not have yet.
+    `autoscale`.
 
     Raises:
         ValueError: an unknown setting (the message has the nearest one), or a value that it cannot

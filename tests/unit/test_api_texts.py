@@ -118,11 +118,20 @@ def test_how_grave_an_event_is(kind: str, severity: Severity) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_happens_to_requests_all_the_time_is_routine_and_nothing_else(kind: str) -> None:
     weight = event_words.weight(event(kind))
-    about_members = ("instance_", "frontend_", "controller_", "drain", "operator", "events_")
+    about_members = (
+        "instance_",
+        "frontend_",
+        "controller_",
+        "drain",
+        "operator",
+        "events_",
+        "autoscale",
+    )
     if kind.startswith(about_members):
         assert weight is not Weight.ROUTINE
     trouble = {"rejected", "failed", "instance_died", "instance_stalled", "instance_busy"}
     trouble |= {"instance_failed", "frontend_died", "frontend_failed", "drain_overdue"}
+    trouble |= {"autoscale_blocked"}
     assert (weight is Weight.TROUBLE) is (kind in trouble | {"events_lost"})
 
 

@@ -2,14 +2,16 @@
 
 from dataclasses import fields
 
+from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.settings import Settings
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import find_policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from controller.runtime.messages.operations import FrontendLimits
 
 
@@ -43,6 +45,17 @@ def live_config(settings: Settings) -> LiveConfig:
             predict_lengths=late_binding and holding.expected_output_share > 0,
             hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
         ),
+        autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,
         max_events=settings.control.max_events,
     )
+
+
+def _autoscale(table: AutoscaleTable) -> LiveAutoscale:
+    """The cold start is not set but measured, and the first check comes after one interval."""
+    taken = {each.name for each in fields(AutoscaleConfig)} & set(AutoscaleTable.model_fields)
+    config = AutoscaleConfig(
+        first_check_after_s=table.check_interval_s,
+        **{name: getattr(table, name) for name in taken},
+    )
+    return LiveAutoscale(table.mode, config, table.start_timeout_s)

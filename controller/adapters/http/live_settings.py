@@ -130,13 +130,15 @@ class LiveSettings:
             for load in loads
         )
 
-    def make(self, planned: PlannedChanges) -> SettingChanges:
-        """Makes planned changes; nothing else may have changed settings since the plan. Raises
-        RevisionConflictError and LlumctlError, and changes nothing then."""
+    def make(self, planned: PlannedChanges, *, releases: bool = False) -> SettingChanges:
+        """Makes planned changes; nothing else may have changed settings since the plan. Another
+        mode of auto-scaling, and `releases`, release it. Raises RevisionConflictError and
+        LlumctlError, and changes nothing then."""
         keeper = self._controller.keeper
         keeper.check_revision(planned.patch.if_revision)
         values = {each.key: each.value for each in planned.answer.changes}
-        keeper.change(keeper.spec.with_settings(values))
+        releases = releases or "autoscale.mode" in values
+        keeper.change(keeper.spec.with_settings(values, releases=releases))
         self._settings = planned.after
         self._controller.configure(planned.config)
         return planned.answer.model_copy(update={"revision": keeper.spec.revision})

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.bounds import MAX_INSTANCES
 from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
@@ -208,6 +209,7 @@ class Settings(Table):
     scheduler: SchedulerTable = SchedulerTable()
     holding: HoldingTable = HoldingTable()
     migration: MigrationTable = MigrationTable()
+    autoscale: AutoscaleTable = AutoscaleTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""

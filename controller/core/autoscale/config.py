@@ -2,6 +2,9 @@
 experiments, in blocks of 16 tokens per request there."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+AutoscaleMode = Literal["off", "dry-run", "on"]
 
 
 @dataclass(frozen=True, slots=True)

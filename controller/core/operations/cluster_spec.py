@@ -42,9 +42,20 @@ class DrainOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleHold:
+    """An operator's own scale, to so many instances, which wins over auto-scaling. `since_s`:
+    seconds since the epoch."""
+
+    actor: str
+    num_instances: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`next_instance`: the number of the next new instance. A number is used once, so that records
-    of `i-3` are about one instance. `settings`: the changed ones, by key."""
+    of `i-3` are about one instance. `settings`: the changed ones, by key. `autoscale_hold`: set
+    until auto-scaling is released, or set to another mode."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
@@ -52,6 +63,7 @@ class ClusterSpec:
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     drains: Mapping[str, DrainOrder] = field(default_factory=dict)
     """By instance id."""
+    autoscale_hold: ScaleHold | None = None
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -83,8 +95,15 @@ class ClusterSpec:
         ids = tuple(each for each in self.instance_ids if each != instance_id)
         return self._next(instance_ids=ids, drains=self._drains_but(instance_id))
 
-    def with_settings(self, changes: Mapping[str, SettingValue]) -> "ClusterSpec":
-        return self._next(settings={**self.settings, **changes})
+    def with_settings(
+        self, changes: Mapping[str, SettingValue], *, releases: bool = False
+    ) -> "ClusterSpec":
+        """`releases`: auto-scaling is not held any more."""
+        hold = None if releases else self.autoscale_hold
+        return self._next(settings={**self.settings, **changes}, autoscale_hold=hold)
+
+    def held_by(self, hold: ScaleHold) -> "ClusterSpec":
+        return self._next(autoscale_hold=hold)
 
     def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
         """A new drain of an instance replaces the one before."""

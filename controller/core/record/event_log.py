@@ -13,6 +13,7 @@ so that all that came of one cause can be read together:
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
     op-HEX                 what an operator asked for, and the drains that came of it
+    autoscale-HEX-K        check K of a controller's auto-scaling, and the drain that came of it
     m-HEX-K                move K that a controller ordered: how it went
     m-INSTANCE-N-K         move K of incarnation N of an instance that relieved itself
     round-HEX-K            round K of a controller's rescheduling: what was not moved, and for whom
@@ -78,6 +79,15 @@ class EventKind(StrEnum):
     FRONTEND_DIED = "frontend_died"
     FRONTEND_FAILED = "frontend_failed"
     CONTROLLER_STARTED = "controller_started"
+    AUTOSCALED = "autoscaled"
+    """Auto-scaling added instances, or removes one, or keeps one that was to go."""
+    AUTOSCALE_PLANNED = "autoscale_planned"
+    """Auto-scaling would have done so, but for a dry run or an operator's scale."""
+    AUTOSCALE_BLOCKED = "autoscale_blocked"
+    """More instances are wanted, and cannot be had; or one cannot go."""
+    AUTOSCALE_HELD = "autoscale_held"
+    """An operator's scale wins over auto-scaling from now on."""
+    AUTOSCALE_RELEASED = "autoscale_released"
     OPERATOR = "operator"
     EVENTS_LOST = "events_lost"
     """A member's events did not all arrive: the controller lagged, or was not there."""

@@ -35,6 +35,7 @@ from controller.runtime.controller.directories import Directories
 from controller.runtime.controller.holding_watch import HoldingWatch
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.member_config import config_messages
+from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
@@ -144,6 +145,7 @@ class Controller:
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
         self.scaling = Scaling(self, self.drains, launcher)
+        self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
         self.was_ready = False
         self._stopping: asyncio.Task[None] | None = None
         self._stop_by_s = float("inf")
@@ -201,6 +203,7 @@ class Controller:
             if not self.stopping:
                 self.drains.tick()
                 self.scaling.launch_missing()
+                self.autoscaling.tick()
             self.directories.tick()
             self.traffic.tick(self.now_s())
             self.operator_moves.turns.look()

@@ -180,6 +180,25 @@ class Journal:
             numbers=numbers,
         )
 
+    def autoscale(
+        self,
+        kind: EventKind,
+        cause_id: str,
+        reason: str,
+        numbers: Mapping[str, Number],
+        *,
+        instance_id: str | None = None,
+        actor: str = "",
+    ) -> None:
+        self._append(
+            kind,
+            cause_id,
+            reason,
+            instance_id=instance_id,
+            actor=actor or None,
+            numbers=numbers,
+        )
+
     def operator(self, cause_id: str, actor: str, what: str) -> None:
         self._append(EventKind.OPERATOR, cause_id, what, actor=actor)
 

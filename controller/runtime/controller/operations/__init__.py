@@ -1,1 +1,1 @@
-"""What operators do to a running cluster: drains, scaling, moves by hand."""
+"""What operators do to a running cluster: drains, scaling, moves by hand; auto-scaling."""

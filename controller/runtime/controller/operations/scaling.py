@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from controller.api.settings.bounds import MAX_INSTANCES
-from controller.core.operations.cluster_spec import DrainOrder
+from controller.core.operations.cluster_spec import DrainOrder, ScaleHold
 from controller.core.operations.scaling import (
     OtherPlanError,
     ScalePlan,
@@ -84,12 +84,16 @@ class Scaling:
         if plan.drained and not force:
             self._drains.check(plan.drained)
 
-    def carry_out(self, plan: ScalePlan, order: DrainOrder) -> tuple[str, ...]:
+    def carry_out(
+        self, plan: ScalePlan, order: DrainOrder, hold: ScaleHold | None = None
+    ) -> tuple[str, ...]:
         """Carries out a plan; returns the ids of the new instances. `order` is the drains', still
-        without an instance."""
+        without an instance. `hold`: auto-scaling is held from now on."""
         added = self.added(plan)
         orders = self._drains.following([_of(order, each) for each in plan.drained])
         spec = self._cluster.keeper.spec.scaled(plan.num_added, plan.undrained, orders)
+        if hold is not None:
+            spec = replace(spec, autoscale_hold=hold)
         self._drains.carry_out(spec, "it is wanted again", order.actor)
         self.launch_missing()
         return added

@@ -1,0 +1,55 @@
+"""`[autoscale]`: when the cluster adds instances by itself, and when it removes some."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from controller.api.settings.bounds import MAX_INSTANCES
+from controller.api.settings.table import Seconds, Table
+
+AutoscaleMode = Literal["off", "dry-run", "on"]
+Steps = Annotated[float, Field(allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_INSTANCES)]
+
+
+class AutoscaleTable(Table):
+    """`[autoscale]`: how many instances there are to be for the load; docs/scheduling.md."""
+
+    mode: AutoscaleMode = "off"
+    """dry-run decides as on does, and only says so."""
+    min_instances: Count = 1
+    """With no request at all, so many stay."""
+    max_instances: Count = 16
+    """No more are added, and one goes at a time while there are more."""
+    up_below_steps: Steps = 160.0
+    """Instances are added while the freeness of the whole cluster is lower."""
+    down_above_steps: Steps = 960.0
+    """One instance goes if the freeness of the cluster without it is higher; not lower than
+    `up_below_steps`."""
+    max_added: Count = 4
+    """Instances that one decision may add."""
+    check_interval_s: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    """From one look at the load to the next, and before the first one."""
+    up_persistence_s: Wait = 10.0
+    """For how long each look must have found too little room before instances are added."""
+    down_persistence_s: Wait = 10.0
+    """For how long each look must have found one instance too many before one goes."""
+    retry_failed_start_s: Wait = 300.0
+    """None is added for so long after an instance could not start."""
+    start_timeout_s: Seconds = 600.0
+    """An instance that does not serve for so long counts as one that cannot start."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        if self.up_below_steps > self.down_above_steps:
+            raise ValueError(
+                f"up_below_steps ({self.up_below_steps:g}) must not exceed"
+                f" down_above_steps ({self.down_above_steps:g})"
+            )
+        if self.min_instances > self.max_instances:
+            raise ValueError(
+                f"min_instances ({self.min_instances}) must not exceed"
+                f" max_instances ({self.max_instances})"
+            )
+        return self

@@ -1,0 +1,200 @@
+"""Auto-scaling at the controller: what it sees, what it has done, and when it must not."""
+
+import asyncio
+
+import pytest
+
+from controller.core.autoscale.decide import ScaleReason
+from controller.core.record.event_log import EventKind
+from controller.runtime.controller.operations.autoscaling import ACTOR, Outcome
+from tests.unit.runtime.autoscale_bed import AutoscaleBed
+from tests.unit.runtime.fakes import FakeNetwork, virtual_time
+from tests.unit.runtime.steering_bed import ORDER, Disk
+
+
+@virtual_time
+async def test_a_load_that_rises_gets_instances_as_many_as_it_wants(network: FakeNetwork) -> None:
+    """12 requests of 10 blocks want 240 blocks for 160 steps each: 4 instances of 64 blocks."""
+    bed = AutoscaleBed(network)
+    bed.num_requests = 12
+    await bed.begin_playing()
+    await asyncio.sleep(2)
+    assert bed.launcher.launched[-2:] == ["i-2", "i-3"]
+    assert bed.serving == ["i-0", "i-1"], "they start"
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-0", "i-1", "i-2", "i-3"]
+    assert len(bed.launcher.launched) == 1 + 4
+    (said,) = bed.told()
+    assert said.kind is EventKind.AUTOSCALED
+    assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
+    assert (said.numbers["num_added"], said.numbers["num_wanted"]) == (2, 4)
+    assert said.actor == ACTOR
+    took_s = bed.autoscaling.starts.cold_start_s
+    assert took_s == pytest.approx(1.9, abs=0.3), "two were there at once, two took 3.5 s"
+    assert bed.autoscaling.last.decision.reason is ScaleReason.IN_RANGE
+
+
+@virtual_time
+async def test_nothing_at_all_leads_to_the_minimum_one_after_the_other(
+    network: FakeNetwork,
+) -> None:
+    bed = AutoscaleBed(network, num_instances=4)
+    await bed.begin_playing(min_instances=2)
+    await asyncio.sleep(20)
+    assert bed.serving == ["i-2", "i-3"]
+    assert bed.launcher.terminated == ["i-0", "i-1"]
+    assert [each.reason for each in bed.told()] == [
+        "remove i-0: no request runs or waits",
+        "remove i-1: no request runs or waits",
+    ]
+    kinds = [each.kind for each in bed.events()]
+    assert kinds == [EventKind.DRAIN_STARTED, EventKind.DRAINED, EventKind.DRAIN_ENDED] * 2
+    assert bed.events()[0].cause_id == bed.told()[0].cause_id
+    assert bed.autoscaling.last.decision.reason is ScaleReason.AT_MINIMUM
+
+
+@virtual_time
+async def test_off_does_nothing_and_a_dry_run_only_says_so(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 12
+    await bed.begin_playing("off")
+    await asyncio.sleep(5)
+    assert (bed.autoscaling.last, bed.told()) == (None, [])
+    bed.set_mode("dry-run")
+    await asyncio.sleep(10)
+    assert len(bed.launcher.launched) == 1 + 2
+    (said,) = bed.told()
+    assert said.kind is EventKind.AUTOSCALE_PLANNED
+    assert said.reason == "add 2: the cluster has 11 steps, fewer than 160"
+    assert bed.autoscaling.last.outcome is Outcome.WOULD
+    assert bed.autoscaling.last.num_wanted == 4
+    assert bed.keeper.spec.revision == 0
+
+
+@virtual_time
+async def test_an_operators_scale_wins_until_it_is_released(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    await bed.begin_playing("off")
+    assert bed.autoscaling.hold("ana", 3) is None, "nothing is to be held"
+    bed.set_mode("on")
+    hold = bed.autoscaling.hold("ana", 3)
+    plan = bed.controller.scaling.plan(3, force=False)
+    bed.controller.scaling.carry_out(plan, ORDER, hold)
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-0", "i-1", "i-2"], "there is no request, and they stay"
+    assert bed.autoscaling.held == hold
+    assert [each.kind for each in bed.told()] == [EventKind.AUTOSCALE_PLANNED]
+    bed.restart_controller()
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-0", "i-1", "i-2"]
+    bed.keeper.change(bed.keeper.spec.with_settings({}, releases=True))
+    await asyncio.sleep(20)
+    assert bed.serving == ["i-2"]
+
+
+@virtual_time
+async def test_a_controller_that_starts_again_goes_on_with_what_is_pending(
+    network: FakeNetwork,
+) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests, bed.cold_start_s = 12, 20.0
+    await bed.begin_playing()
+    await asyncio.sleep(3)
+    assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-2", "i-3")
+    bed.restart_controller()
+    assert set(bed.launcher.launched) == {"f-0", "i-0", "i-1", "i-2", "i-3"}
+    await asyncio.sleep(15)
+    assert bed.autoscaling.last.decision.reason is ScaleReason.PENDING
+    await asyncio.sleep(30)
+    assert bed.serving == ["i-0", "i-1", "i-2", "i-3"]
+    bed.num_requests = 1
+    bed.runs("i-1", "r-1")  # at its frontend: it is not drained
+    await asyncio.sleep(3)
+    assert list(bed.keeper.spec.drains) == ["i-1"]
+    bed.restart_controller()
+    await asyncio.sleep(4)
+    assert list(bed.keeper.spec.drains) == ["i-1"]
+    bed.requests = []
+    await asyncio.sleep(4)
+    assert "i-1" not in bed.serving
+
+
+@virtual_time
+async def test_one_that_drains_stays_when_the_load_comes_back(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network, num_instances=3)
+    await bed.begin_playing(min_instances=2)
+    bed.runs("i-0", "r-1")  # at its frontend: it is not drained
+    await asyncio.sleep(4)
+    assert list(bed.keeper.spec.drains) == ["i-0"]
+    assert bed.autoscaling.last.decision.reason is ScaleReason.PENDING
+    bed.num_requests = 9
+    await asyncio.sleep(3)
+    assert bed.keeper.spec.drains == {}
+    assert bed.told()[-1].reason.startswith("keep i-0: ")
+    assert len(bed.launcher.launched) == 1 + 3
+
+
+@virtual_time
+async def test_never_beyond_what_ray_has(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 12
+    bed.launcher.no_room = lambda number: "no GPU is free" if number > 1 else ""
+    await bed.begin_playing()
+    await asyncio.sleep(2)
+    assert bed.launcher.launched[-1] == "i-2"
+    bed.launcher.no_room = lambda _number: "no GPU is free"
+    await asyncio.sleep(10)
+    assert bed.launcher.launched[-1] == "i-2"
+    added, blocked = bed.told()
+    assert added.numbers["num_added"] == 1
+    assert blocked.kind is EventKind.AUTOSCALE_BLOCKED
+    assert blocked.reason.endswith("there is no room for one more: no GPU is free")
+
+
+@virtual_time
+@pytest.mark.parametrize("how", ["failing", "never"])
+async def test_one_that_cannot_start_neither_counts_nor_blocks(
+    network: FakeNetwork, how: str
+) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 8
+    getattr(bed, how).add("i-2")
+    await bed.begin_playing(start_timeout_s=20.0, retry_failed_start_s=60.0)
+    await asyncio.sleep(40)
+    assert bed.launcher.launched[-1] == "i-2"
+    assert bed.autoscaling.last.decision.reason is ScaleReason.START_FAILED
+    assert bed.told()[-1].kind is EventKind.AUTOSCALE_BLOCKED
+    assert bed.autoscaling.last.num_wanted == 2
+    await asyncio.sleep(60)
+    assert bed.launcher.launched[-1] == "i-3"
+    assert bed.keeper.spec.instance_ids == ("i-0", "i-1", "i-3"), "it went for the next one"
+    assert bed.serving == ["i-0", "i-1", "i-3"]
+    bed.num_requests = 0
+    await asyncio.sleep(20)
+    assert bed.serving == ["i-3"]
+
+
+@virtual_time
+async def test_one_that_failed_does_not_keep_others_from_going(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 8
+    bed.failing.add("i-2")
+    await bed.begin_playing()
+    await asyncio.sleep(6)
+    bed.num_requests = 0
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-1"]
+
+
+@virtual_time
+async def test_a_full_disk_blocks_it_until_there_is_room(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    disk = bed.keeper._store = Disk()
+    disk.is_full = True
+    await bed.begin_playing()
+    await asyncio.sleep(5)
+    assert bed.autoscaling.last.outcome is Outcome.BLOCKED
+    assert bed.told()[-1].reason == "remove i-0: no request runs or waits; no space left"
+    disk.is_full = False
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-1"]
