@@ -4,7 +4,8 @@ It sees instances, not requests: a status per instance, what it sent there since
 that wait because no instance may take them. Any one monotonic clock gives `now_s`.
 
     dispatch    at once, to the policy's choice among the schedulable instances
-    hold        only while there is none; bounded, else Reject("overloaded")
+    hold        only while there is none; of one too many the lowest rank's newest is refused,
+                Reject("overloaded"), though it may have been held for long (`overload`)
     release     as soon as there is one: all of them, higher rank first, then by arrival, by id
     expire      on Ticked, Reject("unavailable") for those held longer than the timeout
 
@@ -26,7 +27,7 @@ from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.dispatch.newcomer import Newcomer
 from controller.core.dispatch.policies import find_policy
 from controller.core.dispatch.score_board import ScoreBoard
-from controller.core.held_request import HeldRequest
+from controller.core.held_requests import HeldRequest, HeldRequests
 from controller.core.holding.blocked import MakeRoom, MoveHead, help_blocked
 from controller.core.holding.config import HoldingConfig
 from controller.core.holding.demand import demand_with_output
@@ -35,6 +36,7 @@ from controller.core.holding.held_queue import Key
 from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
+from controller.core.overload.drain_rate import DrainRate
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -80,8 +82,8 @@ class GlobalScheduler:
         """By instance id, for others to look at."""
         self._policy = find_policy(config.policy)
         self._board = self._new_board()
-        self._held: dict[tuple[str, str], HeldRequest] = {}
-        """By (frontend id, request id), the longest held first; sorted only on release."""
+        self._held = HeldRequests()
+        self._drain_rate = DrainRate()
         self._placement = _placement(config)
         """With late binding. It may lack the last of `_held` until an instance is schedulable."""
         self._last_schedulable_s = float("-inf")
@@ -188,7 +190,7 @@ class GlobalScheduler:
             case DrainEnded():
                 self._on_drain_ended(event)
             case FrontendDied():
-                for key in [key for key in self._held if key[0] == event.frontend_id]:
+                for key in [key for key, _ in self._held.items() if key[0] == event.frontend_id]:
                     self._forget_held(key)
                 for record in self._records.values():
                     record.frontend_died(event.frontend_id)
@@ -245,25 +247,32 @@ class GlobalScheduler:
 
     def _on_request(self, event: DispatchRequested, now_s: float) -> list[Instruction]:
         key = (event.frontend_id, event.request_id)
-        if (held := self._held.get(key)) is not None:
+        held = self._held.get(key)
+        if held is not None:
             if held.request == event:
                 return []  # frontends ask again and again, in case an answer was lost
             self._forget_held(key)
-            self._held[key] = HeldRequest(event, held.since_s)  # the rank may have changed
-        elif self._config.holding is not None:
-            if len(self._held) >= self._config.holding.max_held_reqs:
-                return [_reject(event, RejectCode.OVERLOADED)]
-            self._held[key] = HeldRequest(event, now_s)
-        elif self._board.any_schedulable(now_s):
+            self._held.hold(event, held.since_s)  # the rank may have changed
+        elif self._config.holding is None and self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
-        elif len(self._held) >= self._config.max_held_reqs:
-            return [_reject(event, RejectCode.OVERLOADED)]
         else:
-            self._held[key] = HeldRequest(event, now_s)
-        return [] if self._placement is None else self._release(now_s)
+            self._held.hold(event, now_s)
+        released = [] if self._placement is None else self._release(now_s)
+        is_one_more = held is None and not event.replayed and key in self._held
+        return [*released, *self._shed(now_s)] if is_one_more else released
+
+    def _shed(self, now_s: float) -> list[Instruction]:
+        """Refuses one of those that are held, if they are too many."""
+        limits = self._config.holding or self._config
+        last = self._held.last() if len(self._held) > limits.max_held_reqs else None
+        if last is None:
+            return []
+        self._forget_held((last.frontend_id, last.request_id))
+        retry_after_s = self._drain_rate.retry_after_s(len(self._held), now_s)
+        return [Reject(last.request_id, last.frontend_id, RejectCode.OVERLOADED, retry_after_s)]
 
     def _forget_held(self, key: Key) -> None:
-        self._held.pop(key, None)
+        self._held.discard(key)
         if self._placement is not None:
             self._placement.discard(key)
 
@@ -274,9 +283,10 @@ class GlobalScheduler:
             return []
         if self._placement is not None:
             return self._place(self._placement, now_s, same_or_less=same_or_less)
-        held = sorted(self._held.values(), key=lambda held: held.request.order)
-        self._held.clear()
-        return [self._dispatch(entry.request, now_s) for entry in held]
+        held = sorted((held.request for _, held in self._held.items()), key=lambda r: r.order)
+        self._held = HeldRequests()
+        self._drain_rate.gone(now_s, len(held))
+        return [self._dispatch(request, now_s) for request in held]
 
     def _place(
         self, placement: Placement, now_s: float, *, same_or_less: bool
@@ -294,7 +304,7 @@ class GlobalScheduler:
             if any(r.capacity_blocks >= entry.demand_blocks for r in self._board.rooms.values()):
                 placement.queue.push(entry)
             else:
-                del self._held[key]
+                self._held.discard(key)
                 dispatched.append(self._dispatch(held.request, now_s))
         for placed in placement.place(
             self._board.rooms,
@@ -303,13 +313,15 @@ class GlobalScheduler:
             now_s,
             same_or_less=same_or_less,
         ):
-            request = self._held.pop(placed.held.key).request
+            request = self._held[placed.held.key].request
+            self._held.discard(placed.held.key)
             chosen = self._records[placed.instance_id]
             if placement.config.by_prefix:
                 self._history.note(chosen, self._newcomer(request))
             score = self._score(placed.instance_id, request.rank)
             candidates = ((placed.instance_id, round(score, 1)),)
             dispatched.append(self._send(request, chosen, candidates, now_s))
+        self._drain_rate.gone(now_s, len(dispatched))
         return dispatched
 
     def _demand(self, request: DispatchRequested) -> int:
@@ -330,7 +342,7 @@ class GlobalScheduler:
 
     def _not_placed(self, placement: Placement) -> Iterator[tuple[Key, HeldRequest]]:
         """Those of which `placement` does not know yet, the last first."""
-        for key, held in reversed(self._held.items()):
+        for key, held in self._held.latest_first():
             if key in placement.queue:
                 return  # later ones come last
             yield key, held
@@ -382,12 +394,14 @@ class GlobalScheduler:
             return []
         since_s, timeout_s = self._last_schedulable_s, self._config.hold_timeout_s
         expired = [
-            held for held in self._held.values() if now_s >= max(held.since_s, since_s) + timeout_s
+            held.request
+            for _, held in self._held.items()
+            if now_s >= max(held.since_s, since_s) + timeout_s
         ]
-        expired.sort(key=lambda held: held.request.order)
-        for held in expired:
-            self._forget_held((held.request.frontend_id, held.request.request_id))
-        return [_reject(held.request, RejectCode.UNAVAILABLE) for held in expired]
+        expired.sort(key=lambda request: request.order)
+        for each in expired:
+            self._forget_held((each.frontend_id, each.request_id))
+        return [Reject(r.request_id, r.frontend_id, RejectCode.UNAVAILABLE) for r in expired]
 
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
@@ -396,8 +410,7 @@ class GlobalScheduler:
         if self._placement is not None:
             self._placement.check()
             assert all(held.key in self._held for held in self._placement.queue)
-        for key, held in self._held.items():
-            assert key == (held.request.frontend_id, held.request.request_id)
+        self._held.check()
         for instance_id, record in self._records.items():
             assert record.instance_id == instance_id
             assert record.draining == (instance_id in self._draining)
@@ -408,7 +421,3 @@ class GlobalScheduler:
 
 def _placement(config: SchedulerConfig) -> Placement | None:
     return Placement(config.holding) if config.holding is not None else None
-
-
-def _reject(request: DispatchRequested, code: RejectCode) -> Reject:
-    return Reject(request.request_id, request.frontend_id, code)

@@ -72,6 +72,8 @@ class DispatchRequested:
     prefix_hash_tokens: int = 0
     expected_output_tokens: int = 0
     """How many it is expected to put out; 0: not known."""
+    replayed: bool = False
+    """It ran on an instance that died: no limit of what may be held applies to it."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:
@@ -131,18 +133,21 @@ class Dispatch:
 
 class RejectCode(StrEnum):
     OVERLOADED = "overloaded"
-    """Too many requests are held already."""
+    """Too many requests are held, and this one is the newest of the lowest rank among them."""
     UNAVAILABLE = "unavailable"
     """No instance became schedulable in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the request with an error."""
+    """Answer the request with an error. It may have been held until now."""
 
     request_id: str
     frontend_id: str
     code: RejectCode
+    retry_after_s: int = 1
+    """When the client may try again: an estimate (`overload.drain_rate`). One that found no
+    instance may at once, as it is held again until one comes."""
 
 
 Instruction = Dispatch | Reject

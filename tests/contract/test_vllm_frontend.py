@@ -153,6 +153,9 @@ class PlayedRouter:
     engine: VllmEngine
     frontend_id: str = "f-0"
     refusal: RejectCode | None = None
+    retry_after_s: int = 1
+    holding: asyncio.Event | None = None
+    """No request is dispatched before it is set."""
     inbox: Inbox = field(default_factory=lambda: Inbox({}))
     expected_lengths: ExpectedLengths = field(default_factory=ExpectedLengths)
     prompt_prefixes: PromptPrefixes = field(default_factory=PromptPrefixes)
@@ -185,7 +188,9 @@ class PlayedRouter:
         assert request.arrival_time_s > 1e9, "seconds since the epoch"
         await asyncio.sleep(0)
         if self.refusal:
-            raise NotDispatchedError(self.refusal)
+            raise NotDispatchedError(self.refusal, self.retry_after_s)
+        if self.holding is not None:
+            await self.holding.wait()
         if self.holds_after is not None and len(self.live) >= self.holds_after:
             await asyncio.Event().wait()
         self.ranks.append(rank)
@@ -294,6 +299,8 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             priorities_by_header,
             stop_strings,
             refusals,
+            refused_streams,
+            a_stream_that_is_held,
             a_lost_instance,
             a_client_that_leaves,
             a_client_that_leaves_before_all_choices_are_dispatched,
@@ -446,6 +453,67 @@ async def refusals(bed: Bed) -> None:
         assert "send it again" in answer.json()["error"]["message"]
     bed.router.refusal = None
     assert (await bed.complete(prompt="word " * 600)).status_code == 400
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "The old house", "max_tokens": 8},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_completion_tokens": 8,
+    },
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 8},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8},
+}
+
+
+async def refused_streams(bed: Bed) -> None:
+    """A stream's status is that of its refusal, and so is what it has of several prompts."""
+    several = {"prompt": ["The old house", "The new one"], "n": 2, "max_tokens": 8}
+    for code, status in ((RejectCode.OVERLOADED, 429), (RejectCode.UNAVAILABLE, 503)):
+        bed.router.refusal, bed.router.retry_after_s = code, 17
+        for path, body in [*STREAMS.items(), ("/v1/completions", several)]:
+            answer = await bed.http.post(path, json={"model": "embedded", "stream": True} | body)
+            assert answer.status_code == status, (path, answer.text)
+            assert answer.headers["retry-after"] == "17", path
+            assert answer.headers["content-type"] == "application/json", path
+            assert "send it again" in answer.json()["error"]["message"], path
+    bed.router.refusal, bed.router.retry_after_s = None, 1
+    for path, body in STREAMS.items():
+        answer = await bed.http.post(path, json={"model": "embedded", "stream": True} | body)
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.headers["content-type"].startswith("text/event-stream"), path
+        assert answer.text.count("data: ") > 2, path
+
+
+async def a_stream_that_is_held(bed: Bed) -> None:
+    """No byte of it leaves before its request has an instance; then its head does at once."""
+    for path, body in STREAMS.items():
+        bed.router.holding = asyncio.Event()
+        num_before, sent = len(bed.router.arrivals), list[dict[str, Any]]()
+        content = json.dumps({"model": "embedded", "stream": True} | body).encode()
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        scope |= {"http_version": "1.1", "query_string": b"", "scheme": "http", "root_path": ""}
+        incoming = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive(incoming: list[dict[str, Any]] = incoming) -> dict[str, Any]:
+            if not incoming:
+                await asyncio.Event().wait()
+            return incoming.pop()
+
+        async def send(message: dict[str, Any], sent: list[dict[str, Any]] = sent) -> None:
+            sent.append(message)
+
+        answering = asyncio.create_task(bed.gate(scope, receive, send))
+        while len(bed.router.arrivals) == num_before:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert sent == [], path
+        bed.router.holding.set()
+        await answering
+        assert sent[0]["status"] == 200, path
+        assert b"data: " in b"".join(message["body"] for message in sent[1:]), path
+    bed.router.holding = None
 
 
 async def a_lost_instance(bed: Bed) -> None:

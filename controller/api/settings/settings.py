@@ -87,8 +87,8 @@ class SchedulerTable(Table):
     """Which instance a request is dispatched to: llumnix is the freest; llumnix+ holds a request
     that fits on none (`holding`)."""
     max_held_reqs: Annotated[int, Field(ge=0)] = 1024
-    """Requests held while no instance is schedulable; one more is answered 429. With llumnix+ it is
-    `holding.max_held_reqs`."""
+    """Requests held while no instance is schedulable; of one more the lowest level's newest is
+    answered 429. With llumnix+ it is `holding.max_held_reqs`."""
     hold_timeout_s: Seconds = 30.0
     """A held request is answered 503 when no instance was schedulable for this long."""
     stall_timeout_s: Seconds = 10.0
@@ -104,7 +104,8 @@ class HoldingTable(Table):
     docs/scheduling.md."""
 
     max_held_reqs: Annotated[int, Field(ge=0)] = 100_000
-    """Requests held because they fit nowhere; one more is answered 429."""
+    """Requests held because they fit nowhere; of one more the lowest level's newest is answered
+    429."""
     room_to_grow_tokens: Annotated[int, Field(ge=0)] = 320
     """What an admission leaves free on an instance where others run: they grow."""
     expected_output_share: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

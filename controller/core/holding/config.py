@@ -8,7 +8,7 @@ class HoldingConfig:
     """Each part can be switched off, so that its gain can be measured by itself."""
 
     max_held_reqs: int = 100_000
-    """One more is refused as overloaded."""
+    """Of one more the lowest rank's newest is refused as overloaded."""
     room_to_grow_tokens: int = 320
     """What an admission leaves free on an instance where others run: they grow."""
     expected_output_share: float = 0.0

@@ -39,11 +39,11 @@ BYPASS_EVERY_S = 0.05
 
 
 class NotDispatchedError(Exception):
-    """The cluster does not take this request."""
+    """The cluster does not take this request. `retry_after_s`: when it may be tried again."""
 
-    def __init__(self, code: RejectCode) -> None:
+    def __init__(self, code: RejectCode, retry_after_s: int = 1) -> None:
         super().__init__(code)
-        self.code = code
+        self.code, self.retry_after_s = code, retry_after_s
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Dispatcher:
         if aborted:  # just after the answer came
             return None
         if isinstance(answer, Reject):
-            raise NotDispatchedError(answer.code)
+            raise NotDispatchedError(answer.code, answer.retry_after_s)
         entry = self._known.find(answer.instance_id, answer.incarnation)
         if entry is None:  # died in between, or so it seems from here
             self._decline(answer)

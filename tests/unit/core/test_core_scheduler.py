@@ -258,13 +258,14 @@ def test_released_requests_spread_like_any_burst() -> None:
     assert _placed(_feed(scheduler, 21.0, request("r3"))) == [("r3", "b")]
 
 
-def test_over_the_bound_the_newcomer_is_rejected_whatever_its_rank() -> None:
+def test_over_the_bound_the_last_in_order_is_rejected() -> None:
     scheduler = GlobalScheduler(CONFIG)
     _feed(scheduler, 2.0, *(request(f"r{i}") for i in range(3)))
-    assert _feed(scheduler, 12.0, request("r3", rank=1)) == [
-        Reject("r3", "f", RejectCode.OVERLOADED)
-    ]
-    assert scheduler.num_held == 3
+    for newcomer, rank, refused in (("r3", 0, "r3"), ("r4", 1, "r2")):
+        assert _feed(scheduler, 12.0, request(newcomer, rank=rank)) == [
+            Reject(refused, "f", RejectCode.OVERLOADED, 60)
+        ]
+        assert scheduler.num_held == 3
 
 
 def test_nothing_is_held_when_the_bound_is_zero() -> None:

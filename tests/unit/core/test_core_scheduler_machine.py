@@ -98,9 +98,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 target.last_seq = x.seq
                 target.issued.append((x.seq, self.now_s, x.frontend_id))
             elif x.code == "overloaded":
-                assert asked is event
+                assert isinstance(event, DispatchRequested)
+                assert not event.replayed, "it is held in any case"
+                assert not asked.replayed, "another one would have been refused"
                 assert len(waiting) > self.config.max_held_reqs
                 assert not ready
+                stay = [each for each, _ in self.held.values() if not each.replayed]
+                assert all(each.order < asked.order for each in stay)
             else:
                 assert isinstance(event, Ticked)
                 assert self.now_s >= since_s + HOLD_S
@@ -145,8 +149,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         arrival=st.integers(0, 3),
         tokens=st.integers(1, 4000),
         count=st.sampled_from([1, 1, 3, 5]),
+        replayed=st.sampled_from([False, False, True]),
     )
-    def ask(self, frontend_id: str, rank: int, arrival: int, tokens: int, count: int) -> None:
+    def ask(
+        self,
+        frontend_id: str,
+        rank: int,
+        arrival: int,
+        tokens: int,
+        count: int,
+        replayed: bool,
+    ) -> None:
         for _ in range(count):
             event = request(
                 f"r{self.num_requests}",
@@ -155,7 +168,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 arrival=float(arrival),
                 tokens=tokens,
             )
+            event = replace(event, replayed=replayed)
             self.num_requests += 1
+            self.most_held += replayed
             self.held[frontend_id, event.request_id] = (event, self.now_s)
             self.feed(event)
 

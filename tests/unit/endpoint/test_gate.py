@@ -5,15 +5,19 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 import pytest
 
+from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint import exchange
 from controller.adapters.vllm.endpoint import gate as gate_module
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL, error_type
+from controller.adapters.vllm.endpoint.exchange import MAX_EARLY_MESSAGES
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
+from controller.adapters.vllm.endpoint.placing import PLACING
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PATH = "/v1/completions"
@@ -53,7 +57,11 @@ def answering(status: int, body: bytes, *headers: tuple[bytes, bytes]) -> App:
     return app
 
 
-async def streaming(send: Any, *events: bytes) -> None:
+async def streaming(send: Any, *events: bytes, placed: bool = True) -> None:
+    """`placed`: whether the request has an instance."""
+    if placed and (placing := PLACING.get()):
+        placing.began()
+        await placing.placed()
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for event in events:
@@ -62,6 +70,23 @@ async def streaming(send: Any, *events: bytes) -> None:
 
 async def never(_scope: Any, _receive: Any, _send: Any) -> None:
     raise AssertionError("this must not reach the app")
+
+
+def post_scope() -> dict[str, Any]:
+    headers = [(b"host", b"localhost")]
+    return {"type": "http", "method": "POST", "path": PATH, "headers": headers}
+
+
+def given(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """The client stays."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    return receive
 
 
 def error(answer: httpx.Response) -> dict[str, Any]:
@@ -417,6 +442,105 @@ async def test_an_error_of_the_app_gets_our_shape_and_keeps_its_headers() -> Non
     assert answer.headers["content-length"] == str(len(answer.content))
     assert "retry-after" not in answer.headers
     assert error(answer)["message"] == f"Method Not Allowed: POST {PATH}"
+
+
+async def test_the_head_of_a_stream_waits_until_its_request_is_placed() -> None:
+    placed = asyncio.Event()
+    sent: list[str] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        placing = PLACING.get()
+        assert placing is not None
+        placing.began()
+        await streaming(send, b"event: response.created\ndata: {}\n\n", placed=False)
+        await placed.wait()
+        await placing.placed()
+        await streaming_on.wait()
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def note(message: Any) -> None:
+        sent.append(message.get("status") or message["body"])
+
+    streaming_on = asyncio.Event()
+    found = gate(app)
+    answering_it = asyncio.create_task(found(post_scope(), given(b"{}"), note))
+    await asyncio.sleep(0.02)
+    assert sent == []
+    placed.set()
+    await asyncio.sleep(0.02)
+    assert sent == [200, b"event: response.created\ndata: {}\n\n"], "before its first token"
+    streaming_on.set()
+    await answering_it
+    assert sent[2:] == [b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_stream_that_is_refused_before_it_is_placed_has_the_refusal_s_status(
+    raises: bool,
+) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        placing = PLACING.get()
+        assert placing is not None
+        placing.began()
+        await streaming(send, b"event: response.created\ndata: {}\n\n", placed=False)
+        why = RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many wait", retry_after_s=17)
+        placing.refused(why)
+        if raises:
+            raise RuntimeError
+        for body in (b"event: error\ndata: {}\n\n", b"data: [DONE]\n\n"):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    answer = await ask(gate(app))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "17")
+    assert answer.headers["content-type"] == "application/json"
+    assert error(answer)["message"] == "too many wait"
+
+
+async def test_an_error_that_a_stream_begins_with_is_its_status() -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        told = b'data: {"error": {"message": "no such adapter", "code": 404}}\n\n'
+        await streaming(send, told, b"data: [DONE]\n\n", placed=False)
+        await send({"type": "http.response.body", "body": b""})
+
+    answer = await ask(gate(app))
+    assert answer.status_code == 404
+    assert error(answer)["message"] == "no such adapter"
+
+
+async def test_what_fails_behind_the_first_token_of_a_stream_stays_in_the_stream() -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        placing = PLACING.get()
+        assert placing is not None
+        placing.began()
+        placing.began()
+        await placing.placed()
+        await streaming(send, b"data: {}\n\n", placed=False)
+        placing.refused(RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "the second prompt"))
+        told = b'data: {"error": {"message": "the second prompt", "code": 429}}\n\n'
+        await send({"type": "http.response.body", "body": told, "more_body": False})
+
+    answer = await ask(gate(app))
+    assert answer.status_code == 200
+    assert answer.content.startswith(b"data: {}\n\ndata: {")
+    assert b"the second prompt" in answer.content
+
+
+async def test_a_stream_that_waits_for_no_request_begins_by_itself() -> None:
+    events = [b"data: %d\n\n" % number for number in range(2 * MAX_EARLY_MESSAGES)]
+    sent: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await streaming(send, *events, placed=False)
+        await asyncio.Event().wait()
+
+    async def note(message: Any) -> None:
+        sent.append(message.get("status") or message["body"])
+
+    answering_it = asyncio.create_task(gate(app)(post_scope(), given(b"{}"), note))
+    await asyncio.sleep(0.02)
+    answering_it.cancel()
+    assert sent == [200, *events]
 
 
 async def test_a_huge_error_of_the_app_is_cut() -> None:

@@ -12,8 +12,16 @@ class Fault(NamedTuple):
 
 
 class RefusedError(Exception):
-    """The request is answered with this status and message."""
+    """The request is answered with this status and message. `retry_after_s`: after 429 and 503,
+    when the client may try again."""
 
-    def __init__(self, status: HTTPStatus, message: str, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int = 1,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
+        self.retry_after_s = retry_after_s

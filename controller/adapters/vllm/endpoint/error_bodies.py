@@ -82,6 +82,12 @@ def reshape_event(event: bytes) -> bytes:
     return b"data: " + error_body(status, message) + newline + rest
 
 
+def event_status(event: bytes) -> tuple[int, bytes]:
+    """Status and body of an error within a stream, as `reshape_event` gives it."""
+    body = event.partition(b"\n")[0].removeprefix(b"data: ")
+    return int(json.loads(body)["error"]["code"]), body
+
+
 def last_events(status: int, message: str, path: str) -> bytes:
     """The end of a stream that failed. Anthropic's clients recognize an error by its event."""
     body = error_body(status, message)

@@ -1,7 +1,8 @@
 """One HTTP request and its answer, as the gate lets them pass.
 
 In: the body is read once, up to a limit and within a time, and then given to the app in one
-piece. Out: an error of the app leaves in our shape (error_bodies.py), also within a stream.
+piece. Out: an error of the app leaves in our shape (error_bodies.py), also within a stream. The
+head of a stream waits until the request has an instance, so that a refusal has its own status.
 When the deadline passes, the app is told that the client has left, which makes vLLM abort the
 request; the app's further output is dropped, and the client gets an error.
 """
@@ -18,12 +19,13 @@ from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.endpoint.error_bodies import (
     EVENT_PREFIX,
     error_body,
+    event_status,
     last_events,
     reshape,
     reshape_event,
 )
+from controller.adapters.vllm.endpoint.placing import Placing
 
-RETRY_AFTER_S = 1
 # A body may take BODY_WAIT_S plus its bytes so far at this rate: 188 s at most for 8 MiB.
 BODY_WAIT_S = 60.0
 BODY_BYTES_PER_S = 64 * 1024
@@ -32,6 +34,9 @@ BODY_BYTES_PER_S = 64 * 1024
 FREE_BODY_BYTES = 64 * 1024
 # The app's error body is kept up to about this size.
 MAX_ERROR_BYTES = 1 << 20
+# Some streams begin before their request has an instance: Responses tells twice that it was
+# created. A stream that tells more has no request to wait for.
+MAX_EARLY_MESSAGES = 8
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -71,6 +76,10 @@ class Exchange:
         self._error: Message | None = None
         self._error_body = b""
         self._started = self._streams = self._ended = self._cut = False
+        self.placing = Placing(self._let_head_go)
+        self._held: list[Message] = []
+        """The head of a stream that waits, and what came behind it."""
+        self._head_goes = asyncio.Lock()
 
     # -- in ------------------------------------------------------------------------------
 
@@ -151,8 +160,11 @@ class Exchange:
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 self._error = message
                 return
-            self._started = True
             self._streams = _content_type(message).startswith(b"text/event-stream")
+            if self._streams and not self.placing.any_placed:
+                self._held.append(message)
+                return
+            self._started = True
             await self._send(message)
         elif self._error is not None:
             if len(self._error_body) <= MAX_ERROR_BYTES:
@@ -163,13 +175,38 @@ class Exchange:
             body = message.get("body", b"")
             if self._streams and body.startswith(EVENT_PREFIX):
                 message = {**message, "body": reshape_event(body)}
-            self._ended = not message.get("more_body", False)
-            await self._send(message)
+            if not self._held or not await self._wait_with_head(message):
+                self._ended = not message.get("more_body", False)
+                await self._send(message)
+
+    async def _wait_with_head(self, message: Message) -> bool:
+        """Whether this message needs not be sent any more: it waits with the head, or the head had
+        another status instead. Else the head has gone."""
+        if self.placing.refusal is not None:
+            await self.refuse(self.placing.refusal)
+            return True
+        if message.get("body", b"").startswith(EVENT_PREFIX):
+            status, body = event_status(message["body"])
+            await self._answer(status, body, [])
+            return True
+        is_early = not self.placing.any_placed and len(self._held) <= MAX_EARLY_MESSAGES
+        if is_early and message.get("more_body", False):
+            self._held.append(message)
+            return True
+        await self._let_head_go()
+        return False
+
+    async def _let_head_go(self) -> None:
+        """Nothing overtakes it, whichever task sends that."""
+        async with self._head_goes:
+            while self._held and not self._ended:
+                self._started = True
+                await self._send(self._held[0])
+                del self._held[0]
 
     async def refuse(self, refused: RefusedError) -> None:
-        await self._answer(
-            refused.status, error_body(refused.status, refused.message, refused.param), []
-        )
+        body = error_body(refused.status, refused.message, refused.param)
+        await self._answer(refused.status, body, [], refused.retry_after_s)
 
     async def fail(self, status: HTTPStatus, message: str) -> None:
         """Sends an error as the answer, or as the end of a stream that has begun. Any other answer
@@ -178,7 +215,7 @@ class Exchange:
         if self._ended:
             return
         if not self._started:
-            await self.refuse(RefusedError(status, message))
+            await self.refuse(self.placing.refusal or RefusedError(status, message))
         elif self._streams:
             self._ended = True
             last = last_events(status, message, self._path)
@@ -191,21 +228,28 @@ class Exchange:
             for name, value in start.get("headers", ())
             if name.lower() not in (b"content-type", b"content-length", b"retry-after")
         ]
-        await self._answer(start["status"], body, kept)
+        refusal = self.placing.refusal
+        told = refusal is not None and refusal.status == start["status"]
+        await self._answer(
+            start["status"], body, kept, refusal.retry_after_s if refusal and told else 1
+        )
 
-    async def _answer(self, status: int, body: bytes, headers: list[Any]) -> None:
+    async def _answer(
+        self, status: int, body: bytes, headers: list[Any], retry_after_s: int = 1
+    ) -> None:
         headers = [
             *headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
         ]
         if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-            headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+            headers.append((b"retry-after", b"%d" % retry_after_s))
         if status == HTTPStatus.UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
         if self._cut:  # the rest of the body may take for ever to come
             headers.append((b"connection", b"close"))
         self._started = self._ended = True
+        self._held.clear()
         await self._send({"type": "http.response.start", "status": int(status), "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 

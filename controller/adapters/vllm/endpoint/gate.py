@@ -18,6 +18,7 @@ from controller.adapters.vllm.checks.token_ids import LEAST_MAX_TOKEN_IDS
 from controller.adapters.vllm.endpoint.api_keys import ApiKeys
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
 from controller.adapters.vllm.endpoint.exchange import BodyRoom, ClientLeftError, Exchange
+from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import (
     ASKED_PRIORITY,
     AskedPriority,
@@ -154,11 +155,14 @@ class Gate:
             raise RefusedError(HTTPStatus.BAD_REQUEST, why, "X-Request-Id")
         if fault := find_fault(body, asked_priority.rank, self.limits.max_token_ids):
             raise RefusedError(HTTPStatus.BAD_REQUEST, *fault)
+        before = PLACING.set(exchange.placing)
         try:
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
             if not exchange.timed_out:  # the app may fail in any way when its request is cut
                 raise
+        finally:
+            PLACING.reset(before)
         if exchange.timed_out:
             overdue = exchange.overdue
             await exchange.fail(overdue.status, overdue.message)

@@ -22,6 +22,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
 from controller.adapters.vllm.grammars import app_checks as grammar_checks
@@ -112,15 +113,14 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
         try:
             rank = asked_priority.rank_of_sequence(request.priority)
         except RefusedError as refused:
-            error = GracefulHTTPError(refused.message, refused.status)
-            self._app.fail(request.request_id, error)
+            self._refuse(request.request_id, refused)
             return
         request.priority = -rank
         try:
             payload = self._encoder.encode(request)
         except (ValueError, OverflowError) as error:
             why = f"the request cannot be sent to an instance: {error}"
-            self._app.fail(request.request_id, _bad_request(why))
+            self._refuse(request.request_id, RefusedError(HTTPStatus.BAD_REQUEST, why))
             return
         try:
             if grammar := _grammar_of(request):
@@ -146,14 +146,22 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             parent_id = self._app.parent_of(request.request_id)
             await self._router.submit(asked, payload, client_request_id, parent_id, token_ids)
         except GrammarRefusedError as refused:
-            self._app.fail(request.request_id, GracefulHTTPError(str(refused), refused.status))
+            self._refuse(request.request_id, RefusedError(refused.status, str(refused)))
         except NotDispatchedError as refusal:
             status, why = REFUSALS[refusal.code]
-            self._app.fail(request.request_id, GracefulHTTPError(f"{why}; send it again", status))
+            why = f"{why}; send it again"
+            told = RefusedError(status, why, retry_after_s=refusal.retry_after_s)
+            self._refuse(request.request_id, told)
         except asyncio.CancelledError:
             left = GracefulHTTPError("the client left", HTTPStatus.REQUEST_TIMEOUT)
             self._app.fail(request.request_id, left, RequestState.ABORTED)
             raise
+
+    def _refuse(self, request_id: str, refused: RefusedError) -> None:
+        """Before it is sent to any instance, in the task of its HTTP request."""
+        if placing := PLACING.get():
+            placing.refused(refused)
+        self._app.fail(request_id, GracefulHTTPError(refused.message, refused.status))
 
     def _prefix_hashes(self, request: EngineCoreRequest) -> tuple[int, ...]:
         if not self._limits.prefix_caching:

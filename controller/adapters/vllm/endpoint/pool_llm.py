@@ -20,6 +20,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.loggers import StatLoggerManager
 
+from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.pool_client import PoolClient, PoolLimits
 from controller.adapters.vllm.endpoint.turns import Turns
 from controller.adapters.vllm.grammars.trials import GrammarTrials
@@ -74,9 +75,16 @@ class PoolLLM(AsyncLLM):  # type: ignore[misc]  # its base is Any to mypy
     async def add_request(self, *args: Any, **kwargs: Any) -> RequestOutputCollector:
         """Takes turns with other requests: making a request of a rendered prompt takes up to 0.5 ms
         of the event loop, and vLLM makes those of all prompts of an HTTP request at once: 1,000
-        prompts kept the loop for 0.5 s."""
+        prompts kept the loop for 0.5 s. Returns when all choices have an instance, or one failed.
+        """
+        placing = PLACING.get()
+        if placing is not None:
+            placing.began()
         await self._turns.take()
-        return await super().add_request(*args, **kwargs)
+        outputs = await super().add_request(*args, **kwargs)
+        if placing is not None and not isinstance(outputs.output, Exception):
+            await placing.placed()
+        return outputs
 
     def fail(
         self,

@@ -1,0 +1,1 @@
+"""What is refused when there is more than the cluster takes, and when to come again."""
