@@ -29,4 +29,6 @@ class LiveConfig:
     frontends: FrontendLimits = field(default_factory=FrontendLimits)
     autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)
     status_interval_s: float = 0.005
+    fence_after_s: float = 30.0
+    """An instance that reports nothing for so long is taken for dead; 0: never."""
     max_events: int = 10_000

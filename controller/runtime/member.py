@@ -75,7 +75,8 @@ class Membership:
         if phase == "active":
             self._on_active()
 
-    def say_hello(self) -> None:
+    def say_hello(self, *, asks: bool = False) -> None:
+        """`asks`: for a Welcome, even if nothing has changed."""
         ttft_p99 = self._ttft_p99()
         hello = Hello(
             kind=self.kind,
@@ -92,6 +93,7 @@ class Membership:
             up_s=time.monotonic() - self._began_s,
             ttft_p99_s=ttft_p99.all_s,
             ttft_p99_by_level_s=ttft_p99.by_kind_s,
+            asks=asks,
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 

@@ -47,6 +47,7 @@ def live_config(settings: Settings) -> LiveConfig:
         ),
         autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,
+        fence_after_s=scheduler.fence_after_s,
         max_events=settings.control.max_events,
     )
 

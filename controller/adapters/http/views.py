@@ -138,6 +138,8 @@ def _state(
     if not member.alive or member.phase == "starting":
         if stopping:
             return InstanceState.STOPPING
+        if member.fenced:
+            return InstanceState.STALLED
         return (
             InstanceState.RESTARTING
             if member.incarnation > 1 or (member.incarnation and not member.alive)

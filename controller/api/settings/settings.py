@@ -93,6 +93,9 @@ class SchedulerTable(Table):
     """A held request is answered 503 when no instance was schedulable for this long."""
     stall_timeout_s: Seconds = 10.0
     """An instance whose engine thread showed no progress for this long is not schedulable."""
+    fence_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """An instance whose engine thread showed no progress for this long is taken for dead: its
+    requests run elsewhere, and it drops them when it comes back; 0: never."""
     status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
     """Least time between two status pushes of one instance."""
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0

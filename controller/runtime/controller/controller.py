@@ -138,6 +138,7 @@ class Controller:
             self.scheduler,
             self.journal,
             lambda member: self.send(member, StatusPull(), droppable=True),
+            self._fence,
         )
         self.busy = BusyWatch(self.roster, self.journal)
         self.holding = HoldingWatch(self.scheduler, self.journal)
@@ -197,7 +198,7 @@ class Controller:
             await asyncio.sleep(TICK_S)
             self.handle(Ticked())
             self._note_readiness()
-            self.stalls.tick(self.now_s())
+            self.stalls.tick(self.now_s(), self.live.fence_after_s)
             self.busy.tick(self.now_s(), self.statuses)
             self.holding.tick(self.now_s())
             if not self.stopping:
@@ -353,6 +354,12 @@ class Controller:
         if member is not None:
             log.warning("%s (incarnation %d) is gone", member.member_id, member.incarnation)
             self._announce_death(member, member.incarnation, "its process is gone")
+
+    def _fence(self, member: Member, why: str) -> None:
+        incarnation = member.incarnation
+        log.warning("%s (incarnation %d) is %s", member.member_id, incarnation, why)
+        self.roster.fence(member.member_id, why)
+        self._announce_death(member, incarnation, why)
 
     def _announce_death(self, member: Member, incarnation: int, why: str) -> None:
         if self.stopping:

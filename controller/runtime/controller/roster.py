@@ -35,6 +35,8 @@ class Member:
     up_s: float = 0.0
     """How long the member's process had run at its last Hello."""
     heard_s: float | None = None
+    fenced: bool = False
+    """Its process was taken for dead while it may live, and has not said Hello since."""
 
     @property
     def ref(self) -> InstanceRef:
@@ -93,9 +95,10 @@ class Roster:
         elif not member.alive:
             member.incarnation += 1
             welcome = Welcome(hello.nonce, member.incarnation, fenced=True)
-        elif member.incarnation != hello.incarnation:  # our Welcome is still under way
+        elif member.incarnation != hello.incarnation or hello.asks:  # or it is still under way
             welcome = Welcome(hello.nonce, member.incarnation)
         member.nonce, member.alive, member.heard_s = hello.nonce, True, now_s
+        member.fenced = False
         member.address, member.node, member.pid = hello.address, hello.node, hello.pid
         member.phase, member.detail = hello.phase, hello.detail
         member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
@@ -114,6 +117,15 @@ class Roster:
                 member.detail = "its process is gone"
                 return member
         return None
+
+    def fence(self, member_id: str, why: str) -> Member:
+        """Takes a live member for dead. If its process says Hello again, that is a new incarnation,
+        which drops what it ran."""
+        member = self.members[member_id]
+        member.alive, member.fenced = False, True
+        member.num_live_reqs = 0
+        member.detail = why
+        return member
 
     @staticmethod
     def _next_incarnation(member: Member, hello: Hello) -> int:

@@ -1,15 +1,23 @@
-"""Asks instances that serve but no longer report for their status, and puts stalls on record."""
+"""Watches instances that serve but no longer report: asks for their status, puts stalls on record,
+and has them fenced in the end."""
 
 from collections.abc import Callable
 
+from controller.core.autoscale.load import ClusterLoad
 from controller.core.scheduler import GlobalScheduler
+from controller.core.tracking.fencing import Rest, Silent, to_fence
+from controller.core.tracking.silence import Silences
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Member, Roster
+
+# The requests of a fenced instance are in the statuses of others so long afterwards. Until then
+# what they need counts as taken.
+SETTLED_S = 5.0
 
 
 class StallWatch:
     """Pulls statuses when the pushes stop (the paper's successor, status tracking). `pull` asks an
-    instance for its status."""
+    instance for its status; `fence` takes it for dead, with a reason."""
 
     def __init__(
         self,
@@ -17,15 +25,34 @@ class StallWatch:
         scheduler: GlobalScheduler,
         journal: Journal,
         pull: Callable[[Member], None],
+        fence: Callable[[Member, str], None],
     ) -> None:
         self._roster = roster
         self._scheduler = scheduler
         self._journal = journal
         self._pull = pull
+        self._fence = fence
+        self._silences = Silences()
+        self._fenced: list[tuple[float, int]] = []
+        """When, and how many blocks the requests need, of those fenced lately."""
         self._silent_since_s: dict[tuple[str, int], float] = {}
         """When stalled incarnations last reported."""
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float, fence_after_s: float) -> None:
+        """`fence_after_s`: an instance that is silent for so long is fenced; 0: never."""
+        self._watch(now_s)
+        silent = self._silent(now_s)
+        if not fence_after_s or all(each.silent_s < fence_after_s for each in silent):
+            return
+        for each in to_fence(silent, self._rest(now_s), fence_after_s):
+            self._fenced.append((now_s, each.need_blocks))
+            why = f"fenced: no progress reported for {each.silent_s:.0f} s"
+            self._fence(self._roster.members[each.instance_id], why)
+
+    def forget(self, instance_id: str, incarnation: int) -> None:
+        self._silent_since_s.pop((instance_id, incarnation), None)
+
+    def _watch(self, now_s: float) -> None:
         for member in self._roster.instances():
             record = self._scheduler.instances.get(member.member_id)
             if not member.serving or record is None:
@@ -41,5 +68,29 @@ class StallWatch:
                 silence_s = record.last_report_s - self._silent_since_s.pop(key)
                 self._journal.stalled(member, False, silence_s)
 
-    def forget(self, instance_id: str, incarnation: int) -> None:
-        self._silent_since_s.pop((instance_id, incarnation), None)
+    def _silent(self, now_s: float) -> list[Silent]:
+        """Those that have reported in their incarnation, and do so no more."""
+        needs: dict[tuple[str, int], int] = {}
+        reported_s: list[tuple[tuple[str, int], float]] = []
+        for member in self._roster.instances():
+            record = self._scheduler.instances.get(member.member_id)
+            if not member.serving or record is None or record.snapshot is None:
+                continue
+            key = (member.member_id, member.incarnation)
+            reported_s.append((key, record.last_report_s))
+            needs[key] = record.snapshot.num_used_blocks + record.snapshot.queued_demand_blocks
+        silent_s = self._silences.turn(now_s, reported_s)
+        return [Silent(*key, silent_s[key], need) for key, need in needs.items()]
+
+    def _rest(self, now_s: float) -> Rest:
+        schedulable = self._scheduler.schedulable_snapshots(now_s)
+        load = ClusterLoad(
+            schedulable,
+            block_size=1,
+            new_capacity_blocks=0,
+            held_demand_blocks=self._scheduler.held_view(now_s).demand_blocks,
+        )
+        self._fenced = [each for each in self._fenced if now_s - each[0] < SETTLED_S]
+        under_way = sum(need_blocks for _, need_blocks in self._fenced)
+        num_away = sum(member.fenced for member in self._roster.instances())
+        return Rest(len(schedulable), load.free_blocks - under_way, num_away)

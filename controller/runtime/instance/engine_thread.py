@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 
 # An idle engine thread wakes this often, so that a hang shows as missing progress.
 HEARTBEAT_S = 1.0
+# After a turn as long as this the instance may have been fenced meanwhile (core/tracking/fencing):
+# the process was stopped, or a step hung.
+LONG_TURN_S = 2.0
+# If the controller does not say so by then, as it is away, the engine goes on.
+ANSWER_S = 1.0
 
 Command = Callable[[Engine], None]
 T = TypeVar("T")
@@ -54,6 +59,9 @@ class EngineListener:
     on_failed: Callable[[str], None]
     """The engine could not start, and is not tried again, as the same start would fail again."""
     on_died: Callable[[BaseException], None]
+    on_long_turn: Callable[[], None]
+    """The engine was away for long, and makes no step until `EngineThread.cleared`, or `ANSWER_S`
+    later: what is to be dropped must be dropped by then."""
 
 
 class EngineThread:
@@ -78,6 +86,7 @@ class EngineThread:
         controller for it. Such a status comes before it is due, but at most one for each request
         that ends or leaves. Used on the engine's thread."""
         self._cpu = ProcessCpu()
+        self._is_clear = threading.Event()
         self._loop: asyncio.AbstractEventLoop
 
     # -- for any thread ------------------------------------------------------------------
@@ -114,6 +123,10 @@ class EngineThread:
         takes half a second."""
         self.command(self._want_status)
 
+    def cleared(self) -> None:
+        """The engine may go on, once the commands so far have run."""
+        self._is_clear.set()
+
     # -- engine thread -------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -143,10 +156,16 @@ class EngineThread:
     def _step_for_ever(self, engine: Engine, listener: StepListener) -> None:
         took = StepTimes()
         pushed_s = 0.0
+        turned_s = time.monotonic()
         while True:
             if not engine.has_work():
                 took.rest()
             self._run_commands(engine)
+            if time.monotonic() - turned_s >= LONG_TURN_S:
+                self._wait_until_clear()
+                turned_s = time.monotonic()
+                continue
+            turned_s = time.monotonic()
             if engine.has_work():
                 if self._status_wanted:
                     pushed_s = self._report(engine, listener, took)
@@ -161,6 +180,11 @@ class EngineThread:
             is_due = time.monotonic() - pushed_s >= self.status_interval_s
             if is_due or self._status_wanted or not engine.has_work():
                 pushed_s = self._report(engine, listener, took)
+
+    def _wait_until_clear(self) -> None:
+        self._is_clear.clear()
+        self._call(self._listener.on_long_turn)
+        self._is_clear.wait(ANSWER_S)
 
     def _report(self, engine: Engine, listener: StepListener, took: StepTimes) -> float:
         """Returns when that was."""

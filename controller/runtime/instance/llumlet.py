@@ -66,6 +66,7 @@ class Llumlet:
             on_built=self._serve,
             on_failed=lambda error: member.report("failed", error),
             on_died=lambda error: self._stopped.set_exception(error),
+            on_long_turn=lambda: member.say_hello(asks=True),
         )
         self._thread = EngineThread(member, build_engine, status_interval_s, listener)
         self._inbox = Inbox(
@@ -116,6 +117,7 @@ class Llumlet:
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._member.welcomed(welcome) and self.serving is not None:
             self.serving.fenced()
+        self._thread.cleared()
 
     def _refuse_early(self, add: AddRequest, _payload: Sequence[memoryview]) -> None:
         why = "its instance has restarted; send it again"

@@ -48,6 +48,8 @@ class Hello(Message, frozen=True):
     ttft_p99_s: float | None = None
     """A frontend's, over the last minute."""
     ttft_p99_by_level_s: Mapping[str, float] = {}
+    asks: bool = False
+    """Whether it wants a Welcome whatever the controller knows of it."""
 
 
 class Welcome(Message, frozen=True):

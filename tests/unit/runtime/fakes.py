@@ -283,6 +283,7 @@ def hello(
     phase: Phase = "active",
     address: str | None = None,
     num_live_reqs: int = 0,
+    asks: bool = False,
 ) -> Hello:
     return Hello(
         kind="instance" if member_id.startswith("i") else "frontend",
@@ -295,6 +296,7 @@ def hello(
         phase=phase,
         info=INFO if member_id.startswith("i") else None,
         num_live_reqs=num_live_reqs,
+        asks=asks,
     )
 
 

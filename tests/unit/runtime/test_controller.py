@@ -347,6 +347,74 @@ async def test_a_silent_instance_is_pulled_and_gets_nothing(network: FakeNetwork
     assert (await bed.dispatched("s")).instance_id == "i-0"
 
 
+async def others_report(bed: Bed, seconds: int, *others: str) -> None:
+    for _ in range(seconds):
+        for instance_id in others:
+            await bed.reports(instance_id)
+        await asyncio.sleep(1)
+
+
+@virtual_time
+async def test_one_that_is_silent_for_too_long_is_fenced_and_comes_back_as_another(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network, num_instances=3)
+    await bed.serve()
+    fence_after_s = bed.controller.live.fence_after_s
+    await others_report(bed, int(fence_after_s) - 2, "i-1", "i-2")
+    assert bed.f0.received(InstanceLost) == []
+    await others_report(bed, 4, "i-1", "i-2")
+    lost = InstanceLost("i-0", 1)
+    assert bed.f0.received(InstanceLost) == [lost], "frontends run its requests elsewhere"
+    assert bed.peers["i-1"].received(InstanceLost) == [lost], "moves with it end"
+    told = bed.controller.journal.log.after(None, 1000).entries
+    assert "fenced: no progress" in next(
+        e.reason for _, e in told if e.kind is EventKind.INSTANCE_DIED
+    )
+    await bed.reports("i-0")  # it was under way when it was fenced
+    await bed.joins("i-0", incarnation=1)
+    assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 2, fenced=True)
+    await bed.reports("i-0", incarnation=2)
+    assert (await bed.dispatched()).incarnation == 2
+
+
+@virtual_time
+async def test_one_that_comes_back_in_time_keeps_what_it_runs(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    for _ in range(3):
+        await others_report(bed, int(bed.controller.live.fence_after_s) - 2, "i-1")
+        await bed.reports("i-0")
+    assert bed.f0.received(InstanceLost) == []
+    await bed.joins("i-0", incarnation=1, asks=True)
+    assert await bed.peers["i-0"].receive(Welcome) == Welcome("a", 1)
+
+
+@virtual_time
+async def test_of_many_that_are_silent_only_as_many_are_fenced_as_the_rest_can_hold(
+    network: FakeNetwork,
+) -> None:
+    bed = Bed(network, num_instances=4)
+    await bed.serve()
+    for instance_id in ("i-0", "i-1", "i-2"):
+        await bed.reports(instance_id, free=14)  # of 64 blocks each
+    for _ in range(int(2 * bed.controller.live.fence_after_s)):
+        await bed.reports("i-3", free=44)  # no room for the requests of any of them
+        await asyncio.sleep(1)
+    assert [lost.instance_id for lost in bed.f0.received(InstanceLost)] == ["i-0"]
+    await bed.reports("i-3", free=64)
+    await asyncio.sleep(1)
+    assert [lost.instance_id for lost in bed.f0.received(InstanceLost)] == ["i-0", "i-1"]
+
+
+@virtual_time
+async def test_none_is_fenced_where_nobody_else_serves(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await asyncio.sleep(3 * bed.controller.live.fence_after_s)
+    assert bed.f0.received(InstanceLost) == []
+
+
 # -- the end ------------------------------------------------------------------------------
 
 

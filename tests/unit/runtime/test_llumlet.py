@@ -10,7 +10,7 @@ import pytest
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
 from controller.runtime.instance import engine_thread
-from controller.runtime.messages.members import Hello, StatusPull, StatusPushed
+from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked, RequestLost
 from controller.runtime.messages.operations import StatusIntervalSet
 from controller.runtime.messages.requests import (
@@ -415,6 +415,66 @@ async def test_an_engine_without_work_is_not_busy(
     last = await bed.status(lambda s: s.num_steps == 20)
     assert last.busy_s == pytest.approx(0.02)
     await bed.end()
+
+
+class AfterALongTurn:
+    """The process was stopped for a while in its tenth step; `r` and `s` run."""
+
+    def __init__(self, network: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        monkeypatch.setattr(engine_thread, "time", self.clock.module)
+        monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 1000.0)
+        self.bed = Bed(network, status_interval_s=0.005)
+        self.bed.engine._on_step = self._step
+        self.num_steps = 0
+
+    def _step(self) -> None:
+        self.num_steps += 1
+        self.clock.advance(engine_thread.LONG_TURN_S if self.num_steps == 10 else 0.001)
+
+    async def begin(self) -> Hello:
+        """What it asks."""
+        bed = self.bed
+        bed.run()
+        nonce = (await bed.controller.receive(Hello, lambda h: h.phase == "active")).nonce
+        bed.controller.send(HERE, Welcome(nonce, 1))
+        await bed.pull()
+        bed.add("r", max_tokens=100)
+        return await bed.controller.receive(Hello, lambda h: h.asks)
+
+
+async def test_after_a_long_turn_it_makes_no_step_before_it_knows_that_it_is_not_fenced(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "ANSWER_S", 1000.0)
+    stopped = AfterALongTurn(network, monkeypatch)
+    asked = await stopped.begin()
+    assert (asked.incarnation, stopped.num_steps) == (1, 10)
+    stopped.bed.controller.send(HERE, Welcome(asked.nonce, 1))
+    assert await stopped.bed.tokens("r") == tokens_of("r", 100)
+    await stopped.bed.end()
+
+
+async def test_one_that_was_fenced_meanwhile_drops_its_requests_before_the_next_step(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "ANSWER_S", 1000.0)
+    stopped = AfterALongTurn(network, monkeypatch)
+    asked = await stopped.begin()
+    stopped.bed.controller.send(HERE, Welcome(asked.nonce, 2, fenced=True))
+    last = await stopped.bed.status(lambda s: s.snapshot.incarnation == 2)
+    assert (last.snapshot.num_running, last.num_steps, stopped.num_steps) == (0, 10, 10)
+    await stopped.bed.end()
+
+
+async def test_without_a_controller_it_goes_on(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "ANSWER_S", 0.01)
+    stopped = AfterALongTurn(network, monkeypatch)
+    await stopped.begin()
+    assert await stopped.bed.tokens("r") == tokens_of("r", 100)
+    await stopped.bed.end()
 
 
 async def test_how_often_it_pushes_may_change_while_it_serves(

@@ -184,3 +184,37 @@ class RosterMachine(RuleBasedStateMachine):
 
 TestRosterMachine = RosterMachine.TestCase
 TestRosterMachine.settings = settings(stateful_step_count=30)
+
+
+def test_a_fenced_process_that_comes_back_is_another_incarnation_and_drops_what_it_ran() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    member = members.fence("i-0", "silent")
+    assert (member.alive, member.fenced, member.serving, member.detail) == (
+        False,
+        True,
+        False,
+        "silent",
+    )
+    change = members.hello(hello(incarnation=1), 1.0)
+    assert change is not None
+    assert (change.welcome, change.died) == (Welcome("a", 2, fenced=True), None)
+    assert (member.alive, member.fenced, change.began_serving) == (True, False, True)
+
+
+def test_a_fenced_process_that_dies_is_no_second_death() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    members.fence("i-0", "silent")
+    assert members.lost(hello().address) is None
+    change = members.hello(hello(nonce="b"), 1.0)
+    assert change is not None
+    assert (change.welcome, change.died) == (Welcome("b", 2), None)
+
+
+def test_who_asks_gets_a_welcome_though_nothing_has_changed() -> None:
+    members = roster()
+    members.hello(hello(), 0.0)
+    change = members.hello(hello(incarnation=1, asks=True), 1.0)
+    assert change is not None
+    assert change.welcome == Welcome("a", 1)

@@ -13,6 +13,7 @@ from controller.runtime.controller.stall_watch import StallWatch
 from tests.unit.runtime.fakes import hello
 
 STALL_S = 5.0
+NEVER = 0.0
 
 
 def status(*, draining: bool = False) -> StatusReported:
@@ -31,7 +32,8 @@ class Watched:
         self.member = change.member
         self.journal = mock.create_autospec(Journal, instance=True)
         self.pull = mock.Mock()
-        self.watch = StallWatch(roster, self.scheduler, self.journal, self.pull)
+        self.fence = mock.Mock()
+        self.watch = StallWatch(roster, self.scheduler, self.journal, self.pull, self.fence)
         for event in (InstanceStarted("i-0", 1), *events):
             self.scheduler.handle(event, 0.0)
 
@@ -49,7 +51,7 @@ class Watched:
 )
 def test_whoever_does_not_report_is_asked(events: list[Event], now_s: float, asked: bool) -> None:
     watched = Watched(*events)
-    watched.watch.tick(now_s)
+    watched.watch.tick(now_s, NEVER)
     assert watched.pull.mock_calls == ([mock.call(watched.member)] if asked else [])
 
 
@@ -57,10 +59,10 @@ def test_whoever_does_not_report_is_asked(events: list[Event], now_s: float, ask
 def test_a_silence_is_put_on_record_once_and_its_end(draining: bool) -> None:
     watched = Watched(status(draining=draining))
     for now_s in (6.0, 7.0):
-        watched.watch.tick(now_s)
+        watched.watch.tick(now_s, NEVER)
     watched.scheduler.handle(status(draining=draining), 8.0)
     for now_s in (8.0, 9.0):
-        watched.watch.tick(now_s)
+        watched.watch.tick(now_s, NEVER)
     assert watched.journal.stalled.mock_calls == [
         mock.call(watched.member, True, 6.0),
         mock.call(watched.member, False, 8.0),
