@@ -18,7 +18,7 @@ and the first statuses restore loads and sequence numbers; frontends ask again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import assert_never
 
@@ -37,6 +37,8 @@ from controller.core.holding.placement import Placement
 from controller.core.holding.view import HeldView
 from controller.core.load.snapshot import DEFAULT_LEVELS, InstanceSnapshot, Level, blocks_for
 from controller.core.overload.drain_rate import DrainRate
+from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits
+from controller.core.overload.key_table import KeyTable
 from controller.core.scheduler_events import (
     Dispatch,
     DispatchCancelled,
@@ -49,6 +51,7 @@ from controller.core.scheduler_events import (
     InstanceRemoved,
     InstanceStarted,
     Instruction,
+    KeysTold,
     Reject,
     RejectCode,
     StatusReported,
@@ -69,13 +72,20 @@ class SchedulerConfig:
     """Late binding: a request that fits nowhere is held too, at most `holding.max_held_reqs` of
     them, and without a timeout while any instance is schedulable. Set if, and only if, `policy`
     has late binding."""
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+UNAVAILABLE_RETRY_S = 1
+"""Who comes back early is held again, and so loses nothing."""
 
 
 class GlobalScheduler:
     """Raises ValueError if the configuration names an unknown policy."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, own_limits: OwnLimits = NO_KEYS) -> None:
+        """`own_limits`: of API keys, where they differ from `config.key_limits`."""
         self._config = config
+        self.keys = KeyTable(config.key_limits, own_limits)
         self._level_by_rank = {level.rank: level for level in config.levels}
         self._records: dict[str, InstanceRecord] = {}
         self.instances: Mapping[str, InstanceRecord] = MappingProxyType(self._records)
@@ -100,6 +110,7 @@ class GlobalScheduler:
         """
         policy = find_policy(config.policy)
         self._config, self._policy = config, policy
+        self.keys.limits = config.key_limits
         self._level_by_rank = {level.rank: level for level in config.levels}
         for record in self._records.values():
             record.stall_timeout_s = config.stall_timeout_s
@@ -194,6 +205,10 @@ class GlobalScheduler:
                     self._forget_held(key)
                 for record in self._records.values():
                     record.frontend_died(event.frontend_id)
+                self.keys.frontend_died(event.frontend_id)
+            case KeysTold():
+                self.keys.told(event)
+                return []
             case _:
                 assert_never(event)
         self._board.forget()
@@ -253,6 +268,8 @@ class GlobalScheduler:
                 return []  # frontends ask again and again, in case an answer was lost
             self._forget_held(key)
             self._held.hold(event, held.since_s)  # the rank may have changed
+        elif (refusal := self.keys.asked(event)) is not None:
+            return [_reject(event, refusal.code, refusal.retry_after_s)]
         elif self._config.holding is None and self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         else:
@@ -269,7 +286,7 @@ class GlobalScheduler:
             return []
         self._forget_held((last.frontend_id, last.request_id))
         retry_after_s = self._drain_rate.retry_after_s(len(self._held), now_s)
-        return [Reject(last.request_id, last.frontend_id, RejectCode.OVERLOADED, retry_after_s)]
+        return [_reject(last, RejectCode.OVERLOADED, retry_after_s)]
 
     def _forget_held(self, key: Key) -> None:
         self._held.discard(key)
@@ -401,7 +418,7 @@ class GlobalScheduler:
         expired.sort(key=lambda request: request.order)
         for each in expired:
             self._forget_held((each.frontend_id, each.request_id))
-        return [Reject(r.request_id, r.frontend_id, RejectCode.UNAVAILABLE) for r in expired]
+        return [_reject(each, RejectCode.UNAVAILABLE, UNAVAILABLE_RETRY_S) for each in expired]
 
     def check(self, now_s: float) -> None:
         """Raises AssertionError if an invariant is broken. `now_s`: of the last event, or later."""
@@ -421,3 +438,7 @@ class GlobalScheduler:
 
 def _placement(config: SchedulerConfig) -> Placement | None:
     return Placement(config.holding) if config.holding is not None else None
+
+
+def _reject(request: DispatchRequested, code: RejectCode, retry_after_s: int) -> Reject:
+    return Reject(request.request_id, request.frontend_id, code, retry_after_s, request.rank)

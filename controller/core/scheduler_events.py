@@ -73,7 +73,13 @@ class DispatchRequested:
     expected_output_tokens: int = 0
     """How many it is expected to put out; 0: not known."""
     replayed: bool = False
-    """It ran on an instance that died: no limit of what may be held applies to it."""
+    """It ran on an instance that died: no limit of what may be held, or of its key, applies."""
+    api_key: str = ""
+    """The hash of its client's API key; empty: the endpoint has none."""
+    num_live_of_key: int = 0
+    """Requests of the key at its frontend when it came, with it; 0 without a key."""
+    num_tokens_of_key: int = 0
+    """Tokens that the key used there in the minute before."""
 
     @property
     def order(self) -> tuple[int, float, str, str]:
@@ -96,6 +102,25 @@ class FrontendDied:
     frontend_id: str
 
 
+@value
+class KeyUsed:
+    """What an API key uses of one frontend: live requests, tokens of the last minute (prompts and
+    outputs), and the output tokens of all its requests since the frontend began."""
+
+    key: str
+    num_live: int
+    num_tokens: int
+    num_output_tokens: int
+
+
+@value
+class KeysTold:
+    """A frontend says what these keys use of it. Keys that it does not name use what they did."""
+
+    frontend_id: str
+    keys: tuple[KeyUsed, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed. The scheduler needs this every second or so while it holds requests."""
@@ -111,6 +136,7 @@ Event = (
     | DispatchRequested
     | DispatchCancelled
     | FrontendDied
+    | KeysTold
     | Ticked
 )
 
@@ -136,6 +162,10 @@ class RejectCode(StrEnum):
     """Too many requests are held, and this one is the newest of the lowest rank among them."""
     UNAVAILABLE = "unavailable"
     """No instance became schedulable in time."""
+    LIVE_LIMIT = "live_limit"
+    """Its API key has as many live requests as it may have."""
+    TOKEN_LIMIT = "token_limit"
+    """Its API key used its tokens of this minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +178,7 @@ class Reject:
     retry_after_s: int = 1
     """When the client may try again: an estimate (`overload.drain_rate`). One that found no
     instance may at once, as it is held again until one comes."""
+    rank: int = field(default=0, compare=False)
 
 
 Instruction = Dispatch | Reject

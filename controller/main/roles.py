@@ -42,6 +42,7 @@ async def controller(plan_json: str, start: Start) -> None:
     from controller.adapters.http.views import ClusterLabels
     from controller.adapters.prometheus import cluster as metrics
     from controller.adapters.ray.launcher import ActorPlan, RayLauncher
+    from controller.api.settings.key_file import own_limits
     from controller.main.machine.memory import available_bytes
     from controller.runtime.controller.controller import Controller
     from controller.runtime.controller.operations.spec_keeper import SpecKeeper
@@ -72,7 +73,9 @@ async def controller(plan_json: str, start: Start) -> None:
     table = plan.settings.control
     settings = changed(plan.settings, keeper.spec.settings)
     events = EventFile(plan.state_dir, plan.nonce)
-    service = Controller(mailbox, launcher, live_config(settings), keeper, events)
+    service = Controller(
+        mailbox, launcher, live_config(settings), keeper, events, own_limits(plan.api_keys)
+    )
     service.start(plan.num_frontends)
     labels = ClusterLabels(
         cluster=plan.settings.cluster.name,

@@ -347,6 +347,9 @@ def test_secrets_that_others_can_read(mode: int, capsys: Captured) -> None:
             "s3cret-1 s3cret-2\n",
             "line 1: what follows the key is no list of priority levels (normal",
         ),
+        ("s3cret-1 live_requests=-1\n", "line 1: what follows the key is no list of priority"),
+        ("s3cret-1 live_requests=\n", "line 1: what follows the key is no list of priority"),
+        ("s3cret-1 requests=4\n", "line 1: what follows the key is no list of priority"),
         ("s3cret-1\ns3cret-1 high\n", "line 2: the same key as in line 1"),
     ],
 )

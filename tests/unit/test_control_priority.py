@@ -32,7 +32,7 @@ class Bed:
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(nobody, known, self.book, nobody)
-        dispatcher = Dispatcher(nobody, nobody, known, dict, dict)
+        dispatcher = Dispatcher(nobody, nobody, known, dict, dict, nobody)
         changes = RankChanges(routes, dispatcher, self.book, nobody)
         self.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None

@@ -35,7 +35,7 @@ class Bed:
         nobody, known = cast("Any", None), KnownInstances()
         routes = Routes(nobody, known, self.book, nobody)
         changes = RankChanges(
-            routes, Dispatcher(nobody, nobody, known, dict, dict), self.book, nobody
+            routes, Dispatcher(nobody, nobody, known, dict, dict, nobody), self.book, nobody
         )
         listener.cluster.mailbox.answers["mem://f-0"] = lambda message: (
             changes.asked(message) if isinstance(message, RankChangeAsked) else None

@@ -10,6 +10,7 @@ from controller.api.settings.live_settings import LIVE, SettingError, changed, l
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire.settings import SettingValue
 from controller.core.holding.config import HoldingConfig
+from controller.core.overload.key_limits import KeyLimits
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
 from controller.core.scheduler import SchedulerConfig
@@ -125,6 +126,8 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
                 "migration.max_bytes_per_s": 5,
                 "scheduler.policy": "vllm-dp",
                 "scheduler.max_held_reqs": 7,
+                "limits.live_requests": 4,
+                "limits.tokens_per_minute": 90_000,
                 "scheduler.status_interval_s": 0.5,
                 "control.max_events": 3,
                 "endpoint.max_live_requests": 2,
@@ -135,6 +138,7 @@ def test_each_reaches_what_the_cluster_goes_by() -> None:
     assert config.rescheduling.enabled is False
     assert config.limits.max_bytes_per_s == 5.0
     assert (config.scheduler.policy, config.scheduler.max_held_reqs) == ("vllm-dp", 7)
+    assert config.scheduler.key_limits == KeyLimits(4, 90_000) == config.frontends.key_limits
     assert (config.status_interval_s, config.max_events) == (0.5, 3)
     assert config.frontends.max_live_requests == 2
     assert {level.name: level.target_load_tokens for level in config.scheduler.levels} == {

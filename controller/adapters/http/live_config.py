@@ -9,6 +9,7 @@ from controller.core.dispatch.policies import find_policy
 from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
+from controller.core.overload.key_limits import KeyLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
@@ -23,6 +24,8 @@ def live_config(settings: Settings) -> LiveConfig:
     )
     policy = find_policy(scheduler.policy)
     late_binding = policy.late_binding
+    table = settings.limits
+    key_limits = KeyLimits(table.live_requests, table.tokens_per_minute)
     return LiveConfig(
         scheduler=SchedulerConfig(
             levels=tuple(Level(p.name, p.rank, p.target_load_tokens) for p in settings.priority),
@@ -31,6 +34,7 @@ def live_config(settings: Settings) -> LiveConfig:
             hold_timeout_s=scheduler.hold_timeout_s,
             stall_timeout_s=scheduler.stall_timeout_s,
             holding=holding if late_binding else None,
+            key_limits=key_limits,
         ),
         limits=MoveLimits(
             migration.max_moves, migration.max_bytes_per_s or None, migration.cooling_s
@@ -44,6 +48,7 @@ def live_config(settings: Settings) -> LiveConfig:
             endpoint.write_timeout_s,
             predict_lengths=late_binding and holding.expected_output_share > 0,
             hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
+            key_limits=key_limits,
         ),
         autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,

@@ -20,6 +20,7 @@ LIVE = (
     "migration.*",
     "scheduler.*",
     "holding.*",
+    "limits.*",
     "autoscale.*",
     "endpoint.max_live_requests",
     "endpoint.request_timeout_s",

@@ -139,6 +139,16 @@ class HoldingTable(Table):
     the order becomes strict."""
 
 
+class LimitsTable(Table):
+    """`[limits]`: what each API key may use of the whole cluster; docs/serving.md. A key may have
+    others in its line of the key file."""
+
+    live_requests: Annotated[int, Field(ge=0)] = 0
+    """Live requests of one key, each choice of `n` for itself; one more is answered 429. 0: any."""
+    tokens_per_minute: Annotated[int, Field(ge=0)] = 0
+    """Tokens of one key in a minute, of prompts and outputs; then it gets 429. 0: any."""
+
+
 class MigrationTable(Table):
     """`[migration]`: when requests are moved, which, and what that may take; docs/scheduling.md."""
 
@@ -212,6 +222,7 @@ class Settings(Table):
     control: ControlTable = ControlTable()
     scheduler: SchedulerTable = SchedulerTable()
     holding: HoldingTable = HoldingTable()
+    limits: LimitsTable = LimitsTable()
     migration: MigrationTable = MigrationTable()
     autoscale: AutoscaleTable = AutoscaleTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.scheduler import GlobalScheduler
 from controller.core.scheduler_events import (
     Dispatch,
@@ -68,6 +69,7 @@ from controller.runtime.messages.requests import (
     DispatchAsked,
     Dispatched,
     DispatchWithdrawn,
+    KeysCounted,
     Refused,
     RequestsAnswered,
 )
@@ -88,12 +90,13 @@ class Controller:
         config: LiveConfig,
         keeper: SpecKeeper,
         events: EventStore | None = None,
+        own_key_limits: OwnLimits = NO_KEYS,
     ) -> None:
         self._mailbox = mailbox
         self._launcher = launcher
         self.live = config
         self.keeper = keeper
-        self.scheduler = GlobalScheduler(config.scheduler)
+        self.scheduler = GlobalScheduler(config.scheduler, own_key_limits)
         self.roster = Roster()
         self.statuses: dict[str, StatusPushed] = {}
         """Each instance's last status, perhaps of a dead incarnation."""
@@ -287,6 +290,7 @@ class Controller:
             TrafficTold: self.traffic.told,
             DispatchAsked: self._on_dispatch_asked,
             DispatchWithdrawn: lambda told: self.handle(told.withdrawn),
+            KeysCounted: lambda counted: self.handle(counted.told),
             Hello: self._on_hello,
         }
 

@@ -19,6 +19,7 @@ from controller.core.scheduler_events import (
 )
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.bypass import Bypass
+from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
@@ -63,8 +64,10 @@ class Dispatcher:
         known: KnownInstances,
         load: Callable[[], Mapping[str, int]],
         own_blocks: Callable[[int], Mapping[str, int]],
+        keys: FrontendKeys,
     ) -> None:
         self._member = member
+        self._keys = keys
         self._mailbox = mailbox
         self._known = known
         self._load = load
@@ -83,6 +86,8 @@ class Dispatcher:
         """Call it once the controller's directory is known."""
         self._heard_controller_s = asyncio.get_running_loop().time()
         is_another, self._heard = directory.controller != self._heard.controller, directory
+        if is_another:
+            self._keys.use.tell_all_again()
         if directory.late_binding:
             self._bypass.heard_controller()
         if is_another:
@@ -101,6 +106,10 @@ class Dispatcher:
         """The decision and its instance; None if the request was aborted meanwhile. Raises
         NotDispatchedError."""
         request_id = request.request_id
+        if self._controller_is_silent():
+            refusal = self._keys.refusal_alone(request, self._heard.num_frontends)
+            if refusal is not None:
+                raise NotDispatchedError(refusal.code, refusal.retry_after_s)
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self.asked[request_id] = asked
         try:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.migration.ownership import Ownership
+from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.dispatcher import Dispatcher, NotDispatchedError
 from controller.runtime.frontend.expected_lengths import ExpectedLengths
+from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_changes import RankChanges
@@ -42,6 +44,7 @@ from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
     Dispatched,
+    KeysCounted,
     OutputsEmitted,
     OutputsReceived,
     Refused,
@@ -75,7 +78,12 @@ class Router:
     """The app adds a handler to `inbox` that decodes OutputsEmitted and passes it to `accept`."""
 
     def __init__(
-        self, member: Membership, mailbox: Mailbox, book: RequestBook, events: RouterEvents
+        self,
+        member: Membership,
+        mailbox: Mailbox,
+        book: RequestBook,
+        events: RouterEvents,
+        own_key_limits: OwnLimits = NO_KEYS,
     ) -> None:
         self._member = member
         self.frontend_id = member.member_id
@@ -84,12 +92,18 @@ class Router:
         self._events = events
         self._known = KnownInstances()
         self.routes = Routes(mailbox, self._known, book, events.on_failed)
+        self.keys = FrontendKeys(
+            self.frontend_id,
+            lambda told: self.routes.send(member.controller_address, KeysCounted(told)),
+            own_key_limits,
+        )
         self.dispatcher = Dispatcher(
             member,
             mailbox,
             self._known,
             self.routes.num_by_owner,
             self.routes.blocks_by_owner,
+            self.keys,
         )
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
         self.traffic = TrafficRecorder(
@@ -135,6 +149,7 @@ class Router:
             asyncio.create_task(self.routes.keep_asking()),
             asyncio.create_task(self.rank_changes.keep_telling()),
             asyncio.create_task(self.traffic.keep_telling()),
+            asyncio.create_task(self.keys.keep_telling()),
         ]
 
     async def close(self) -> None:
@@ -156,6 +171,7 @@ class Router:
         request_id = request.request_id
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
+        request = self.keys.began(request)
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
@@ -225,6 +241,7 @@ class Router:
                 due.append(Delivery(its_output, num_skip))
                 self._time_move(route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
+                self.keys.use.emitted(request_id, num_new, now_s)
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
                     self.routes.live.pop(request_id, None)
@@ -259,11 +276,13 @@ class Router:
 
     def _ended(self, record: RequestRecord) -> None:
         self.traffic.ended(record)
+        self.keys.ended(record)
         self.expected_lengths.ended(record)
 
     def _limit(self, limits: FrontendLimits) -> None:
         self.expected_lengths.switch(limits.predict_lengths)
         self.prompt_prefixes.switch(limits.hash_prefixes)
+        self.keys.limits = limits.key_limits
         self._events.on_limits(limits)
 
     def _answer(self, asked: RequestsAsked) -> None:

@@ -56,6 +56,7 @@ from controller.runtime.messages.requests import (
     Dispatched,
     DispatchUnused,
     DispatchWithdrawn,
+    KeysCounted,
     OutputsEmitted,
     OutputsMissing,
     OutputsReceived,
@@ -81,6 +82,7 @@ AnyMessage = (
     | StatusPull
     | DispatchAsked
     | DispatchWithdrawn
+    | KeysCounted
     | Dispatched
     | Refused
     | InstanceLost

@@ -4,6 +4,7 @@ import msgspec
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
+from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.runtime.messages.message import Message
@@ -132,3 +133,6 @@ class FrontendLimits(Message, frozen=True):
     write_timeout_s: float = 60.0
     predict_lengths: bool = False
     hash_prefixes: bool = False
+    key_limits: KeyLimits = KeyLimits()
+    """Of each API key, in the whole cluster: a frontend goes by its part while the controller is
+    away."""

@@ -6,7 +6,13 @@ import msgspec
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
 from controller.core.record.request_record import RequestRecord, RequestState
-from controller.core.scheduler_events import Dispatch, DispatchCancelled, DispatchRequested, Reject
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchCancelled,
+    DispatchRequested,
+    KeysTold,
+    Reject,
+)
 from controller.runtime.messages.message import Message
 
 RECEIVED_EVERY = 32
@@ -46,6 +52,12 @@ class DispatchAsked(Message, frozen=True):
 
 class DispatchWithdrawn(Message, frozen=True):
     withdrawn: DispatchCancelled
+
+
+class KeysCounted(Message, frozen=True):
+    """Frontend to controller, a few times a second: what API keys use of it, if that changed."""
+
+    told: KeysTold
 
 
 class Dispatched(Message, frozen=True):

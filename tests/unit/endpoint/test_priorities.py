@@ -1,5 +1,6 @@
 """What a client may ask for by header and by field, with which key, and what it gets."""
 
+import hashlib
 import json
 import logging
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.adapters.vllm.endpoint.api_keys import ApiKeys
+from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY, ApiKeys
 from controller.adapters.vllm.endpoint.frontend import FrontendConfig
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
-from controller.api.settings.key_file import ApiKey, check, parse_line
+from controller.api.settings.key_file import ApiKey, check, key_id, own_limits, parse_line
 
 LEVELS = {"normal": 0, "high": 1, "low": -2}
-KEYS = ("sk-all", "sk-batch low", "sk-board\thigh,normal", "sk-both  low, normal")
+KEYS = ("sk-all", "sk-batch low live_requests=2", "sk-board\thigh,normal", "sk-both  low, normal")
 PATH = "/v1/completions"
 FORM = "/v1/audio/transcriptions"
 
@@ -261,3 +262,32 @@ async def test_keys_are_in_no_log_no_answer_and_no_repr(
     )
     for shown in (repr(config), repr(parse_line(KEYS[1])), repr(vars(ApiKeys(KEYS)))):
         assert "sk-" not in shown
+
+
+async def test_a_request_carries_the_hash_of_its_key() -> None:
+    heard: list[str] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        heard.append(ASKED_KEY.get())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    for keys, given in ((KEYS, "sk-batch"), ((), "")):
+        gate = Gate(GateLimits(), keys, LEVELS)
+        gate.app, gate.json_paths = app, frozenset({PATH})
+        transport = httpx.ASGITransport(app=gate)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            headers = {"Authorization": f"Bearer {given}"} if given else {}
+            assert (await http.post(PATH, headers=headers, content=b"{}")).status_code == 200
+    assert heard == [hashlib.sha256(b"sk-batch").hexdigest()[:12], ""]
+    assert ASKED_KEY.get() == ""
+
+
+def test_a_key_s_line_may_have_limits_of_its_own() -> None:
+    lines = ["sk-a", "sk-b low,normal live_requests=4", "sk-c tokens_per_minute=9 high"]
+    assert [parse_line(line).levels for line in lines] == [(), ("low", "normal"), ("high",)]
+    assert own_limits(lines) == {
+        key_id("sk-b"): {"live_requests": 4},
+        key_id("sk-c"): {"tokens_per_minute": 9},
+    }
+    check("\n".join(lines), list(LEVELS))

@@ -3,8 +3,19 @@
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 
-from controller.api.settings.key_file import parse_line
+from controller.api.settings.key_file import key_id, parse_line
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Who asks. `key_id`: of the API key; empty: the endpoint has none. `levels`: names of those
+    that the key may ask for; empty: all."""
+
+    key_id: str = ""
+    levels: tuple[str, ...] = ()
 
 
 class ApiKeys:
@@ -14,20 +25,23 @@ class ApiKeys:
     def __init__(self, lines: Sequence[str]) -> None:
         parsed = [parse_line(line) for line in lines]
         self._digests = [_digest(each.key.encode()) for each in parsed]
-        self._levels = [each.levels for each in parsed]
+        self._holders = [KeyHolder(key_id(each.key), each.levels) for each in parsed]
 
-    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...] | None:
-        """Names of the levels that the headers' key may ask for; empty: all. None if the key is
-        unknown."""
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder | None:
+        """None if the headers' key is unknown."""
         if not self._digests:
-            return ()
+            return KeyHolder()
         scheme, _, key = next((v for k, v in headers if k == b"authorization"), b"").partition(b" ")
         given = _digest(key.strip())
         # Every key is compared, so that the time does not tell which one matched.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         if scheme.lower() != b"bearer" or not any(known):
             return None
-        return self._levels[known.index(True)]
+        return self._holders[known.index(True)]
+
+
+ASKED_KEY: ContextVar[str] = ContextVar("asked_key", default="")
+"""`key_id` of the HTTP request that this task, or the task that started it, answers."""
 
 
 def _digest(key: bytes) -> bytes:

@@ -12,7 +12,7 @@ from controller.adapters.vllm.checks.token_ids import max_token_ids
 from controller.adapters.vllm.endpoint.gate import Gate, GateLimits
 from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials, Tries
-from controller.api.settings.key_file import parse_line
+from controller.api.settings.key_file import own_limits, parse_line
 from controller.api.text.starts import IMPORTING
 from controller.core.record.request_record import RequestState
 from controller.ports.listener import Listener
@@ -82,6 +82,7 @@ class OpenAIFrontend:
                 on_drain=self._on_drain,
                 on_limits=self._on_limits,
             ),
+            own_limits(config.api_keys),
         )
         self._tasks: set[asyncio.Task[None]] = set()
 

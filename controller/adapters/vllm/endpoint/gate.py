@@ -15,7 +15,7 @@ from controller.adapters.vllm.checks.body import find_fault, find_id_fault
 from controller.adapters.vllm.checks.fault import RefusedError
 from controller.adapters.vllm.checks.headers import check_headers, check_host
 from controller.adapters.vllm.checks.token_ids import LEAST_MAX_TOKEN_IDS
-from controller.adapters.vllm.endpoint.api_keys import ApiKeys
+from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY, ApiKeys, KeyHolder
 from controller.adapters.vllm.endpoint.error_bodies import INTERNAL
 from controller.adapters.vllm.endpoint.exchange import BodyRoom, ClientLeftError, Exchange
 from controller.adapters.vllm.endpoint.placing import PLACING
@@ -98,21 +98,24 @@ class Gate:
         check_headers(scope["headers"])
         if self._hosts is not None:
             check_host(scope["headers"], self._hosts)
-        levels = self._keys.find(scope["headers"])
+        holder = self._keys.find(scope["headers"])
         # A browser asks by OPTIONS, without a key, whether it may ask at all.
-        if levels is None and method != "OPTIONS" and path not in OPEN_PATHS:
+        if holder is None and method != "OPTIONS" and path not in OPEN_PATHS:
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "give a valid API key as a bearer token")
         if method != "POST":
             await self.app(scope, exchange.receive, exchange.send)
             return
         self._check_open()
-        asked_priority = read_asked_priority(scope["headers"], self._levels, levels or ())
+        holder = holder or KeyHolder()
+        asked_priority = read_asked_priority(scope["headers"], self._levels, holder.levels)
         before = ASKED_PRIORITY.set(asked_priority)
+        key_before = ASKED_KEY.set(holder.key_id)
         session_before = ASKED_SESSION.set(read_session(scope["headers"]))
         try:
             await self._post(scope, exchange, asked_priority)
         finally:
             ASKED_PRIORITY.reset(before)
+            ASKED_KEY.reset(key_before)
             ASKED_SESSION.reset(session_before)
 
     async def _post(self, scope: Scope, exchange: Exchange, asked_priority: AskedPriority) -> None:

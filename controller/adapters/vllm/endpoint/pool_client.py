@@ -22,6 +22,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.adapters.vllm.checks.fault import RefusedError
+from controller.adapters.vllm.endpoint.api_keys import ASKED_KEY
 from controller.adapters.vllm.endpoint.placing import PLACING
 from controller.adapters.vllm.endpoint.priorities import ASKED_PRIORITY, AskedPriority
 from controller.adapters.vllm.endpoint.sessions import ASKED_SESSION
@@ -39,6 +40,14 @@ from controller.runtime.messages.requests import OutputsEmitted
 REFUSALS = {
     RejectCode.OVERLOADED: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait for an instance"),
     RejectCode.UNAVAILABLE: (HTTPStatus.SERVICE_UNAVAILABLE, "no instance can take this request"),
+    RejectCode.LIVE_LIMIT: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "rate limit: this API key has as many live requests as it may have",
+    ),
+    RejectCode.TOKEN_LIMIT: (
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "rate limit: this API key has used the tokens that it may use in a minute",
+    ),
 }
 # The engine has only this reason for an error of its own; vLLM would answer 500.
 UNFOLLOWABLE = "the structured output that was asked for cannot be compiled, or costs too much"
@@ -141,6 +150,7 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
                 expected_output_tokens=self._router.expected_lengths.expect(
                     request.request_id, session, _max_output_tokens(request)
                 ),
+                api_key=ASKED_KEY.get(),
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)

@@ -1,0 +1,99 @@
+"""What the controller knows of the use of API keys: as each frontend said last, and what came to be
+asked since.
+
+A frontend's own part is exact in each of its requests (`key_use`); that of the others is as old
+as their last word, which counts each of their requests that came here since. So a limit of live
+requests is never exceeded while the controller is there, and a place that became free elsewhere is
+found free a little later.
+"""
+
+from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, Refusal, refusal
+from controller.core.scheduler_events import DispatchRequested, KeysTold, RejectCode
+from controller.core.value import value
+
+
+@value
+class KeyTotal:
+    """Of one key at all frontends. `num_refused` since the controller began."""
+
+    key: str
+    num_live: int
+    num_tokens: int
+    num_refused: int
+
+
+class _Part:
+    """Of one key at one frontend."""
+
+    __slots__ = ("num_live", "num_output_tokens", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_live = self.num_tokens = self.num_output_tokens = 0
+
+
+class KeyTable:
+    """`limits` of each key, but for those that it has of its own."""
+
+    def __init__(self, limits: KeyLimits, own: OwnLimits = NO_KEYS) -> None:
+        self.limits = limits
+        self._own = own
+        self._parts: dict[str, dict[str, _Part]] = {}
+        """By key, by frontend."""
+        self._num_refused: dict[str, dict[RejectCode, int]] = {}
+
+    def limits_of(self, key: str) -> KeyLimits:
+        return self.limits.of(key, self._own)
+
+    def told(self, told: KeysTold) -> list[tuple[str, int]]:
+        """Takes a frontend's word; returns by key how many output tokens came since its last."""
+        new: list[tuple[str, int]] = []
+        for used in told.keys:
+            part = self._part(used.key, told.frontend_id)
+            part.num_live, part.num_tokens = used.num_live, used.num_tokens
+            num_new = used.num_output_tokens - part.num_output_tokens
+            part.num_output_tokens = used.num_output_tokens
+            if num_new > 0:
+                new.append((used.key, num_new))
+        return new
+
+    def asked(self, request: DispatchRequested) -> Refusal | None:
+        """Takes a new request into account; returns why it is refused, if it is."""
+        key = request.api_key
+        if not key:
+            return None
+        parts = self._parts.get(key, {})
+        others = [part for name, part in parts.items() if name != request.frontend_id]
+        found = refusal(
+            request,
+            self.limits_of(key),
+            sum(part.num_live for part in others),
+            sum(part.num_tokens for part in others),
+        )
+        if found is not None and not request.replayed:
+            by_code = self._num_refused.setdefault(key, {})
+            by_code[found.code] = by_code.get(found.code, 0) + 1
+            return found
+        part = self._part(key, request.frontend_id)
+        part.num_live = request.num_live_of_key
+        part.num_tokens = request.num_tokens_of_key + request.num_prompt_tokens
+        return None
+
+    def frontend_died(self, frontend_id: str) -> None:
+        """Its live requests are over. Its tokens are forgotten, too."""
+        for parts in self._parts.values():
+            parts.pop(frontend_id, None)
+
+    def totals(self) -> list[KeyTotal]:
+        """By key."""
+        return [
+            KeyTotal(
+                key,
+                sum(part.num_live for part in parts.values()),
+                sum(part.num_tokens for part in parts.values()),
+                sum(self._num_refused.get(key, {}).values()),
+            )
+            for key, parts in sorted(self._parts.items())
+        ]
+
+    def _part(self, key: str, frontend_id: str) -> _Part:
+        return self._parts.setdefault(key, {}).setdefault(frontend_id, _Part())

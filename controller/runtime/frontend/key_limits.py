@@ -1,0 +1,47 @@
+"""A frontend's part in the limits of API keys: it counts its own use, tells the controller, which
+decides, and goes by its share of the limits while the controller is away."""
+
+import asyncio
+from collections.abc import Callable
+
+from controller.core.overload.key_limits import NO_KEYS, KeyLimits, OwnLimits, Refusal, refusal
+from controller.core.overload.key_use import KeyUse
+from controller.core.record.request_record import RequestRecord
+from controller.core.scheduler_events import DispatchRequested, KeysTold
+
+TELL_EVERY_S = 0.1
+
+
+class FrontendKeys:
+    """`tell` sends to the controller."""
+
+    def __init__(
+        self,
+        frontend_id: str,
+        tell: Callable[[KeysTold], None],
+        own: OwnLimits = NO_KEYS,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._tell = tell
+        self._own = own
+        self.limits = KeyLimits()
+        self.use = KeyUse()
+
+    def began(self, request: DispatchRequested) -> DispatchRequested:
+        return self.use.began(request, asyncio.get_running_loop().time())
+
+    def ended(self, record: RequestRecord) -> None:
+        self.use.ended(record.request_id, ran=record.instance_id is not None)
+
+    def refusal_alone(self, request: DispatchRequested, num_frontends: int) -> Refusal | None:
+        """Without a controller: why this frontend, one of so many, refuses the request."""
+        if not request.api_key:
+            return None
+        limits = self.limits.of(request.api_key, self._own)
+        return refusal(request, limits.shared_by(num_frontends))
+
+    async def keep_telling(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            if news := self.use.news(asyncio.get_running_loop().time()):
+                self._tell(KeysTold(self._frontend_id, news))

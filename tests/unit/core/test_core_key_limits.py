@@ -1,0 +1,175 @@
+"""What API keys may use: counted at frontends, decided at the controller."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.overload.key_limits import KeyLimits, refusal
+from controller.core.overload.key_table import KeyTable
+from controller.core.overload.key_use import KeyUse
+from controller.core.overload.token_window import TokenWindow
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
+    DispatchRequested,
+    FrontendDied,
+    InstanceStarted,
+    KeysTold,
+    RejectCode,
+)
+from tests.unit.core.core_builders import status
+
+
+def of_key(
+    name: str, key: str = "k", frontend_id: str = "f", tokens: int = 100
+) -> DispatchRequested:
+    return DispatchRequested(name, frontend_id, tokens, 0, 0.0, api_key=key)
+
+
+def test_the_window_is_a_minute() -> None:
+    window = TokenWindow()
+    window.add(10, 100.0)
+    window.add(5, 100.9)
+    window.add(7, 130.0)
+    assert window.num_tokens(159.9) == 22
+    assert window.num_tokens(161.0) == 7
+    window.take_back(7, 130.5)
+    window.take_back(9, 100.0)
+    assert window.num_tokens(161.0) == 0
+
+
+def test_of_many_at_once_each_knows_of_those_before_it() -> None:
+    use = KeyUse()
+    asked = [use.began(of_key(f"r{i}"), 5.0) for i in range(3)]
+    assert [(r.num_live_of_key, r.num_tokens_of_key) for r in asked] == [(1, 0), (2, 100), (3, 200)]
+    use.emitted("r0", 11, 6.0)
+    use.ended("r1", ran=False)
+    use.ended("r0", ran=True)
+    use.ended("r0", ran=True)
+    use.emitted("r0", 11, 6.0)
+    use.check()
+    last = use.began(of_key("r3"), 7.0)
+    assert (last.num_live_of_key, last.num_tokens_of_key) == (2, 211), "r1 never ran"
+    assert use.began(of_key("other", key="l"), 7.0).num_live_of_key == 1
+    assert use.began(of_key("nobody's", key=""), 7.0).num_live_of_key == 0
+
+
+def test_news_are_told_once_and_again_to_another_controller() -> None:
+    use = KeyUse()
+    assert use.news(0.0) == ()
+    use.began(of_key("r"), 0.0)
+    (told,) = use.news(0.0)
+    assert (told.key, told.num_live, told.num_tokens) == ("k", 1, 100)
+    assert use.news(1.0) == ()
+    use.ended("r", ran=True)
+    assert [each.num_live for each in use.news(2.0)] == [0]
+    assert [each.num_tokens for each in use.news(70.0)] == [0], "its minute is over"
+    assert use.news(71.0) == ()
+    use.tell_all_again()
+    assert len(use.news(72.0)) == 1
+
+
+def test_limits_of_its_own_take_the_place_of_the_general_ones_one_by_one() -> None:
+    general = KeyLimits(10, 1000)
+    own = {"k": {"live_requests": 2}, "free": {"live_requests": 0, "tokens_per_minute": 0}}
+    assert general.of("k", own) == KeyLimits(2, 1000)
+    assert general.of("free", own) == KeyLimits(0, 0)
+    assert general.of("other", own) == general
+    assert KeyLimits(5, 0).shared_by(2) == KeyLimits(2, 0)
+    assert KeyLimits(1, 1).shared_by(3) == KeyLimits(1, 1)
+
+
+def test_it_is_told_when_to_come_again() -> None:
+    def after(num_used: int, most: int) -> int | None:
+        asked = DispatchRequested("r", "f", 9, 0, 0.0, api_key="k", num_tokens_of_key=num_used)
+        found = refusal(asked, KeyLimits(tokens_per_minute=most))
+        return None if found is None else found.retry_after_s
+
+    assert after(99, 100) is None
+    assert after(100, 100) == 1
+    assert after(200, 100) == 31
+    assert after(10**9, 1) == 60
+    assert after(10**9, 0) is None
+
+
+# -- many frontends, one controller -----------------------------------------------------------
+
+MAX_LIVE = 3
+
+
+@dataclass
+class Front:
+    name: str
+    use: KeyUse = field(default_factory=KeyUse)
+    live: list[str] = field(default_factory=list)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("fgh"), st.sampled_from(["ask", "ask", "end", "tell"])), max_size=60
+)
+
+
+@given(STEPS)
+def test_no_key_ever_has_more_live_requests_than_it_may(steps: list[tuple[str, str]]) -> None:
+    table = KeyTable(KeyLimits(live_requests=MAX_LIVE))
+    fronts = {name: Front(name) for name in "fgh"}
+    for number, (name, what) in enumerate(steps):
+        front = fronts[name]
+        if what == "ask":
+            asked = front.use.began(of_key(f"r{number}", frontend_id=name), 0.0)
+            before = sum(len(each.live) for each in fronts.values())
+            if table.asked(asked) is None:
+                front.live.append(asked.request_id)
+            else:
+                front.use.ended(asked.request_id, ran=False)
+                alone = {each for each, _ in steps[: number + 1]} == {name}
+                assert not alone or before >= MAX_LIVE, "its own part is exact"
+        elif what == "end" and front.live:
+            front.use.ended(front.live.pop(), ran=True)
+        elif what == "tell":
+            table.told(KeysTold(name, front.use.news(0.0)))
+        assert sum(len(each.live) for each in fronts.values()) <= MAX_LIVE
+        front.use.check()
+    for front in fronts.values():
+        front.use.tell_all_again()
+        table.told(KeysTold(front.name, front.use.news(0.0)))
+    num_live = sum(len(each.live) for each in fronts.values())
+    assert sum(total.num_live for total in table.totals()) == num_live
+
+
+def test_the_tokens_of_all_frontends_count() -> None:
+    table = KeyTable(KeyLimits(tokens_per_minute=1000))
+    f, g = KeyUse(), KeyUse()
+    assert table.asked(f.began(of_key("a", frontend_id="f", tokens=600), 0.0)) is None
+    assert table.asked(g.began(of_key("b", frontend_id="g", tokens=500), 0.0)) is None
+    found = table.asked(g.began(of_key("c", frontend_id="g", tokens=1), 0.0))
+    assert found is not None
+    assert found.code is RejectCode.TOKEN_LIMIT
+    (total,) = table.totals()
+    assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)
+    f.emitted("a", 40, 1.0)
+    assert table.told(KeysTold("f", f.news(1.0))) == [("k", 40)]
+    table.frontend_died("f")
+    assert table.asked(g.began(of_key("d", frontend_id="g", tokens=1), 0.0)) is None
+
+
+def test_the_scheduler_refuses_what_a_key_may_not_and_nothing_that_is_replayed() -> None:
+    limits = KeyLimits(live_requests=1)
+    scheduler = GlobalScheduler(SchedulerConfig(key_limits=limits), {"vip": {"live_requests": 2}})
+    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(status("a"), 0.0)
+    use = KeyUse()
+
+    def ask(name: str, key: str, replayed: bool = False) -> str:
+        asked = DispatchRequested(name, "f", 16, 0, 0.0, replayed=replayed, api_key=key)
+        (told,) = scheduler.handle(use.began(asked, 0.0), 0.0)
+        return getattr(told, "code", "sent")
+
+    assert [ask(f"a{i}", "k") for i in range(2)] == ["sent", "live_limit"]
+    assert [ask(f"b{i}", "vip") for i in range(3)] == ["sent", "sent", "live_limit"]
+    assert [ask(f"c{i}", "") for i in range(3)] == ["sent"] * 3
+    assert ask("d", "k", replayed=True) == "sent"
+    scheduler.reconfigure(SchedulerConfig(), 0.0)
+    assert ask("e", "k") == "sent"
+    scheduler.handle(FrontendDied("f"), 0.0)
+    assert sum(total.num_live for total in scheduler.keys.totals()) == 0
