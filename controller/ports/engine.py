@@ -59,6 +59,12 @@ class Emulation:
     num_late_steps: int = 0
 
 
+StepPhase = Literal["begin", "after-schedule", "after-update", "before-return"]
+"""Points within a step: before anything is decided; when the scheduler has chosen what runs; when
+the tokens are in its books; when the outputs are about to go to their readers."""
+STEP_PHASES: tuple[StepPhase, ...] = ("begin", "after-schedule", "after-update", "before-return")
+
+
 class Engine(Protocol):
     """One instance's engine. `prepare` and `encode` may be called from any thread; all the
     others only from the thread that built it, between steps."""
@@ -69,6 +75,9 @@ class Engine(Protocol):
     max_num_running: int
     """Requests that fit into the batch."""
     supported_tasks: tuple[str, ...]
+    on_phase: Callable[[StepPhase], None]
+    """Called within `step`, after-schedule and after-update, on its thread. It may be replaced by
+    whoever steps the engine. A snapshot may be taken there, and nothing else asked."""
 
     @property
     def emulation(self) -> Emulation | None:

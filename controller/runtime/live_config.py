@@ -6,6 +6,7 @@ from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
 from controller.core.migration.limits import MoveLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
+from controller.ports.engine import StepPhase
 from controller.runtime.messages.operations import FrontendLimits
 
 
@@ -29,6 +30,8 @@ class LiveConfig:
     frontends: FrontendLimits = field(default_factory=FrontendLimits)
     autoscale: LiveAutoscale = field(default_factory=LiveAutoscale)
     status_interval_s: float = 0.005
+    status_phases: tuple[StepPhase, ...] = ("before-return",)
+    """When instances push their statuses; empty: never, they are asked."""
     fence_after_s: float = 30.0
     """An instance that reports nothing for so long is taken for dead; 0: never."""
     max_events: int = 10_000

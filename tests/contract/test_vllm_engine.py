@@ -408,3 +408,27 @@ def test_a_seed_is_one_sequence_of_tokens(engine: VllmEngine, add: Add) -> None:
     add("other", 40, seed=9, **sampling)
     add("r", 40, seed=7, **sampling)
     assert finish(engine)["r"] == first
+
+
+def test_each_phase_of_a_step_shows_what_has_happened_by_then(engine: VllmEngine, add: Add) -> None:
+    """A new request and one that ends, in one step."""
+    add("ends", num_prompt_tokens=20, max_tokens=2)
+    engine.step()
+    add("comes", num_prompt_tokens=20)
+    seen: list[tuple[str, int, int, int]] = []
+
+    def note(phase: str) -> None:
+        found = engine.snapshot("i-0", 1)
+        seen.append((phase, found.num_running, found.num_queued, found.num_used_blocks))
+
+    engine.on_phase = note
+    note("begin")
+    engine.step()
+    engine.on_phase = lambda phase: None
+    blocks = blocks_for(20, BLOCK_SIZE)
+    assert seen == [
+        ("begin", 1, 1, blocks),
+        ("after-schedule", 2, 0, 2 * blocks),
+        ("after-update", 1, 0, blocks),
+    ]
+    finish(engine)

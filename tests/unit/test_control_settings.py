@@ -17,7 +17,7 @@ from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.scheduler_events import DispatchRequested
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.moves import MoveLimitsSet
-from controller.runtime.messages.operations import FrontendLimits, StatusIntervalSet
+from controller.runtime.messages.operations import FrontendLimits, StatusPushSet
 from controller.runtime.messages.requests import DispatchAsked, Dispatched
 from tests.unit.control_support import AUTHORIZED, VIEW_TOKEN, Listener, listening
 
@@ -95,7 +95,7 @@ async def test_each_reaches_whom_it_concerns(both: Both) -> None:
     assert controller.operator_moves.cooling.cooling_s == 1.5
     assert controller.rescheduler.config.interval_s == 7.0
     await patched(both, {"scheduler.status_interval_s": 0.5, "scheduler.policy": "round-robin"})
-    assert told(both, "i-1", StatusIntervalSet)[-1] == StatusIntervalSet(0.5)
+    assert told(both, "i-1", StatusPushSet)[-1] == StatusPushSet(0.5)
     assert both[0].cluster.view().policy == "round-robin"
     await patched(both, {"endpoint.max_live_requests": 9, "endpoint.request_timeout_s": 3})
     assert told(both, "f-0", FrontendLimits)[-1] == FrontendLimits(9, 3.0, 60.0)

@@ -16,7 +16,13 @@ from controller.adapters.emulated.pace import Pace
 from controller.model.config import ModelConfig
 from controller.model.engine_model import EngineModel, StepResult
 from controller.model.profile import LatencyProfile
-from controller.ports.engine import EmittedTokens, Emulation, EngineEvent, StepOutputs
+from controller.ports.engine import (
+    EmittedTokens,
+    Emulation,
+    EngineEvent,
+    StepOutputs,
+    StepPhase,
+)
 from controller.ports.frames import Frames
 
 
@@ -45,6 +51,7 @@ class EmulatedEngine:
         self._live: dict[str, LiveRequest] = {}
         self.moves = EmulatedMoves(self._model, self._live, self._rest_if_idle)
         self._events: list[EngineEvent] = []
+        self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self.max_model_len = config.max_model_len
         self.num_gpu_blocks = config.num_total_blocks + 1  # vLLM counts its null block too
         self.block_size = config.block_size
@@ -74,15 +81,17 @@ class EmulatedEngine:
 
     def step(self) -> Sequence[StepOutputs]:
         """A step takes as long as the profile says, or as its bookkeeping takes if that is
-        longer."""
+        longer. As it is decided at once, its tokens are in the books from `after-schedule` on."""
         self._pace.begin()
         result = self._model.step()
+        self.on_phase("after-schedule")
         self._take_note(result)
         outputs = self._outputs(result)
         self._pace.end(result.duration_s / self._speed)
         self._rest_if_idle()
         for output in outputs:
             output.body.timestamp = time.monotonic()
+        self.on_phase("after-update")
         return outputs
 
     def encode_one(self, body: wire.Outputs, request_id: str) -> Frames:

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from controller.api.settings.autoscale import AutoscaleTable
-from controller.api.settings.settings import Settings
+from controller.api.settings.settings import Settings, StatusPush
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.dispatch.policies import find_policy
 from controller.core.holding.config import HoldingConfig
@@ -12,6 +12,7 @@ from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
+from controller.ports.engine import STEP_PHASES, StepPhase
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from controller.runtime.messages.operations import FrontendLimits
 
@@ -52,9 +53,16 @@ def live_config(settings: Settings) -> LiveConfig:
         ),
         autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,
+        status_phases=_phases(scheduler.status_push),
         fence_after_s=scheduler.fence_after_s,
         max_events=settings.control.max_events,
     )
+
+
+def _phases(push: StatusPush) -> tuple[StepPhase, ...]:
+    if push == "never":
+        return ()
+    return STEP_PHASES if push == "all" else (push,)
 
 
 def _autoscale(table: AutoscaleTable) -> LiveAutoscale:

@@ -80,6 +80,9 @@ class ControlTable(Table):
     """The last events, which the controller keeps for later questions; one takes about 1 KB."""
 
 
+StatusPush = Literal["begin", "after-schedule", "after-update", "before-return", "all", "never"]
+
+
 class SchedulerTable(Table):
     """`[scheduler]`: dispatch and liveness."""
 
@@ -98,6 +101,9 @@ class SchedulerTable(Table):
     requests run elsewhere, and it drops them when it comes back; 0: never."""
     status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
     """Least time between two status pushes of one instance."""
+    status_push: StatusPush = "before-return"
+    """At which phase of a step an instance pushes its status; never: the controller asks ten times
+    a second."""
     grace_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """How long live requests may take to finish when the cluster stops."""
 

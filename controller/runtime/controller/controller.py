@@ -201,7 +201,8 @@ class Controller:
             await asyncio.sleep(TICK_S)
             self.handle(Ticked())
             self._note_readiness()
-            self.stalls.tick(self.now_s(), self.live.fence_after_s)
+            pulls_all = not self.live.status_phases
+            self.stalls.tick(self.now_s(), self.live.fence_after_s, pulls_all=pulls_all)
             self.busy.tick(self.now_s(), self.statuses)
             self.holding.tick(self.now_s())
             if not self.stopping:

@@ -4,7 +4,7 @@ from controller.runtime.controller.roster import Member
 from controller.runtime.live_config import LiveConfig
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveLimitsSet
-from controller.runtime.messages.operations import StatusIntervalSet
+from controller.runtime.messages.operations import StatusPushSet
 
 
 def config_messages(
@@ -21,6 +21,6 @@ def _all(member: Member, config: LiveConfig) -> tuple[Message, ...]:
         limits = config.limits
         return (
             MoveLimitsSet(limits.max_moves, limits.max_bytes_per_s),
-            StatusIntervalSet(config.status_interval_s),
+            StatusPushSet(config.status_interval_s, config.status_phases),
         )
     return (config.frontends,)

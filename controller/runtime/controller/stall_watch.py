@@ -10,6 +10,9 @@ from controller.core.tracking.silence import Silences
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Member, Roster
 
+# Even an instance without work pushes a status each second. One that was silent for longer is asked
+# before it counts as stalled.
+PULL_AFTER_S = 2.5
 # The requests of a fenced instance are in the statuses of others so long afterwards. Until then
 # what they need counts as taken.
 SETTLED_S = 5.0
@@ -38,9 +41,10 @@ class StallWatch:
         self._silent_since_s: dict[tuple[str, int], float] = {}
         """When stalled incarnations last reported."""
 
-    def tick(self, now_s: float, fence_after_s: float) -> None:
-        """`fence_after_s`: an instance that is silent for so long is fenced; 0: never."""
-        self._watch(now_s)
+    def tick(self, now_s: float, fence_after_s: float, *, pulls_all: bool = False) -> None:
+        """`fence_after_s`: an instance that is silent for so long is fenced; 0: never. `pulls_all`:
+        none pushes its status, so all are asked."""
+        self._watch(now_s, pulls_all)
         silent = self._silent(now_s)
         if not fence_after_s or all(each.silent_s < fence_after_s for each in silent):
             return
@@ -52,13 +56,13 @@ class StallWatch:
     def forget(self, instance_id: str, incarnation: int) -> None:
         self._silent_since_s.pop((instance_id, incarnation), None)
 
-    def _watch(self, now_s: float) -> None:
+    def _watch(self, now_s: float, pulls_all: bool) -> None:
         for member in self._roster.instances():
             record = self._scheduler.instances.get(member.member_id)
             if not member.serving or record is None:
                 continue
             reports = record.reports(now_s)
-            if not reports:
+            if pulls_all or not reports or now_s - record.last_report_s > PULL_AFTER_S:
                 self._pull(member)
             key = (member.member_id, member.incarnation)
             if record.refusal(now_s) == "stalled" and key not in self._silent_since_s:

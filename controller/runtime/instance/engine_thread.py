@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from controller.core.load.snapshot import InstanceSnapshot
-from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs
+from controller.ports.engine import Engine, EngineEvent, EngineFactory, StepOutputs, StepPhase
 from controller.runtime.instance.process_cpu import ProcessCpu
 from controller.runtime.instance.step_times import StepTimes
 from controller.runtime.member import Membership
@@ -75,7 +75,9 @@ class EngineThread:
         self._member = member
         self._build_engine = build_engine
         self.status_interval_s = status_interval_s
-        """May be set at any time, by any thread."""
+        self.status_phases: Sequence[StepPhase] = ("before-return",)
+        """When statuses may be pushed; none: only those that somebody asks for go out. May be set,
+        as `status_interval_s`, at any time, by any thread."""
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.command = self._commands.put
@@ -85,6 +87,7 @@ class EngineThread:
         """There is more room than the last status told, or somebody asks: requests may wait at the
         controller for it. Such a status comes before it is due, but at most one for each request
         that ends or leaves. Used on the engine's thread."""
+        self._pushed_s = 0.0
         self._cpu = ProcessCpu()
         self._is_clear = threading.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -120,8 +123,12 @@ class EngineThread:
 
     def push_status(self) -> None:
         """Lets a status follow the commands so far, before the next step: a step with a long prompt
-        takes half a second."""
-        self.command(self._want_status)
+        takes half a second. Nothing where statuses are only asked for."""
+        self.command(lambda _: self._want_status(bool(self.status_phases)))
+
+    def answer_pull(self) -> None:
+        """Lets a status follow the commands so far, as somebody asked for it."""
+        self.command(lambda _: self._want_status(True))
 
     def cleared(self) -> None:
         """The engine may go on, once the commands so far have run."""
@@ -155,7 +162,12 @@ class EngineThread:
 
     def _step_for_ever(self, engine: Engine, listener: StepListener) -> None:
         took = StepTimes()
-        pushed_s = 0.0
+
+        def at_phase(phase: StepPhase) -> None:
+            if phase in self.status_phases and self._is_due():
+                self._report(engine, listener, took)
+
+        engine.on_phase = at_phase
         turned_s = time.monotonic()
         while True:
             if not engine.has_work():
@@ -168,7 +180,8 @@ class EngineThread:
             turned_s = time.monotonic()
             if engine.has_work():
                 if self._status_wanted:
-                    pushed_s = self._report(engine, listener, took)
+                    self._report(engine, listener, took)
+                at_phase("begin")
                 started_s = time.perf_counter()
                 outputs = engine.step()
                 took.step(started_s, time.perf_counter())
@@ -176,22 +189,25 @@ class EngineThread:
                     self._call(listener.happened, events, took.num_steps)
                 if outputs:
                     self._call(listener.stepped, outputs, took.step_time_s)
-                self._status_wanted |= _made_room(outputs, events)
-            is_due = time.monotonic() - pushed_s >= self.status_interval_s
-            if is_due or self._status_wanted or not engine.has_work():
-                pushed_s = self._report(engine, listener, took)
+                self._want_status(bool(self.status_phases) and _made_room(outputs, events))
+            is_idle = bool(self.status_phases) and not engine.has_work()
+            if self._status_wanted or is_idle:
+                self._report(engine, listener, took)
+            else:
+                at_phase("before-return")
 
     def _wait_until_clear(self) -> None:
         self._is_clear.clear()
         self._call(self._listener.on_long_turn)
         self._is_clear.wait(ANSWER_S)
 
-    def _report(self, engine: Engine, listener: StepListener, took: StepTimes) -> float:
-        """Returns when that was."""
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._pushed_s >= self.status_interval_s
+
+    def _report(self, engine: Engine, listener: StepListener, took: StepTimes) -> None:
         self._status_wanted = False
-        now_s = time.monotonic()
+        self._pushed_s = time.monotonic()
         self._call(listener.report, self._status(engine, took))
-        return now_s
 
     def _run_commands(self, engine: Engine) -> None:
         """Runs queued commands; without work it waits for a command or the heartbeat."""
@@ -216,8 +232,8 @@ class EngineThread:
         except ValueError as error:
             self._call(refuse, add, str(error))
 
-    def _want_status(self, _engine: Engine) -> None:
-        self._status_wanted = True
+    def _want_status(self, wanted: bool) -> None:
+        self._status_wanted |= wanted
 
     def _account(self, dispatch_seq: int) -> None:
         self._last_dispatch_seq = max(self._last_dispatch_seq, dispatch_seq)

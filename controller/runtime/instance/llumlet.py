@@ -27,7 +27,7 @@ from controller.runtime.messages.members import (
 )
 from controller.runtime.messages.message import Message
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked
-from controller.runtime.messages.operations import StatusIntervalSet
+from controller.runtime.messages.operations import StatusPushSet
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
@@ -72,8 +72,8 @@ class Llumlet:
         self._inbox = Inbox(
             {
                 DispatchUnused: self._on_unused,
-                StatusPull: lambda _: self._thread.push_status(),
-                StatusIntervalSet: self._on_status_interval,
+                StatusPull: lambda _: self._thread.answer_pull(),
+                StatusPushSet: self._on_status_push,
                 Welcome: self._on_welcome,
                 MoveAsked: self._refuse_early_move,
                 AbortRequests: _ignore,
@@ -111,8 +111,9 @@ class Llumlet:
         if unused.incarnation == self._member.incarnation:
             self._thread.account(unused.dispatch_seq)
 
-    def _on_status_interval(self, told: StatusIntervalSet) -> None:
+    def _on_status_push(self, told: StatusPushSet) -> None:
         self._thread.status_interval_s = told.status_interval_s
+        self._thread.status_phases = told.phases
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._member.welcomed(welcome) and self.serving is not None:

@@ -47,7 +47,7 @@ from controller.runtime.messages.operations import (
     RankSet,
     ReliefFruitless,
     ReliefOrdered,
-    StatusIntervalSet,
+    StatusPushSet,
 )
 from controller.runtime.messages.requests import (
     AbortRequests,
@@ -117,7 +117,7 @@ AnyMessage = (
     | RankSet
     | RankConfirmed
     | DrainSet
-    | StatusIntervalSet
+    | StatusPushSet
     | FrontendLimits
     | ReliefOrdered
     | ReliefFruitless

@@ -7,6 +7,7 @@ from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.ports.engine import StepPhase
 from controller.runtime.messages.message import Message
 
 
@@ -117,10 +118,12 @@ class DrainSet(Message, frozen=True):
     draining: bool
 
 
-class StatusIntervalSet(Message, frozen=True):
-    """Controller to instance: the least time between two of your statuses."""
+class StatusPushSet(Message, frozen=True):
+    """Controller to instance: the least time between two of your statuses, and at which phases of a
+    step one may go out. No phase: only when you are asked."""
 
     status_interval_s: float
+    phases: tuple[StepPhase, ...] = ("before-return",)
 
 
 class FrontendLimits(Message, frozen=True):

@@ -19,7 +19,7 @@ import msgspec
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
-from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs
+from controller.ports.engine import EmittedTokens, Engine, EngineEvent, StepOutputs, StepPhase
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, ReservedBlocks, SuspendedRequest
 from tests.unit.runtime.fakes import PATIENCE_S
@@ -164,6 +164,7 @@ class FakeEngine:
         self.blocks_thread = True
         """Whether the thread waits for a step that may be taken, or goes on without it."""
         self._on_step = on_step
+        self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._death: BaseException | None = None
 
     def prepare(self, frames: Frames, frontend_index: int) -> FakeRequest:
@@ -204,12 +205,14 @@ class FakeEngine:
         self._on_step()
         self.num_steps += 1
         self._admit()
+        self.on_phase("after-schedule")
         by_frontend: dict[int, list[FakeOutput]] = {}
         for request in list(self.running.values()):
             if request.request_id not in self.running or not self._grow(request):
                 continue  # evicted for, or by, another one
             output = self._next(request)
             by_frontend.setdefault(request.frontend_index, []).append(output)
+        self.on_phase("after-update")
         return [
             StepOutputs(
                 index,

@@ -20,7 +20,7 @@ from controller.runtime.messages.members import (
     Welcome,
 )
 from controller.runtime.messages.moves import MoveLimitsSet
-from controller.runtime.messages.operations import FrontendLimits, StatusIntervalSet
+from controller.runtime.messages.operations import FrontendLimits, StatusPushSet
 from controller.runtime.messages.requests import (
     Dispatched,
     DispatchWithdrawn,
@@ -208,14 +208,14 @@ async def test_members_that_begin_to_serve_are_told_what_they_go_by(network: Fak
     assert bed.peers["i-0"].received(MoveLimitsSet) == []
     await bed.joins("f-0")
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(4096, None, 60.0)
-    assert await bed.peers["i-0"].receive(StatusIntervalSet) == StatusIntervalSet(0.005)
+    assert await bed.peers["i-0"].receive(StatusPushSet) == StatusPushSet(0.005)
     limits, frontends = MoveLimits(2, 5e6, 7.0), FrontendLimits(2, 9.0, 5.0)
     bed.controller.configure(LiveConfig(CONFIG, limits, frontends=frontends))
     assert await bed.peers["i-0"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
     assert await bed.f0.receive(FrontendLimits) == FrontendLimits(2, 9.0, 5.0)
     assert bed.controller.operator_moves.cooling.cooling_s == 7.0
     await settle()
-    assert bed.peers["i-0"].received(StatusIntervalSet) == []  # it is what it was
+    assert bed.peers["i-0"].received(StatusPushSet) == []  # it is what it was
     await bed.joins("i-1")
     assert await bed.peers["i-1"].receive(MoveLimitsSet) == MoveLimitsSet(2, 5e6)
 

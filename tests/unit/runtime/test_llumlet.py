@@ -9,10 +9,11 @@ import pytest
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.order import MoveOrder
+from controller.ports.engine import StepPhase
 from controller.runtime.instance import engine_thread
 from controller.runtime.messages.members import Hello, StatusPull, StatusPushed, Welcome
 from controller.runtime.messages.moves import MoveAnswered, MoveAsked, RequestLost
-from controller.runtime.messages.operations import StatusIntervalSet
+from controller.runtime.messages.operations import StatusPushSet
 from controller.runtime.messages.requests import (
     AbortRequests,
     AddRequest,
@@ -21,9 +22,7 @@ from controller.runtime.messages.requests import (
     OutputsUnread,
     RequestRefused,
 )
-from tests.unit.runtime.fake_engine import (
-    tokens_of,
-)
+from tests.unit.runtime.fake_engine import tokens_of
 from tests.unit.runtime.fake_transfer import FakeTransfer
 from tests.unit.runtime.fakes import INFO, FakeClock, FakeNetwork
 from tests.unit.runtime.llumlet_bed import HERE, PATIENCE_S, Bed
@@ -417,6 +416,40 @@ async def test_an_engine_without_work_is_not_busy(
     await bed.end()
 
 
+@pytest.mark.parametrize(
+    ("phase", "seen"),
+    [  # (steps that are over, running, waiting)
+        ("begin", (0, 0, 1)),
+        ("after-schedule", (0, 1, 0)),
+        ("after-update", (0, 0, 0)),
+        ("before-return", (1, 0, 0)),
+    ],
+)
+async def test_a_status_goes_out_at_the_phase_that_is_asked_for(
+    bed: Bed, phase: StepPhase, seen: tuple[int, int, int]
+) -> None:
+    await bed.start()
+    bed.controller.send(HERE, StatusPushSet(0.0, (phase,)))
+    await bed.pull()
+    bed.add("r", max_tokens=1, seq=7)
+    status = await bed.status(lambda s: s.last_dispatch_seq == 7)
+    found = status.snapshot
+    assert (status.num_steps, found.num_running, found.num_queued) == seen
+
+
+async def test_where_none_is_pushed_each_pull_is_answered_and_nothing_else_goes_out(
+    bed: Bed,
+) -> None:
+    await bed.start()
+    bed.controller.send(HERE, StatusPushSet(0.0, ()))
+    await bed.pull()
+    bed.controller.inbox.clear()
+    bed.add("r", max_tokens=40)
+    assert await bed.tokens("r") == tokens_of("r", 40)
+    assert bed.controller.received(StatusPushed) == []
+    assert (await bed.pull()).num_steps == 40
+
+
 class AfterALongTurn:
     """The process was stopped for a while in its tenth step; `r` and `s` run."""
 
@@ -485,7 +518,7 @@ async def test_how_often_it_pushes_may_change_while_it_serves(
     bed = Bed(network, status_interval_s=0.005)
     bed.engine._on_step = lambda: clock.advance(0.001)
     await bed.start()
-    bed.controller.send(HERE, StatusIntervalSet(0.02))
+    bed.controller.send(HERE, StatusPushSet(0.02))
     await bed.pull()
     bed.add("r", max_tokens=100)
     await bed.status(lambda s: s.num_steps == 100)

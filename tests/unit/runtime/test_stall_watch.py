@@ -9,7 +9,7 @@ from controller.core.scheduler import GlobalScheduler, SchedulerConfig
 from controller.core.scheduler_events import Event, InstanceDied, InstanceStarted, StatusReported
 from controller.runtime.controller.journal import Journal
 from controller.runtime.controller.roster import Roster
-from controller.runtime.controller.stall_watch import StallWatch
+from controller.runtime.controller.stall_watch import PULL_AFTER_S, StallWatch
 from tests.unit.runtime.fakes import hello
 
 STALL_S = 5.0
@@ -42,10 +42,10 @@ class Watched:
     ("events", "now_s", "asked"),
     [
         ([], 0.0, True),
-        ([status()], STALL_S, False),
-        ([status()], STALL_S + 0.1, True),
-        ([status(draining=True)], STALL_S, False),
-        ([status(draining=True)], STALL_S + 0.1, True),
+        ([status()], PULL_AFTER_S, False),
+        ([status()], PULL_AFTER_S + 0.1, True),
+        ([status(draining=True)], PULL_AFTER_S, False),
+        ([status(draining=True)], PULL_AFTER_S + 0.1, True),
         ([status(), InstanceDied("i-0", 1)], 0.0, True),
     ],
 )
@@ -53,6 +53,12 @@ def test_whoever_does_not_report_is_asked(events: list[Event], now_s: float, ask
     watched = Watched(*events)
     watched.watch.tick(now_s, NEVER)
     assert watched.pull.mock_calls == ([mock.call(watched.member)] if asked else [])
+
+
+def test_where_nobody_pushes_all_are_asked() -> None:
+    watched = Watched(status())
+    watched.watch.tick(0.1, NEVER, pulls_all=True)
+    assert watched.pull.mock_calls == [mock.call(watched.member)]
 
 
 @pytest.mark.parametrize("draining", [False, True])

@@ -3,7 +3,8 @@
 Touch points of vLLM: v1/engine/core.py `EngineCore`, `preprocess_add_request`, `step_fn`,
 `post_step`, `abort_requests`; v1/serial_utils.py `MsgpackEncoder`, `MsgpackDecoder`;
 v1/core/sched/scheduler.py `running`, `waiting`, `kv_holding_waiting`, `requests`, `schedule`,
-`_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`, `scheduled_cached_reqs`;
+`update_from_output`, `_preempt_request`; v1/core/sched/output.py `scheduled_new_reqs`,
+`scheduled_cached_reqs`;
 v1/core/kv_cache_manager.py `block_pool`, `get_block_ids`, `watermark_blocks`;
 config/scheduler.py `max_num_seqs`, `max_num_batched_tokens`, `long_prefill_token_threshold`;
 config/model.py `get_vocab_size`; on CPU
@@ -25,7 +26,7 @@ from controller.adapters.vllm.engine.grammar_guard import GrammarGuard
 from controller.adapters.vllm.engine.parts import in_any_order
 from controller.api.text.starts import IMPORTING
 from controller.core.load.snapshot import InstanceSnapshot, QueueHead, blocks_for
-from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs
+from controller.ports.engine import EmittedTokens, EngineEvent, StepOutputs, StepPhase
 from controller.ports.frames import Frames
 
 
@@ -63,10 +64,12 @@ class VllmEngine:
         self._encoder = MsgpackEncoder()
         self._num_evictions = 0
         self._events: list[EngineEvent] = []
+        self.on_phase: Callable[[StepPhase], None] = lambda phase: None
         self._grammars = GrammarGuard(self._core.structured_output_manager)
         report("warming up")
         warm_up.warm_up(self._core, config)
         self._watch_admissions()
+        self._watch_updates()
         self._watch_evictions()
         self._remember_generators = self._make_generators_rewindable(config)
         self.moves = VllmMoves(self._core)
@@ -206,9 +209,21 @@ class VllmEngine:
                 ):
                     if req_id in cached.resumed_req_ids:
                         self._note("admitted", req_id, num_computed)
+            self.on_phase("after-schedule")
             return scheduled
 
         self._scheduler.schedule = watched
+
+    def _watch_updates(self) -> None:
+        """With asynchronous scheduling those of an earlier step than the one scheduled last."""
+        update = self._scheduler.update_from_output
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            outputs = update(*args, **kwargs)
+            self.on_phase("after-update")
+            return outputs
+
+        self._scheduler.update_from_output = watched
 
     def _watch_evictions(self) -> None:
         """vLLM evicts requests in one method, and keeps no list of them."""
