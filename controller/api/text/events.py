@@ -32,6 +32,7 @@ KINDS = (
     "failed",
     "instance_started",
     "instance_died",
+    "node_lost",
     "instance_stalled",
     "instance_recovered",
     "instance_busy",

@@ -60,6 +60,8 @@ class EventKind(StrEnum):
     """The request ended in an error."""
     INSTANCE_STARTED = "instance_started"
     INSTANCE_DIED = "instance_died"
+    NODE_LOST = "node_lost"
+    """All instances of a machine are gone, and there are other machines."""
     INSTANCE_STALLED = "instance_stalled"
     INSTANCE_RECOVERED = "instance_recovered"
     INSTANCE_BUSY = "instance_busy"

@@ -375,6 +375,8 @@ class Controller:
         if member.kind == "instance":
             self.handle(InstanceDied(member.member_id, incarnation))
             self._instance_gone(member.member_id, incarnation)
+            if (lost := self.roster.lost_with(member)) and not self.stopping:
+                self.journal.node_lost(member.node, [each.member_id for each in lost])
         else:
             self.handle(FrontendDied(member.member_id))
             self.traffic.frontend_died(member.member_id)

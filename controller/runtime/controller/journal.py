@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from controller.core.operations.cluster_spec import DrainOrder
@@ -120,6 +120,15 @@ class Journal:
             instance_id=member.member_id if is_instance else None,
             frontend_id=None if is_instance else member.member_id,
             incarnation=incarnation,
+        )
+
+    def node_lost(self, node: str, instance_ids: Sequence[str]) -> None:
+        self._append(
+            EventKind.NODE_LOST,
+            f"node-{node}",
+            f"{node}: all its instances are gone: {', '.join(instance_ids)}",
+            numbers={"num_instances": len(instance_ids)},
+            labels={"node": node},
         )
 
     def stalled(self, member: Member, stalled: bool, silence_s: float) -> None:

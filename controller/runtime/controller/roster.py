@@ -127,6 +127,14 @@ class Roster:
         member.detail = why
         return member
 
+    def lost_with(self, member: Member) -> list[Member]:
+        """All instances of the node of one that is gone, if they are gone too and the cluster has
+        other nodes; else none. Of a node with a single instance nobody knows."""
+        there = [each for each in self.instances() if each.node == member.node]
+        elsewhere = any(each.node not in ("", member.node) for each in self.instances())
+        gone = elsewhere and len(there) > 1 and not any(each.alive for each in there)
+        return there if gone else []
+
     @staticmethod
     def _next_incarnation(member: Member, hello: Hello) -> int:
         if member.incarnation == 0 and hello.incarnation > 0:

@@ -48,10 +48,11 @@ class StallWatch:
         silent = self._silent(now_s)
         if not fence_after_s or all(each.silent_s < fence_after_s for each in silent):
             return
-        for each in to_fence(silent, self._rest(now_s), fence_after_s):
-            self._fenced.append((now_s, each.need_blocks))
-            why = f"fenced: no progress reported for {each.silent_s:.0f} s"
-            self._fence(self._roster.members[each.instance_id], why)
+        for fault in to_fence(silent, self._rest(now_s), fence_after_s):
+            for each in fault:
+                self._fenced.append((now_s, each.need_blocks))
+                why = f"fenced: no progress reported for {each.silent_s:.0f} s"
+                self._fence(self._roster.members[each.instance_id], why)
 
     def forget(self, instance_id: str, incarnation: int) -> None:
         self._silent_since_s.pop((instance_id, incarnation), None)
@@ -73,8 +74,8 @@ class StallWatch:
                 self._journal.stalled(member, False, silence_s)
 
     def _silent(self, now_s: float) -> list[Silent]:
-        """Those that have reported in their incarnation, and do so no more."""
-        needs: dict[tuple[str, int], int] = {}
+        """For how long each has not reported, of those that have in their incarnation."""
+        found: list[tuple[tuple[str, int], int, str]] = []
         reported_s: list[tuple[tuple[str, int], float]] = []
         for member in self._roster.instances():
             record = self._scheduler.instances.get(member.member_id)
@@ -82,9 +83,10 @@ class StallWatch:
                 continue
             key = (member.member_id, member.incarnation)
             reported_s.append((key, record.last_report_s))
-            needs[key] = record.snapshot.num_used_blocks + record.snapshot.queued_demand_blocks
+            need_blocks = record.snapshot.num_used_blocks + record.snapshot.queued_demand_blocks
+            found.append((key, need_blocks, member.node))
         silent_s = self._silences.turn(now_s, reported_s)
-        return [Silent(*key, silent_s[key], need) for key, need in needs.items()]
+        return [Silent(*key, silent_s[key], need, node) for key, need, node in found]
 
     def _rest(self, now_s: float) -> Rest:
         schedulable = self._scheduler.schedulable_snapshots(now_s)

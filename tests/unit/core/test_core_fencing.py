@@ -10,12 +10,12 @@ AFTER_S = 30.0
 KEY = ("i-0", 1)
 
 
-def silent(name: str, silent_s: float, need_blocks: int = 0) -> Silent:
-    return Silent(name, 1, silent_s, need_blocks)
+def silent(name: str, silent_s: float, need_blocks: int = 0, node: str = "n") -> Silent:
+    return Silent(name, 1, silent_s, need_blocks, node)
 
 
-def names(found: list[Silent]) -> list[str]:
-    return [each.instance_id for each in found]
+def names(found: list[list[Silent]]) -> list[str]:
+    return [each.instance_id for fault in found for each in fault]
 
 
 def test_silence_counts_from_the_last_report() -> None:
@@ -74,12 +74,28 @@ def test_never_more_than_the_rest_can_hold(
 ) -> None:
     all_silent = [silent(f"i-{n}", *each) for n, each in enumerate(found)]
     chosen = to_fence(all_silent, Rest(num_schedulable, free_blocks, num_away), AFTER_S)
-    assert all(each.silent_s >= AFTER_S for each in chosen)
-    assert len(set(names(chosen))) == len(chosen)
-    if len(chosen) + num_away > 1:
-        first_fits = chosen and chosen[0].need_blocks <= free_blocks
-        counted = chosen if first_fits or num_away else chosen[1:]
-        assert sum(each.need_blocks for each in counted) <= max(free_blocks, 0) or not counted
+    flat = [each for fault in chosen for each in fault]
+    assert all(each.silent_s >= AFTER_S for each in flat)
+    assert len(set(names(chosen))) == len(flat)
+    if num_away or len(chosen) > 1:
+        assert sum(each.need_blocks for each in flat) <= free_blocks or not flat
     overdue = any(each.silent_s >= AFTER_S for each in all_silent)
     if overdue and num_schedulable and not num_away:
         assert chosen
+
+
+def test_a_node_all_of_whose_instances_are_silent_is_one_fault() -> None:
+    found = [
+        silent("i-0", 31, 80, "a"),
+        silent("i-1", 33, 80, "a"),
+        silent("i-2", 0, 10, "b"),
+        silent("i-3", 40, 50, "b"),
+    ]
+    chosen = to_fence(found, Rest(1, 500, 0), AFTER_S)
+    assert [[each.instance_id for each in fault] for fault in chosen] == [["i-3"], ["i-0", "i-1"]]
+    assert names(to_fence(found, Rest(1, 100, 0), AFTER_S)) == ["i-3"]
+
+
+def test_of_one_machine_alone_each_instance_is_a_fault_of_its_own() -> None:
+    found = [silent("i-0", 31, 80), silent("i-1", 33, 80)]
+    assert names(to_fence(found, Rest(1, 100, 0), AFTER_S)) == ["i-1"]

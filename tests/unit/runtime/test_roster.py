@@ -218,3 +218,28 @@ def test_who_asks_gets_a_welcome_though_nothing_has_changed() -> None:
     change = members.hello(hello(incarnation=1, asks=True), 1.0)
     assert change is not None
     assert change.welcome == Welcome("a", 1)
+
+
+def test_a_node_is_lost_with_its_last_instance() -> None:
+    members = Roster()
+    for instance_id, node in (("i-0", "a"), ("i-1", "a"), ("i-2", "b")):
+        members.expect("instance", instance_id)
+        change = members.hello(hello(instance_id), 0.0)
+        assert change is not None
+        change.member.node = node
+    first = members.lost(hello("i-0").address)
+    assert first is not None
+    assert members.lost_with(first) == []
+    second = members.fence("i-1", "silent")
+    assert [each.member_id for each in members.lost_with(second)] == ["i-0", "i-1"]
+    third = members.fence("i-2", "silent")
+    assert members.lost_with(third) == [], "it had one instance: who knows what died"
+
+
+def test_without_other_nodes_no_node_is_lost() -> None:
+    members = Roster()
+    for instance_id in ("i-0", "i-1"):
+        members.expect("instance", instance_id)
+        members.hello(hello(instance_id), 0.0)
+    for instance_id in ("i-0", "i-1"):
+        assert members.lost_with(members.fence(instance_id, "silent")) == []
