@@ -11,6 +11,7 @@ from controller.api.version import own_version
 from llumctl import errors
 from llumctl.commands import (
     abort,
+    autoscale,
     bench,
     config,
     doctor,
@@ -65,6 +66,7 @@ app.command("drain")(drain.drain)
 app.command("undrain")(undrain.undrain)
 app.command("restart")(restart.restart)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
+app.command("autoscale")(autoscale.autoscale)
 app.command("get")(get.get)
 app.command("set")(set_settings.set_settings)
 app.command("undo")(undo.undo)

@@ -192,7 +192,7 @@ async def frontend(member_id: str, plan_json: str, controller_address: str, star
         controller_address,
         _node(),
         num_live_reqs=lambda: service.router.num_live_reqs,
-        ttft_p99=lambda: service.book.ttft_p99(),
+        served_lately=lambda: service.book.served_lately(),
         on_active=start.succeeded,
     )
     table = plan.settings.endpoint

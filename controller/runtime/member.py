@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from controller.core.load.latency_window import Percentiles
+from controller.core.load.latency_window import ServedLately
 from controller.core.record.event_log import LoggedEvent
 from controller.ports.mailbox import Mailbox
 from controller.runtime.messages.codec import encode
@@ -35,7 +35,7 @@ class Membership:
         controller_address: str,
         node: str,
         num_live_reqs: Callable[[], int],
-        ttft_p99: Callable[[], Percentiles[str]] = Percentiles,
+        served_lately: Callable[[], ServedLately] = ServedLately,
         on_active: Callable[[], None] = lambda: None,
     ) -> None:
         self.kind = kind
@@ -45,7 +45,7 @@ class Membership:
         self._mailbox = mailbox
         self._node = node
         self._num_live_reqs = num_live_reqs
-        self._ttft_p99 = ttft_p99
+        self._served_lately = served_lately
         self._on_active = on_active
         self._began_s = time.monotonic()
         self._nonce = secrets.token_hex(8)
@@ -77,7 +77,7 @@ class Membership:
 
     def say_hello(self, *, asks: bool = False) -> None:
         """`asks`: for a Welcome, even if nothing has changed."""
-        ttft_p99 = self._ttft_p99()
+        served = self._served_lately()
         hello = Hello(
             kind=self.kind,
             member_id=self.member_id,
@@ -91,8 +91,10 @@ class Membership:
             info=self._info,
             num_live_reqs=self._num_live_reqs(),
             up_s=time.monotonic() - self._began_s,
-            ttft_p99_s=ttft_p99.all_s,
-            ttft_p99_by_level_s=ttft_p99.by_kind_s,
+            ttft_p99_s=served.ttft_p99.all_s,
+            ttft_p99_by_level_s=served.ttft_p99.by_kind_s,
+            tpot_p99_s=served.tpot_p99_s,
+            num_first_tokens=served.num_first_tokens,
             asks=asks,
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)

@@ -26,8 +26,10 @@ _AUTOSCALE = {
     f"autoscale.{field.name}": field.name
     for field in fields(AutoscaleConfig)
     if field.name not in ("min_instances", "max_instances", "retry_failed_start_s")
+    and not field.name.startswith("target_")
 }
-"""How many there may be is no setting of a policy; a simulated start never fails."""
+"""How many there may be is no setting of a policy; a simulated start never fails, and targets are
+not simulated."""
 _NAMES: Mapping[str, Collection[str]] = {
     "migration.pairing": PAIRINGS,
     "migration.victim": VICTIMS,

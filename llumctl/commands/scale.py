@@ -119,6 +119,9 @@ def scale(
         if wait and not dry_run and not changed:
             report = _begun_before(client, report)
             changed = _changes(report)
+    if report.holds_autoscale:
+        would = "would leave" if dry_run else "leaves"
+        output.say(f"auto-scaling {would} it at {report.target}, until llumctl autoscale on")
     if not wait or dry_run or not changed:
         output.emit(_text(report, output_format))
         if not changed:

@@ -64,8 +64,8 @@ def set_settings(
         # What cannot be saved is found before anything has changed.
         saving = _saving(client, patch, config, name) if save else None
         found = client.change_settings(patch)
-    if text := _text(found, output_format):
-        output.emit(text)
+    if shown := text(found, output_format):
+        output.emit(shown)
     if output_format in (Format.TABLE, Format.WIDE):
         for line in preview(found):
             output.say(line)
@@ -109,14 +109,14 @@ def _save(saving: "Saving", found: "SettingChanges", *, dry_run: bool) -> None:
         output.say(line)
 
 
-def _text(found: "SettingChanges", output_format: Format) -> str:
+def text(found: "SettingChanges", output_format: Format) -> str:
     if output_format is Format.NAME:
         return "\n".join(change.key for change in found.changes)
     if output_format in (Format.TABLE, Format.WIDE):
         if not found.changes:
             return ""
-        text = setting_value
-        rows = [(each.key, text(each.previous), text(each.value)) for each in found.changes]
+        of = setting_value
+        rows = [(each.key, of(each.previous), of(each.value)) for each in found.changes]
         header = ("KEY", "PREVIOUS", "NOW" if not found.dry_run else "WOULD-BE")
         return output.table(header, rows, colours=output.use_colours(sys.stdout))
     return output.encode(output_format, found, found.changes)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from controller.api.settings.console import ConsoleTable
+from controller.api.text import autoscale as autoscale_words
 from controller.api.text import held as words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
@@ -20,10 +21,10 @@ Column = tuple[str, Callable[[InstanceStatus], str]]
 def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
-    """A line about the cluster, one about its levels, one about what the controller holds, one for
-    each alarm, and its instances. How far drains are, and for whom instances are kept, is shown
-    while there are any. If wide: frontends, levels, drains, queue heads and
-    moves too."""
+    """A line about the cluster, one about its levels, one about what the controller holds, one
+    about auto-scaling, one for each alarm, and its instances. How far drains are, and for whom
+    instances are kept, is shown while there are any. If wide: frontends, levels, drains, queue
+    heads and moves too."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
         columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
@@ -35,6 +36,7 @@ def render(
                 _summary(status),
                 *_levels(status),
                 *_held(status),
+                *_autoscale(status),
                 *_alarms(alarms(status, limits), colours=colours),
             ]
         ),
@@ -103,6 +105,14 @@ def _held(status: ClusterStatus) -> list[str]:
     first = f"head {head.request_id} ({head.level}, rank {head.rank}) for {duration(head.waited_s)}"
     found = f"{words.summary(held, status.num_held_reqs)}; {first}{needs}: {words.why(head)}"
     return [printable(found)]
+
+
+def _autoscale(status: ClusterStatus) -> list[str]:
+    """Of a cluster that scales itself, or would."""
+    found = status.autoscale
+    if found is None or found.mode == "off":
+        return []
+    return [printable(autoscale_words.summary(found, status.time_s))]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:

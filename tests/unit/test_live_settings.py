@@ -9,6 +9,7 @@ from controller.adapters.http.live_config import live_config
 from controller.api.settings.live_settings import LIVE, SettingError, changed, live_settings
 from controller.api.settings.settings import PriorityTable, Settings
 from controller.api.wire.settings import SettingValue
+from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.rescheduling.pairing import PAIRINGS
@@ -67,6 +68,31 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
     assert live_config(settings).scheduler.holding == HoldingConfig(**wanted)
     other = changed(settings, {"scheduler.policy": "llumnix"})
     assert live_config(other).scheduler.holding is None
+
+
+def test_every_setting_of_auto_scaling_reaches_it() -> None:
+    config: dict[str, SettingValue] = {
+        "min_instances": 2,
+        "max_instances": 9,
+        "up_below_steps": 5.5,
+        "down_above_steps": 6.5,
+        "max_added": 3,
+        "target_ttft_s": 1.5,
+        "target_tpot_s": 0.5,
+        "target_margin": 0.7,
+        "check_interval_s": 8.0,
+        "up_persistence_s": 9.0,
+        "down_persistence_s": 10.5,
+        "retry_failed_start_s": 11.0,
+    }
+    own: dict[str, SettingValue] = {"mode": "dry-run", "start_timeout_s": 12.0}
+    values = {f"autoscale.{key}": value for key, value in (config | own).items()}
+    assert {key for key in live_settings(DEFAULTS) if key.startswith("autoscale.")} == set(values)
+    not_set = {"first_check_after_s", "cold_start_s"}
+    assert {each.name for each in fields(AutoscaleConfig)} == set(config) | not_set
+    found = live_config(changed(DEFAULTS, values)).autoscale
+    assert found.config == AutoscaleConfig(**config, first_check_after_s=8.0)
+    assert (found.mode, found.start_timeout_s) == ("dry-run", 12.0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from controller.adapters.files.spec_file import FILE, SpecFile
 from controller.api.errors import LlumctlError
-from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder, ScaleHold
 
 SPEC = (
     ClusterSpec.first(2)
@@ -35,6 +35,7 @@ SPEC = (
         ),
         DrainOrder("d-2", "i-0", 8.0, actor="ana", reason="a new disk, größer"),
     )
+    .held_by(ScaleHold("ana", 3, 12.5))
 )
 
 

@@ -304,16 +304,20 @@ class ControlServer:
         patch = SettingsPatch.model_validate_json(await request.body())
         async with self._changing:
             planned = self._live_settings.planned(patch)
-            if patch.dry_run or not planned.answer.changes:
-                return json_answer(planned.answer)
             deeds = planned.deeds
+            if patch.dry_run or not deeds:
+                return json_answer(planned.answer)
             async with self._log.operation(request.scope, *deeds, reason=patch.reason) as operation:
                 made = self._live_settings.make(planned)
-                operation.undo = Undo(
-                    kind="set",
-                    previous={each.key: each.previous for each in made.changes},
-                    made={each.key: each.value for each in made.changes},
-                )
+                if made.releases_autoscale:
+                    autoscaling = self._controller.autoscaling
+                    autoscaling.tell_released(operation.cause_id, operation.actor)
+                if made.changes:
+                    operation.undo = Undo(
+                        kind="set",
+                        previous={each.key: each.previous for each in made.changes},
+                        made={each.key: each.value for each in made.changes},
+                    )
                 return json_answer(made)
 
     async def _stop(self, request: Request) -> Response:

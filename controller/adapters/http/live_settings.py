@@ -31,6 +31,8 @@ from controller.core.rescheduling.roles import may_differ
 from controller.runtime.controller.controller import Controller
 from controller.runtime.live_config import LiveConfig
 
+MODE = "autoscale.mode"
+RELEASE_DEED = "release auto-scaling"
 _NAMES = {"scheduler.policy": ", ".join(POLICIES)}
 """The settings above cannot name what only the core knows."""
 
@@ -47,7 +49,8 @@ class PlannedChanges:
     @property
     def deeds(self) -> list[tuple[str, str]]:
         """For the audit log."""
-        return [
+        release = [(RELEASE_DEED, "the cluster")] if self.answer.releases_autoscale else []
+        return release + [
             (
                 f"set {each.key} = {setting_value(each.value)}, was {setting_value(each.previous)}",
                 each.key,
@@ -101,12 +104,14 @@ class LiveSettings:
             for key in was
             if was[key].value != becomes[key].value
         )
-        if changes:  # else it may be this patch that made the present revision
+        releases = MODE in patch.changes and keeper.spec.autoscale_hold is not None
+        if changes or releases:  # else it may be this patch that made the present revision
             keeper.check_revision(patch.if_revision)
         answer = SettingChanges(
             dry_run=patch.dry_run,
             changes=changes,
             roles=self._roles(config) if patch.dry_run else (),
+            releases_autoscale=releases,
             revision=keeper.spec.revision,
         )
         return PlannedChanges(patch, after, config, answer)
@@ -130,14 +135,13 @@ class LiveSettings:
             for load in loads
         )
 
-    def make(self, planned: PlannedChanges, *, releases: bool = False) -> SettingChanges:
-        """Makes planned changes; nothing else may have changed settings since the plan. Another
-        mode of auto-scaling, and `releases`, release it. Raises RevisionConflictError and
-        LlumctlError, and changes nothing then."""
+    def make(self, planned: PlannedChanges) -> SettingChanges:
+        """Makes planned changes; nothing else may have changed settings since the plan. Raises
+        RevisionConflictError and LlumctlError, and changes nothing then."""
         keeper = self._controller.keeper
         keeper.check_revision(planned.patch.if_revision)
         values = {each.key: each.value for each in planned.answer.changes}
-        releases = releases or "autoscale.mode" in values
+        releases = planned.answer.releases_autoscale
         keeper.change(keeper.spec.with_settings(values, releases=releases))
         self._settings = planned.after
         self._controller.configure(planned.config)

@@ -131,8 +131,25 @@ class SteerReports:
         going = await asyncio.gather(
             *(self.planned(each, wanted, plan.drained, removes=True) for each in plan.drained)
         )
-        report = scale_report(plan, revision, added, going)
+        report = self.scaled(plan, revision, added, going)
         return report.model_copy(update={"dry_run": True})
+
+    def scaled(
+        self,
+        plan: ScalePlan,
+        revision: int,
+        added: Sequence[str] = (),
+        draining: Sequence[DrainReport] = (),
+    ) -> ScaleReport:
+        return ScaleReport(
+            previous=plan.previous,
+            target=plan.target,
+            revision=revision,
+            added=tuple(added),
+            undrained=plan.undrained,
+            draining=tuple(draining),
+            holds_autoscale=self._controller.live.autoscale.mode != "off",
+        )
 
     def _estimate_s(self, progress: DrainProgress, leaving: Leaving) -> float | None:
         controller = self._controller
@@ -158,22 +175,6 @@ def restart_differs(before: DrainOrder | None, wanted: RestartRequest) -> bool:
     if before is None or not before.restarts or wanted.deadline_s is not None:
         return True
     return (before.at_once, before.deadline_s, before.reason) != (wanted.now, None, wanted.reason)
-
-
-def scale_report(
-    plan: ScalePlan,
-    revision: int,
-    added: Sequence[str] = (),
-    draining: Sequence[DrainReport] = (),
-) -> ScaleReport:
-    return ScaleReport(
-        previous=plan.previous,
-        target=plan.target,
-        revision=revision,
-        added=tuple(added),
-        undrained=plan.undrained,
-        draining=tuple(draining),
-    )
 
 
 def deadline_of(wanted: DrainRequest | ScaleRequest) -> float | None:

@@ -23,7 +23,6 @@ from controller.adapters.http.operation_reports import (
     deadline_of,
     differs,
     restart_differs,
-    scale_report,
 )
 from controller.adapters.http.operator_log import Deed, Operation, OperatorLog
 from controller.api.text.quantities import duration
@@ -149,7 +148,10 @@ class SteerApi:
                 self._check_undrain(instance_id, wanted)  # again: writing the audit log took time
                 operation.undo = Undo(kind="drain", target=instance_id, previous={}, made={})
                 why_ended = f"undrained: {wanted.reason}" if wanted.reason else "undrained"
+                was_to_go = self._controller.keeper.spec.drains[instance_id].removes
                 self._controller.drains.end(instance_id, why_ended, operation.actor)
+                if was_to_go:
+                    self._controller.autoscaling.hold_planned(operation.cause_id, operation.actor)
                 revision = self._controller.keeper.spec.revision
         report = await self._reports.of(instance_id, revision)
         return json_answer(report.model_copy(update={"changes": True}))
@@ -161,22 +163,30 @@ class SteerApi:
         keeper = self._controller.keeper
         async with self._changing:
             plan = self._scale_plan(wanted)
+            autoscaling = self._controller.autoscaling
+            if not plan.changes and not autoscaling.would_hold(plan.target):
+                return json_answer(self._reports.scaled(plan, keeper.spec.revision))
             if not plan.changes:
-                return json_answer(scale_report(plan, keeper.spec.revision))
-            deeds = _scale_deeds(plan, wanted)
+                self._check_revision(wanted.if_revision)
+            deeds = _scale_deeds(plan, wanted, holds=autoscaling.would_hold(plan.target))
             async with self._log.operation(
                 request.scope, *deeds, reason=wanted.reason
             ) as operation:
                 self._check_scale(plan, wanted)  # again: writing the audit log took time
-                operation.undo = Undo(
-                    kind="scale",
-                    previous={"instances": plan.previous},
-                    made={"instances": plan.target},
-                )
-                added = self._controller.scaling.carry_out(plan, _order("", wanted, operation))
+                if plan.changes:
+                    operation.undo = Undo(
+                        kind="scale",
+                        previous={"instances": plan.previous},
+                        made={"instances": plan.target},
+                    )
+                hold = autoscaling.hold(operation.actor, plan.target)
+                order = _order("", wanted, operation)
+                added = self._controller.scaling.carry_out(plan, order, hold)
+                if hold is not None:
+                    autoscaling.tell_held(operation.cause_id, hold)
                 revision = keeper.spec.revision
         reports = await self._reports.several(plan.drained, revision)
-        return json_answer(scale_report(plan, revision, added, reports))
+        return json_answer(self._reports.scaled(plan, revision, added, reports))
 
     # -- checks --------------------------------------------------------------------------
 
@@ -281,9 +291,11 @@ def _until(wanted: DrainRequest | ScaleRequest) -> str:
     return f" within {duration(wanted.deadline_s)}, then {wanted.on_deadline}"
 
 
-def _scale_deeds(plan: ScalePlan, wanted: ScaleRequest) -> list[Deed]:
-    """One deed for the scaling, and one for each instance that is removed or kept after all."""
+def _scale_deeds(plan: ScalePlan, wanted: ScaleRequest, *, holds: bool) -> list[Deed]:
+    """One deed for the scaling, one for what it `holds`, and one for each instance that is removed
+    or kept after all."""
     deeds = [(f"scale {plan.previous} to {plan.target}", "the cluster")]
+    deeds += [(f"hold auto-scaling at {plan.target}", "the cluster")] if holds else []
     deeds += [(f"undrain {each}", each) for each in plan.undrained]
     deeds += [(f"remove {each} once drained{_until(wanted)}", each) for each in plan.drained]
     return deeds

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from controller.adapters.http.autoscale_view import autoscale_status
 from controller.adapters.http.held_views import held_now
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
 from controller.api.wire.holding import HeldPlaceStatus, KeptForStatus
@@ -83,6 +84,7 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         cluster_uptime_s=round(max(0.0, time.time() - labels.started_at_s), 3),
         num_held_reqs=controller.scheduler.num_held,
         held=held.held,
+        autoscale=autoscale_status(controller),
         levels=tuple(
             _level(level, instances, frontends) for level in controller.live.scheduler.levels
         ),
@@ -171,6 +173,7 @@ def _frontend(member: Member, now_s: float, *, stopping: bool) -> FrontendStatus
         ttft_p99_by_level_s={
             name: round(ttft_s, 4) for name, ttft_s in member.ttft_p99_by_level_s.items()
         },
+        tpot_p99_s=_rounded(member.tpot_p99_s),
         age_s=None if member.heard_s is None else round(now_s - member.heard_s, 3),
     )
 

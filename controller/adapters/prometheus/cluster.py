@@ -12,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.adapters.prometheus.autoscale import autoscale_metrics
 from controller.adapters.prometheus.held import held_metrics
 from controller.adapters.prometheus.member_metrics import (
     FRONTEND_COUNTERS,
@@ -58,6 +59,7 @@ class _Families(Collector):
         status = self._status
         yield from _of_cluster(status)
         yield from held_metrics(status)
+        yield from autoscale_metrics(status)
         yield _events(self._event_counts)
         yield from move_metrics(len(status.moves), self._move_log)
         for kind, members, gauges, counters in (

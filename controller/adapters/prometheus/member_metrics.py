@@ -57,6 +57,7 @@ INSTANCE_COUNTERS = (
 )
 FRONTEND_GAUGES = (
     Figure("live_requests", "num_live_reqs", "Requests asked for or running"),
+    Figure("tpot_p99_seconds", "tpot_p99_s", "p99 of the time per output token, last minute"),
     *_MEMBER_GAUGES,
 )
 FRONTEND_COUNTERS = _MEMBER_COUNTERS

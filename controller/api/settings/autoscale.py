@@ -29,6 +29,13 @@ class AutoscaleTable(Table):
     `up_below_steps`."""
     max_added: Count = 4
     """Instances that one decision may add."""
+    target_ttft_s: Seconds | None = None
+    """Instances are added too while the P99 time to first token that is estimated for the next
+    minute is longer; None: no target."""
+    target_tpot_s: Seconds | None = None
+    """As `target_ttft_s`, of the mean time per output token of a request."""
+    target_margin: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """One instance goes only if without it each estimate is at most this share of its target."""
     check_interval_s: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
     """From one look at the load to the next, and before the first one."""
     up_persistence_s: Wait = 10.0

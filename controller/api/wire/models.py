@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 
@@ -160,6 +161,7 @@ class FrontendStatus(WireModel):
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None
     ttft_p99_by_level_s: dict[str, float] = Field(default_factory=dict)
+    tpot_p99_s: float | None = None
     age_s: float | None = None
 
 
@@ -197,6 +199,8 @@ class ClusterStatus(WireModel):
     num_held_reqs: int
     held: HeldStatus | None = None
     """Null if nothing is held, and in recordings of older versions."""
+    autoscale: AutoscaleStatus | None = None
+    """Null in recordings of older versions."""
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
     """Position of the newest event."""

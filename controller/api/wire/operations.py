@@ -183,6 +183,8 @@ class ScaleReport(WireModel):
     added: tuple[str, ...] = ()
     undrained: tuple[str, ...] = ()
     draining: tuple[DrainReport, ...] = ()
+    holds_autoscale: bool = False
+    """Auto-scaling is on, or in a dry run, and leaves the number as it is until it is released."""
 
 
 class PriorityRequest(_Order):

@@ -38,7 +38,8 @@ class SettingList(WireModel):
 
 class SettingsPatch(WireModel):
     """Makes all of `changes` or, if one is wrong, none. With `if_revision`, it fails if the spec
-    has another revision by now."""
+    has another revision by now. `autoscale.mode` among them, even with the value that it has,
+    releases auto-scaling from an operator's scale."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,4 +75,6 @@ class SettingChanges(WireModel):
     changes: tuple[SettingChange, ...]
     """The settings whose value has changed."""
     roles: tuple[InstanceRole, ...] = ()
+    releases_autoscale: bool = False
+    """An operator's own scale wins over auto-scaling no more."""
     revision: int = 0

@@ -20,6 +20,11 @@ class AutoscaleConfig:
     max_instances: int = 16
     max_added: int = 4
     """How many instances one decision may add because of the load."""
+    target_ttft_s: float | None = None
+    """More instances while the estimate of the P99 for the next minute is above this."""
+    target_tpot_s: float | None = None
+    target_margin: float = 0.8
+    """One instance less only if with it each estimate is at most this share of its target."""
     check_interval_s: float = 10.0
     first_check_after_s: float = 100.0
     up_persistence_s: float = 10.0
@@ -52,5 +57,10 @@ class AutoscaleConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
+        if not 0 < self.target_margin <= 1:
+            raise ValueError("target_margin must be above 0, and at most 1")
+        for target_s in (self.target_ttft_s, self.target_tpot_s):
+            if target_s is not None and not target_s > 0:
+                raise ValueError("a target must be positive")
         if self.cold_start_s is not None and not self.cold_start_s >= 0:
             raise ValueError("cold_start_s must not be negative")

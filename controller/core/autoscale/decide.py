@@ -6,6 +6,10 @@
             no request at all; at once above the maximum. It is the one with the fewest running
             requests, then by id
 
+With targets for TTFT or TPOT it is up too while the estimate for the next minute misses one, as
+many as bring it there, unless more would not help; and down only if without that one all hold with
+a margin.
+
     keep    instead of an up while an earlier down still drains its instance: that one stays, as it
             needs no start
 
@@ -17,7 +21,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from controller.core.autoscale.config import AutoscaleConfig
+from controller.core.autoscale.estimate import NOTHING_KNOWN, Estimate, Target
 from controller.core.autoscale.load import ClusterLoad
+from controller.core.autoscale.targets import Outlook
 from controller.core.load.snapshot import InstanceSnapshot
 
 
@@ -30,11 +36,18 @@ class ScaleReason(StrEnum):
     """F_scale is above y with one instance less too."""
     NO_TRAFFIC = "no_traffic"
     """No request runs or waits."""
+    TTFT_TARGET = "ttft_target"
+    """The estimated TTFT is above its target."""
+    TPOT_TARGET = "tpot_target"
+    OUT_OF_REACH = "out_of_reach"
+    """An estimate is above its target, and more instances would not help."""
+    TARGET_NEEDS_IT = "target_needs_it"
+    """One instance could go, but a target would not hold with its margin."""
     IN_RANGE = "in_range"
     PENDING = "pending"
     """An earlier action is not over."""
     LOW_LATELY = "low_lately"
-    """F_scale is below x, but not for the persistence time."""
+    """F_scale is below x, or a target is missed, but not for the persistence time."""
     HIGH_LATELY = "high_lately"
     """One instance could go, but not for the persistence time."""
     AT_MINIMUM = "at_minimum"
@@ -51,7 +64,7 @@ class ScaleState:
 
     next_check_s: float
     low_since_s: float | None = None
-    """Since when every check found F_scale below x."""
+    """Since when every check found F_scale below x, or a target missed."""
     high_since_s: float | None = None
     """Since when every check found room for one instance less."""
 
@@ -82,6 +95,12 @@ class ScaleDecision:
     removed_id: str | None = None
     kept_id: str | None = None
     """The instance that drains, and is to stay after all."""
+    estimate: Estimate = NOTHING_KNOWN
+    """For the next minute, once those serve that start."""
+    estimate_less: Estimate = NOTHING_KNOWN
+    """For the next minute with one instance less."""
+    missed: Target | None = None
+    """The target that the first of them misses, or else the second with its margin."""
 
 
 def decide(
@@ -94,16 +113,31 @@ def decide(
     victim = _victim(load)
     less = None if victim is None else load.freeness(-victim.capacity_blocks)
     idle = load.num_requests == 0
-    low = not idle and load.freeness_started() < config.up_below_steps
-    high = less is not None and (idle or less > config.down_above_steps)
+    outlook = Outlook(config, load)
+    short = load.freeness_started() < config.up_below_steps
+    low = not idle and (short or outlook.helps())
+    spare = less is not None and (idle or less > config.down_above_steps)
+    high = spare and (idle or outlook.missed_with_one_less() is None)
     state = ScaleState(
         now_s + config.check_interval_s,
         _since(state.low_since_s, now_s) if low else None,
         _since(state.high_since_s, now_s) if high else None,
     )
-    reason, change = _choose(config, state, load, now_s)
+    reason, change = _choose(config, state, load, outlook, now_s)
+    missed = None if idle else outlook.missed()
+    if reason is ScaleReason.IN_RANGE and missed is not None:
+        reason = ScaleReason.OUT_OF_REACH
+    elif reason is ScaleReason.IN_RANGE and spare and not high:
+        reason, missed = ScaleReason.TARGET_NEEDS_IT, outlook.missed_with_one_less()
     decision = ScaleDecision(
-        reason, load.num_requests, load.freeness(), load.freeness_started(), less
+        reason,
+        load.num_requests,
+        load.freeness(),
+        load.freeness_started(),
+        less,
+        estimate=outlook.estimate(0),
+        estimate_less=outlook.estimate_less(),
+        missed=missed,
     )
     if change > 0 and load.leaving_id is not None:
         decision = replace(decision, kept_id=load.leaving_id)
@@ -125,7 +159,7 @@ def _victim(load: ClusterLoad) -> InstanceSnapshot | None:
 
 
 def _choose(
-    config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, now_s: float
+    config: AutoscaleConfig, state: ScaleState, load: ClusterLoad, outlook: Outlook, now_s: float
 ) -> tuple[ScaleReason, int]:
     """Why, and how many instances more (-1: one less)."""
     if load.action_pending:
@@ -133,7 +167,8 @@ def _choose(
     num_serving = len(load.schedulable)
     num_coming = num_serving + load.num_starting
     if load.leaving_id is not None:
-        return _keep(config, state, now_s, is_short=num_coming < config.min_instances)
+        is_short = num_coming < config.min_instances
+        return _keep(config, state, _up_reason(config, load, outlook), now_s, is_short=is_short)
     if num_coming < config.min_instances:
         num_missing = config.min_instances - num_coming
         return _more(config, load, now_s, ScaleReason.BELOW_MINIMUM, num_missing)
@@ -144,7 +179,8 @@ def _choose(
     if state.low_since_s is not None:
         if now_s < state.low_since_s + config.up_persistence_s:
             return ScaleReason.LOW_LATELY, 0
-        return _more(config, load, now_s, ScaleReason.LOW_FREENESS, _num_wanted(config, load))
+        reason = _up_reason(config, load, outlook)
+        return _more(config, load, now_s, reason, _num_wanted(config, load, outlook))
     if state.high_since_s is not None:
         if not may_remove:
             return ScaleReason.AT_MINIMUM, 0
@@ -155,20 +191,30 @@ def _choose(
 
 
 def _keep(
-    config: AutoscaleConfig, state: ScaleState, now_s: float, *, is_short: bool
+    config: AutoscaleConfig, state: ScaleState, reason: ScaleReason, now_s: float, *, is_short: bool
 ) -> tuple[ScaleReason, int]:
     if is_short:
         return ScaleReason.BELOW_MINIMUM, 1
     low_since_s = state.low_since_s
     if low_since_s is not None and now_s >= low_since_s + config.up_persistence_s:
-        return ScaleReason.LOW_FREENESS, 1
+        return reason, 1
     return ScaleReason.PENDING, 0
 
 
-def _num_wanted(config: AutoscaleConfig, load: ClusterLoad) -> int:
-    """The fewest that bring F_scale back to x, at most `max_added`."""
+def _up_reason(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> ScaleReason:
+    """Why more are wanted, if any are."""
+    if load.freeness_started() < config.up_below_steps:
+        return ScaleReason.LOW_FREENESS
+    missed = outlook.missed()
+    return ScaleReason.TPOT_TARGET if missed is Target.TPOT else ScaleReason.TTFT_TARGET
+
+
+def _num_wanted(config: AutoscaleConfig, load: ClusterLoad, outlook: Outlook) -> int:
+    """The fewest that bring F_scale back to x, and the estimates to the targets as far as more
+    instances help; at most `max_added`."""
     for num_added in range(1, config.max_added):
-        if load.freeness_started(num_added) >= config.up_below_steps:
+        enough = load.freeness_started(num_added) >= config.up_below_steps
+        if enough and not outlook.helps(num_added):
             return num_added
     return config.max_added
 

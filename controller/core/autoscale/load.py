@@ -9,6 +9,7 @@ What is held at the controller is queued too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from controller.core.autoscale.estimate import Crowd, RecentLatencies
 from controller.core.load.snapshot import InstanceSnapshot
 
 
@@ -36,6 +37,13 @@ class ClusterLoad:
     the schedulable ones, and may still be kept."""
     last_failed_start_s: float | None = None
     """When an instance last failed to start for good, by the clock of the checks."""
+    recent: RecentLatencies | None = None
+    """What clients saw lately, where that is known: targets go by it."""
+
+    @property
+    def crowd(self) -> Crowd:
+        num_running = sum(each.num_running for each in self.schedulable)
+        return Crowd(num_running, self.num_requests - num_running, len(self.schedulable))
 
     @property
     def num_requests(self) -> int:

@@ -21,13 +21,16 @@ class LatencyWindow:
 
     def percentile(self, share: float, now_s: float) -> float | None:
         """The smallest sample that `share` of them do not exceed; None without samples."""
+        if not self.count(now_s):
+            return None
+        ordered = sorted(latency for _, latency in self._samples)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+    def count(self, now_s: float) -> int:
         samples = self._samples
         while samples and samples[0][0] < now_s - self._window_s:
             samples.popleft()
-        if not samples:
-            return None
-        ordered = sorted(latency for _, latency in samples)
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+        return len(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,16 @@ class LatencyWindows(Generic[Kind]):
             self._all.percentile(share, now_s),
             {kind: latency_s for kind, latency_s in found.items() if latency_s is not None},
         )
+
+    def count(self, now_s: float) -> int:
+        return self._all.count(now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLately:
+    """What a frontend's clients saw in the last minute. The TTFT also by level; the TPOT is that of
+    requests that ended."""
+
+    ttft_p99: Percentiles[str] = field(default_factory=Percentiles)
+    tpot_p99_s: float | None = None
+    num_first_tokens: int = 0

@@ -31,6 +31,9 @@ class Member:
     num_live_reqs: int = 0
     ttft_p99_s: float | None = None
     ttft_p99_by_level_s: Mapping[str, float] = field(default_factory=dict)
+    tpot_p99_s: float | None = None
+    num_first_tokens: int = 0
+    """In the last minute."""
     num_restarts: int = 0
     up_s: float = 0.0
     """How long the member's process had run at its last Hello."""
@@ -104,6 +107,7 @@ class Roster:
         member.info, member.num_live_reqs = hello.info, hello.num_live_reqs
         member.ttft_p99_s, member.up_s = hello.ttft_p99_s, hello.up_s
         member.ttft_p99_by_level_s = hello.ttft_p99_by_level_s
+        member.tpot_p99_s, member.num_first_tokens = hello.tpot_p99_s, hello.num_first_tokens
         began = member.serving and was_serving != (member.incarnation, True)
         failed = member.phase == "failed" and not had_failed
         return RosterChange(member, welcome, died, began, failed)

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from controller.core.load.latency_window import LatencyWindows, Percentiles
+from controller.core.load.latency_window import (
+    LatencyWindow,
+    LatencyWindows,
+    Percentiles,
+    ServedLately,
+)
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
 from controller.core.record.request_record import (
     ENDED,
@@ -104,6 +109,13 @@ class RequestBook:
         self._live: dict[str, _Entry] = {}
         self._ended: OrderedDict[str, _Entry] = OrderedDict()
         self._ttft = LatencyWindows[str]()
+        self._tpot = LatencyWindow()
+
+    def served_lately(self) -> ServedLately:
+        now_s = self._clock()
+        return ServedLately(
+            self.ttft_p99(), self._tpot.percentile(0.99, now_s), self._ttft.count(now_s)
+        )
 
     def ttft_p99(self) -> Percentiles[str]:
         """Of the last minute, and by level."""
@@ -248,6 +260,9 @@ class RequestBook:
             return
         entry.state, entry.finish_reason = state, reason
         entry.end_time_s = self._wall_clock()
+        if entry.first_token_time_s is not None and entry.num_output_tokens > 1:
+            took_s = entry.end_time_s - entry.first_token_time_s
+            self._tpot.add(self._clock(), took_s / (entry.num_output_tokens - 1))
         event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id, actor)
         entry.remember(event)
         self._ended[request_id] = entry

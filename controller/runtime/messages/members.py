@@ -50,6 +50,10 @@ class Hello(Message, frozen=True):
     ttft_p99_by_level_s: Mapping[str, float] = {}
     asks: bool = False
     """Whether it wants a Welcome whatever the controller knows of it."""
+    tpot_p99_s: float | None = None
+    """Of the requests that ended in the last minute."""
+    num_first_tokens: int = 0
+    """In the last minute."""
 
 
 class Welcome(Message, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.adapters.prometheus import cluster
+from controller.api.wire.autoscale import AutoscaleHoldStatus, AutoscaleStatus
 from controller.api.wire.models import (
     ClusterState,
     ClusterStatus,
@@ -81,6 +82,7 @@ def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterSta
             up_s=60.0,
             num_live_reqs=19,
             ttft_p99_s=2.5,
+            tpot_p99_s=0.06,
             age_s=0.4,
         )
         for i in range(num_frontends)
@@ -96,6 +98,15 @@ def cluster_of(*instances: InstanceStatus, num_frontends: int = 1) -> ClusterSta
         uptime_s=62.0,
         cluster_uptime_s=6200.0,
         num_held_reqs=6,
+        autoscale=AutoscaleStatus(
+            mode="on",
+            held=AutoscaleHoldStatus(actor=SECRET, num_instances=3, since_s=1.0),
+            min_instances=1,
+            max_instances=8,
+            num_instances=3,
+            num_wanted=5,
+            num_checks_by_reason={"low_freeness": 7},
+        ),
         levels=(LevelStatus(name="normal", rank=0), LevelStatus(name="high", rank=1)),
         last_event=f"{SECRET}-9",
         instances=instances,

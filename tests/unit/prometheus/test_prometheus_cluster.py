@@ -57,6 +57,21 @@ def test_frontends_and_the_cluster() -> None:
     assert value(text, "llumctl_cluster_info", **about) == 1
 
 
+def test_auto_scaling() -> None:
+    status = cluster_of(busy())
+    text = rendered(status)
+    assert value(text, "llumctl_autoscale_wanted_instances") == 5
+    assert value(text, "llumctl_autoscale_planned_instances") == 3
+    states = {name: value(text, "llumctl_autoscale_state", state=name) for name in ("on", "held")}
+    assert states == {"on": 0, "held": 1}
+    assert value(text, "llumctl_autoscale_checks_total", reason="low_freeness") == 7
+    assert value(text, "llumctl_autoscale_checks_total", reason="no_traffic") == 0
+    found = status.autoscale.model_copy(update={"held": None, "num_wanted": None})
+    before = rendered(status.model_copy(update={"autoscale": found}))
+    assert value(before, "llumctl_autoscale_state", state="on") == 1
+    assert value(before, "llumctl_autoscale_wanted_instances") == 3, "before the first look"
+
+
 def test_exactly_one_state_is_set() -> None:
     text = rendered(cluster_of(busy(), ABSENT))
     set_ones = {
@@ -66,6 +81,7 @@ def test_exactly_one_state_is_set() -> None:
     }
     assert set_ones == {
         ("llumctl_cluster_state", "ready"),
+        ("llumctl_autoscale_state", "held"),
         ("llumctl_instance_state", "active", "i-0"),
         ("llumctl_instance_state", "i-9", "restarting"),
         ("llumctl_frontend_state", "active", "f-0"),
@@ -204,7 +220,7 @@ def test_series_grow_with_members_only() -> None:
     # States, levels of which two are configured (one had a first token), queue head, kept, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
     assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + 1 + figures
-    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome"}
+    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome", "reason"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():
         assert name in infos or labels <= allowed, name

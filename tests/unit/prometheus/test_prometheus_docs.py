@@ -31,6 +31,7 @@ SUFFIXES = (
     "blocks",
     "tokens",
     "requests",
+    "instances",
     "ratio",
     "seconds",
     "cores",

@@ -19,12 +19,12 @@ from enum import StrEnum
 from controller.api.errors import LlumctlError
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.autoscale.decide import ScaleDecision, ScaleReason, ScaleState, decide
-from controller.core.autoscale.load import ClusterLoad
 from controller.core.autoscale.sentences import why
 from controller.core.operations.cluster_spec import DrainOrder, ScaleHold
 from controller.core.operations.scaling import planned_instances
 from controller.core.record.event_log import EventKind, Number
 from controller.ports.launcher import Launcher
+from controller.runtime.controller.operations.cluster_load import LoadWatch
 from controller.runtime.controller.operations.drains import OperationRefusedError
 from controller.runtime.controller.operations.operated_cluster import OperatedCluster
 from controller.runtime.controller.operations.scaling import Scaling
@@ -34,7 +34,8 @@ from controller.runtime.live_config import LiveAutoscale
 log = logging.getLogger(__name__)
 
 ACTOR = "auto-scaling"
-RELEASE = "llumctl set autoscale.mode=on"
+RELEASE = "llumctl autoscale on"
+_WANTED_IN_VAIN = (ScaleReason.AT_MAXIMUM, ScaleReason.START_FAILED, ScaleReason.OUT_OF_REACH)
 
 
 class Outcome(StrEnum):
@@ -62,6 +63,10 @@ class Check:
     """Instances that are to be there by the decision."""
 
 
+class _NotNowError(Exception):
+    """What was decided cannot be done now."""
+
+
 class Autoscaling:
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Autoscaling:
         self._epoch = epoch
         self._wall_clock = wall_clock
         self.starts = Starts(cluster)
+        self._watch = LoadWatch(cluster, self.starts, ACTOR)
         self.last: Check | None = None
         """The last check since the mode or a setting changed."""
         self.last_change: Check | None = None
@@ -95,6 +101,12 @@ class Autoscaling:
         return max(0.0, self._state.next_check_s - self._cluster.now_s())
 
     @property
+    def num_planned(self) -> int:
+        """Instances that are there or start: those that cannot start do not count."""
+        planned = set(planned_instances(self._cluster.keeper.spec))
+        return len(planned - set(self.starts.failed))
+
+    @property
     def held(self) -> ScaleHold | None:
         """The operator's scale that wins, if auto-scaling is on or in a dry run."""
         if self._cluster.live.autoscale.mode == "off":
@@ -102,14 +114,29 @@ class Autoscaling:
         return self._cluster.keeper.spec.autoscale_hold
 
     def hold(self, actor: str, num_instances: int) -> ScaleHold | None:
-        """What an operator's scale puts into the spec; None while auto-scaling is off."""
+        """What an operator's scale puts into the spec; None where nothing is to be held, as
+        auto-scaling is off."""
         if self._cluster.live.autoscale.mode == "off":
             return None
         return ScaleHold(actor, num_instances, self._wall_clock())
 
+    def hold_planned(self, cause_id: str, actor: str) -> None:
+        """An operator keeps an instance that was to go: as many as are planned now are to stay."""
+        if hold := self.hold(actor, self._scaling.num_planned):
+            keeper = self._cluster.keeper
+            keeper.change(keeper.spec.held_by(hold))
+            self.tell_held(cause_id, hold)
+
+    def would_hold(self, num_instances: int) -> bool:
+        """Whether an operator's scale to so many changes what is held."""
+        held = self.held
+        is_same = held is not None and held.num_instances == num_instances
+        return self._cluster.live.autoscale.mode != "off" and not is_same
+
     def tick(self) -> None:
         live = self._cluster.live.autoscale
         self.starts.look(live.start_timeout_s)
+        self._watch.look()
         now_s = self._cluster.now_s()
         if live != self._live:
             self._live, self._state, self.last, self._told = live, None, None, ()
@@ -120,37 +147,14 @@ class Autoscaling:
         if now_s >= self._state.next_check_s:
             self._check(now_s)
 
-    def load(self) -> ClusterLoad:
-        """What a check sees now."""
-        cluster, now_s = self._cluster, self._cluster.now_s()
-        spec, starts = cluster.keeper.spec, self.starts
-        schedulable = cluster.scheduler.schedulable_snapshots(now_s)
-        planned = planned_instances(spec)
-        ids = {each.instance_id for each in schedulable}
-        gone_or_coming = ids | set(starts.starting) | set(starts.failed)
-        leaving = [order for order in spec.drains.values() if self._leaves(order)]
-        is_own = len(leaving) == 1 and leaving[0].actor == ACTOR
-        known = [status.snapshot for status in cluster.statuses.values()]
-        held = cluster.scheduler.held_view(now_s).entries if cluster.scheduler.num_held else ()
-        return ClusterLoad(
-            schedulable,
-            block_size=known[0].block_size if known else 1,
-            new_capacity_blocks=known[0].capacity_blocks if known else 0,
-            num_held=len(held),
-            held_demand_blocks=sum(each.demand_blocks for each in held),
-            num_starting=len(starts.starting),
-            num_unavailable=len(set(planned) - gone_or_coming),
-            action_pending=bool(starts.launched or (leaving and not is_own)),
-            leaving_id=leaving[0].instance_id if is_own and not starts.launched else None,
-            last_failed_start_s=starts.last_failed_s,
-        )
-
     # -- inside --------------------------------------------------------------------------
 
     def _check(self, now_s: float) -> None:
         assert self._state is not None
         config = replace(self._live.config, cold_start_s=self.starts.cold_start_s)
-        decision, self._state = decide(config, self._state, self.load(), now_s)
+        decision, self._state = decide(
+            config, self._state, self._watch.load(self._wall_clock()), now_s
+        )
         assert decision is not None, "a check came too early"
         self.counts[decision.reason] += 1
         number = sum(self.counts.values())
@@ -162,12 +166,12 @@ class Autoscaling:
             decision,
             Outcome.NOTHING,
             why(decision, config),
-            num_wanted=self._num_planned() + change,
+            num_wanted=self.num_planned + change,
         )
         if change:
             check = self._act(check)
             self.last_change = check
-        elif decision.reason in (ScaleReason.AT_MAXIMUM, ScaleReason.START_FAILED):
+        elif decision.reason in _WANTED_IN_VAIN:
             check = replace(check, outcome=Outcome.BLOCKED)
         self.last = check
         self._tell(check, config)
@@ -177,13 +181,14 @@ class Autoscaling:
             return replace(check, outcome=Outcome.WOULD)
         try:
             added = self._carry_out(check)
-        except (LlumctlError, OperationRefusedError) as error:
+        except (LlumctlError, OperationRefusedError, _NotNowError) as error:
             log.warning("%s: %s", check.cause_id, error)
             return replace(check, outcome=Outcome.BLOCKED, why=f"{check.why}; {error}")
         return replace(check, outcome=Outcome.DONE, added=added)
 
     def _carry_out(self, check: Check) -> tuple[str, ...]:
-        """The ids of new instances. Raises what refuses it: OperationRefusedError, LlumctlError."""
+        """The ids of new instances. Raises OperationRefusedError, LlumctlError and _NotNowError:
+        nothing more changed then."""
         decision, scaling = check.decision, self._scaling
         target, agreed = scaling.num_planned, None
         if decision.num_added:
@@ -195,45 +200,35 @@ class Autoscaling:
             target, agreed = target - 1, (decision.removed_id,)
         plan = scaling.plan(target, force=False, agreed=agreed)
         if decision.kept_id is not None and plan.undrained != (decision.kept_id,):
-            raise OperationRefusedError("gone", f"{decision.kept_id} is gone already")
+            raise _NotNowError(f"{decision.kept_id} is gone already")
         return scaling.carry_out(plan, self._order(check))
 
     def _with_room(self, num_added: int) -> int:
-        """As many of these as Ray has room for. Raises OperationRefusedError if there is none."""
+        """As many of these as Ray has room for. Raises _NotNowError if there is none."""
         for number in range(num_added, 1, -1):
             if not self._launcher.no_room(number):
                 return number
         if why_not := self._launcher.no_room(1):
-            raise OperationRefusedError("no_room", f"there is no room for one more: {why_not}")
+            raise _NotNowError(f"there is no room for one more: {why_not}")
         return 1
 
     def _remove_failed(self, check: Check) -> None:
         """Instances that could not start go before others are launched in their place, as they may
-        keep a GPU. Raises OperationRefusedError while any are on their way out."""
+        keep a GPU. Raises _NotNowError while any are on their way out."""
         scaling, failed = self._scaling, sorted(self.starts.failed)
         if failed:
             target = scaling.num_planned - len(failed)
             if target < 1:
-                raise OperationRefusedError("failed", "no instance could start")
+                raise _NotNowError("no instance could start")
             plan = scaling.plan(target, force=True, agreed=failed)
             scaling.carry_out(plan, self._order(check))
         going = [each for each in self._cluster.keeper.spec.drains.values() if each.removes]
         if going:
             names = ", ".join(each.instance_id for each in going)
-            raise OperationRefusedError("failed", f"first {names} goes, which could not start")
+            raise _NotNowError(f"first {names} goes, which could not start")
 
     def _order(self, check: Check) -> DrainOrder:
         return DrainOrder(check.cause_id, "", check.time_s, actor=ACTOR, reason=check.why)
-
-    def _num_planned(self) -> int:
-        planned = set(planned_instances(self._cluster.keeper.spec))
-        return len(planned - set(self.starts.failed))
-
-    def _leaves(self, order: DrainOrder) -> bool:
-        """One that could not start, and goes, holds nothing up."""
-        member = self._cluster.roster.members.get(order.instance_id)
-        failed = member is not None and member.alive and member.phase == "failed"
-        return order.removes and not failed
 
     # -- what is said --------------------------------------------------------------------
 

@@ -1,0 +1,137 @@
+"""`llumctl autoscale`: instances come and go with the load, or an operator is told what would."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_WOULD_CHANGE, LlumctlError, UsageError
+from controller.api.settings.bounds import MAX_INSTANCES
+from llumctl import connect, durations
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    not_negative,
+    one_line,
+)
+from llumctl.commands.set_settings import text as settings_text
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.wire.models import ClusterStatus
+    from controller.api.wire.settings import SettingChanges, SettingValue
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
+
+
+def autoscale(
+    mode: Annotated[
+        Mode | None, typer.Argument(help="dry-run decides, and only says so. None: show it.")
+    ] = None,
+    minimum: Annotated[
+        int | None, typer.Option("--min", metavar="N", help="So many stay without any request.")
+    ] = None,
+    maximum: Annotated[
+        int | None, typer.Option("--max", metavar="N", help="More are never started.")
+    ] = None,
+    target_ttft: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="P99 time to first token to keep: 2s, 500ms; or none."),
+    ] = None,
+    target_tpot: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="P99 time per output token to keep: 80ms; or none."),
+    ] = None,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Show auto-scaling, or switch it: instances come and go with the load.
+
+    Your own llumctl scale wins over it until llumctl autoscale on releases it. The other settings
+    are those of llumctl get autoscale.
+    """
+    wanted = _changes(mode, minimum, maximum, target_ttft, target_tpot)
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    if not wanted and (dry_run or reason or if_revision is not None):
+        raise UsageError("nothing is to be changed", "llumctl autoscale --help")
+    name = connect.attached(cluster)
+    with connect.client(name) as client:
+        if wanted:
+            from controller.api.wire.settings import SettingsPatch
+
+            patch = SettingsPatch(
+                changes=wanted, dry_run=dry_run, reason=reason, if_revision=if_revision
+            )
+            found = client.change_settings(patch)
+            if dry_run and (planned := settings_text(found, output_format)):
+                output.emit(planned)
+            _say(found)
+        if not dry_run:
+            output.emit(_shown(client.status(), output_format))
+    if dry_run and (found.changes or found.releases_autoscale):
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _changes(
+    mode: Mode | None,
+    minimum: int | None,
+    maximum: int | None,
+    target_ttft: str | None,
+    target_tpot: str | None,
+) -> "dict[str, SettingValue]":
+    """By key, those that are given."""
+    found: dict[str, SettingValue] = {}
+    if mode is not None:
+        found["mode"] = mode.value
+    for flag, key, number in (
+        ("--min", "min_instances", minimum),
+        ("--max", "max_instances", maximum),
+    ):
+        if number is not None:
+            if not 1 <= number <= MAX_INSTANCES:
+                raise UsageError(f"{flag}: must be from 1 to {MAX_INSTANCES}, not {number}")
+            found[key] = number
+    for flag, key, text in (
+        ("--target-ttft", "target_ttft_s", target_ttft),
+        ("--target-tpot", "target_tpot_s", target_tpot),
+    ):
+        if text is not None:
+            found[key] = None if text == "none" else durations.positive(text, flag)
+    return {f"autoscale.{key}": value for key, value in found.items()}
+
+
+def _say(found: "SettingChanges") -> None:
+    if found.releases_autoscale:
+        would = "would be" if found.dry_run else "is"
+        output.say(f"an operator's scale held it, and it {would} released")
+    if not (found.changes or found.releases_autoscale):
+        output.say("nothing to change")
+    elif not found.dry_run:
+        output.say(f"revision {found.revision}")
+
+
+def _shown(status: "ClusterStatus", output_format: Format) -> str:
+    from controller.api.wire.autoscale import AutoscaleReport
+    from llumctl.text import autoscale as autoscale_text
+
+    found = status.autoscale
+    if found is None:
+        raise LlumctlError("this controller is older and knows no auto-scaling", "llumctl status")
+    if output_format is Format.NAME:
+        return found.mode
+    if output_format in (Format.TABLE, Format.WIDE):
+        return autoscale_text.render(found, status.time_s)
+    report = AutoscaleReport(**dict(found))
+    return output.encode(output_format, report, (report,))
