@@ -284,10 +284,11 @@ class SimCluster:
 
     def _report(self, instance: SimInstance) -> bool:
         """Whether there was anything to report."""
+        if not instance.alive:
+            return False
         instance_id, now_s = instance.instance_id, self.events.now_s
         known = self._reported.get(instance_id)
-        age_s = self.setup.policy.status_age_s
-        if not instance.alive or (known is not None and now_s < known[1] + age_s):
+        if known is not None and now_s < known[1] + self.setup.policy.status_age_s:
             return False
         self._changed.pop(instance, None)
         status = instance.status()

@@ -81,9 +81,7 @@ class ScoreBoard:
             return True
         before, room = self.rooms[record.instance_id], self._room(record)
         self.rooms[record.instance_id] = room
-        return room.spare_blocks > before.spare_blocks or room.lacking_blocks(
-            0
-        ) < before.lacking_blocks(0)
+        return room.exceeds(before)
 
     def any_schedulable(self, now_s: float) -> bool:
         if not self._is_known or now_s - self._oldest_report_s > self._stall_timeout_s:

@@ -56,9 +56,13 @@ class Settled:
 
     def lasts(self, rooms: Mapping[str, Room], now_s: float) -> bool:
         """Whether `kept_for` would change nothing now."""
-        return now_s < self.until_s and all(
-            rooms[i] is room or self._keeps_place(i, rooms[i]) for i, room in self.rooms.items()
-        )
+        if now_s >= self.until_s:
+            return False
+        for instance_id, known in self.rooms.items():  # each status comes here: no `all`
+            room = rooms[instance_id]
+            if room is not known and not self._keeps_place(instance_id, room):
+                return False
+        return True
 
     def _keeps_place(self, instance_id: str, room: Room) -> bool:
         demand = self.demands[instance_id]

@@ -261,6 +261,29 @@ def test_few_requests_wait_on_an_instance_at_once() -> None:
     assert waiting_there.spare_blocks == 0
 
 
+ROOMS = st.builds(
+    Room,
+    instance_id=st.just("i-0"),
+    free_blocks=st.integers(-9, 9),
+    num_places=st.integers(-2, 2),
+    num_requests=st.integers(0, 3),
+    capacity_blocks=st.just(100),
+    growth_blocks=st.just(4),
+    block_size=st.just(16),
+    prefill_blocks=st.just(0),
+)
+
+
+@given(ROOMS, ROOMS, st.integers(0, 12))
+def test_a_room_exceeds_another_if_something_fits_or_lacks_less(room, before, demand) -> None:
+    fits_now = before.spare_blocks < demand <= room.spare_blocks
+    lacks_less = room.lacking_blocks(demand) < before.lacking_blocks(demand)
+    if fits_now or lacks_less:
+        assert room.exceeds(before)
+    if room.exceeds(before):
+        assert room.spare_blocks > before.spare_blocks or lacks_less
+
+
 def candidate(name: str, num_blocks: int, **more: object) -> Candidate:
     values = {
         "rank": 0, "num_tokens": 16 * num_blocks, "num_freed_blocks": num_blocks, "queued": False,
