@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from controller.core.holding.fair_turns import FairTurns
 from controller.core.holding.held_queue import Held, Key
 from controller.core.overload.shed_order import ShedOrder
 from controller.core.scheduler_events import DispatchRequested
@@ -10,12 +11,18 @@ from controller.core.value import value
 
 @value
 class HeldRequest:
+    """`turn` among the API keys of its rank, and what it is expected to take, in tokens; both 0
+    where keys do not count."""
+
     request: DispatchRequested
     since_s: float
+    turn: float = 0.0
+    cost: float = 0.0
 
     def entry(self, key: Key, demand_blocks: int) -> Held:
         request = self.request
-        return Held(key, request.rank, request.arrival_time_s, demand_blocks, self.since_s)
+        arrival_s = request.arrival_time_s
+        return Held(key, request.rank, arrival_s, demand_blocks, self.since_s, self.turn)
 
 
 class HeldRequests:
@@ -25,6 +32,7 @@ class HeldRequests:
         self._by_key: dict[Key, HeldRequest] = {}
         self._shed_order = ShedOrder()
         """Of those that may be refused for others."""
+        self._turns = FairTurns()
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -44,16 +52,21 @@ class HeldRequests:
     def latest_first(self) -> Iterator[tuple[Key, HeldRequest]]:
         return reversed(self._by_key.items())
 
-    def hold(self, request: DispatchRequested, since_s: float) -> None:
-        """It must not be held yet."""
-        self._by_key[request.frontend_id, request.request_id] = HeldRequest(request, since_s)
+    def hold(self, request: DispatchRequested, since_s: float, cost: float = 0.0) -> None:
+        """It must not be held yet. `cost`: 0 gives it no turn: it goes by its arrival."""
+        turn = self._turns.take(request.rank, request.api_key, cost) if cost else 0.0
+        held = HeldRequest(request, since_s, turn, cost)
+        self._by_key[request.frontend_id, request.request_id] = held
         if not request.replayed:
             self._shed_order.push(request.order)
 
-    def discard(self, key: Key) -> HeldRequest | None:
+    def discard(self, key: Key, *, served: bool = False) -> HeldRequest | None:
         held = self._by_key.pop(key, None)
         if held is not None:
-            self._shed_order.discard(held.request.order)
+            request = held.request
+            self._shed_order.discard(request.order)
+            if held.cost:
+                self._turns.gone(request.rank, request.api_key, held.turn, held.cost, served=served)
         return held
 
     def last(self) -> DispatchRequested | None:
@@ -70,5 +83,6 @@ class HeldRequests:
         self._shed_order.check()
         for key, held in self._by_key.items():
             assert key == (held.request.frontend_id, held.request.request_id)
+        assert len(self._turns) == sum(held.cost > 0 for held in self._by_key.values())
         num_replayed = sum(held.request.replayed for held in self._by_key.values())
         assert len(self._shed_order) == len(self._by_key) - num_replayed

@@ -267,13 +267,13 @@ class GlobalScheduler:
             if held.request == event:
                 return []  # frontends ask again and again, in case an answer was lost
             self._forget_held(key)
-            self._held.hold(event, held.since_s)  # the rank may have changed
+            self._held.hold(event, held.since_s, self._cost(event))  # the rank may have changed
         elif (refusal := self.keys.asked(event)) is not None:
             return [_reject(event, refusal.code, refusal.retry_after_s)]
         elif self._config.holding is None and self._board.any_schedulable(now_s):
             return [self._dispatch(event, now_s)]
         else:
-            self._held.hold(event, now_s)
+            self._held.hold(event, now_s, self._cost(event))
         released = [] if self._placement is None else self._release(now_s)
         is_one_more = held is None and not event.replayed and key in self._held
         return [*released, *self._shed(now_s)] if is_one_more else released
@@ -321,7 +321,7 @@ class GlobalScheduler:
             if any(r.capacity_blocks >= entry.demand_blocks for r in self._board.rooms.values()):
                 placement.queue.push(entry)
             else:
-                self._held.discard(key)
+                self._held.discard(key, served=True)
                 dispatched.append(self._dispatch(held.request, now_s))
         for placed in placement.place(
             self._board.rooms,
@@ -331,7 +331,7 @@ class GlobalScheduler:
             same_or_less=same_or_less,
         ):
             request = self._held[placed.held.key].request
-            self._held.discard(placed.held.key)
+            self._held.discard(placed.held.key, served=True)
             chosen = self._records[placed.instance_id]
             if placement.config.by_prefix:
                 self._history.note(chosen, self._newcomer(request))
@@ -340,6 +340,14 @@ class GlobalScheduler:
             dispatched.append(self._send(request, chosen, candidates, now_s))
         self._drain_rate.gone(now_s, len(dispatched))
         return dispatched
+
+    def _cost(self, request: DispatchRequested) -> float:
+        """What a held request is expected to take of its key's share, in tokens; 0: keys do not
+        count."""
+        holding = self._config.holding
+        if holding is None or not holding.fair_keys or not request.api_key:
+            return 0.0
+        return max(1.0, request.num_prompt_tokens + self.keys.mean_output(request.api_key))
 
     def _demand(self, request: DispatchRequested) -> int:
         """What a request needs in order to start; 0 while no instance has told its block size."""

@@ -105,12 +105,14 @@ class FrontendDied:
 @value
 class KeyUsed:
     """What an API key uses of one frontend: live requests, tokens of the last minute (prompts and
-    outputs), and the output tokens of all its requests since the frontend began."""
+    outputs), and since the frontend began the output tokens of all its requests, and how many of
+    those that had an instance ended."""
 
     key: str
     num_live: int
     num_tokens: int
     num_output_tokens: int
+    num_ended: int
 
 
 @value

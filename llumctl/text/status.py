@@ -22,9 +22,9 @@ def render(
     status: ClusterStatus, *, wide: bool, colours: bool, limits: ConsoleTable = DEFAULT_LIMITS
 ) -> str:
     """A line about the cluster, one about its levels, one about what the controller holds, one
-    about auto-scaling, one for each alarm, and its instances. How far drains are, and for whom
-    instances are kept, is shown while there are any. If wide: frontends, levels, drains, queue
-    heads and moves too."""
+    about auto-scaling, one about what it refused lately, one for each alarm, and its instances. How
+    far drains are, and for whom instances are kept, is shown while there are any. If wide:
+    frontends, levels, drains, queue heads and moves too."""
     columns = WIDE_COLUMNS if wide else COLUMNS
     if any(item.kept_for for item in status.instances):
         columns = (*columns[:2], ("KEPT-FOR", _kept_for), *columns[2:])
@@ -37,6 +37,7 @@ def render(
                 *_levels(status),
                 *_held(status),
                 *_autoscale(status),
+                *_refused(status),
                 *_alarms(alarms(status, limits), colours=colours),
             ]
         ),
@@ -113,6 +114,23 @@ def _autoscale(status: ClusterStatus) -> list[str]:
     if found is None or found.mode == "off":
         return []
     return [printable(autoscale_words.summary(found, status.time_s))]
+
+
+def _refused(status: ClusterStatus) -> list[str]:
+    """`refused in the last minute: overloaded 61 (high 3, normal 58), token_limit 4 (normal 4)`"""
+    by_reason: dict[str, list[tuple[str, int]]] = {}
+    for each in status.refused:
+        if each.num_refused_last_minute:
+            of_level = (each.level, each.num_refused_last_minute)
+            by_reason.setdefault(each.reason, []).append(of_level)
+    if not by_reason:
+        return []
+    parts = (
+        f"{reason} {sum(number for _, number in levels)}"
+        f" ({', '.join(f'{level} {number}' for level, number in levels)})"
+        for reason, levels in by_reason.items()
+    )
+    return [printable(f"refused in the last minute: {', '.join(parts)}")]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:

@@ -17,6 +17,7 @@ from controller.api.wire.models import (
     MoveStatus,
     QueueHeadStatus,
 )
+from controller.api.wire.overload import RefusedStatus
 from llumctl.app import run
 from tests.unit.cli_support import cluster, controller, instance, remember
 
@@ -124,6 +125,28 @@ def test_the_queue_at_the_controller_has_a_line_and_the_kept_instance_a_column(
     assert [row["KEPT-FOR"] for row in columns(out)] == ["-", "cmpl-r1"]
     _, out, _ = shown(cluster(instance()), capsys)
     assert "KEPT-FOR" not in out
+
+
+def test_what_was_refused_lately_is_a_line(capsys: Captured) -> None:
+    def refused(reason: str, level: str, lately: int) -> RefusedStatus:
+        return RefusedStatus(
+            reason=reason, level=level, num_refused=99, num_refused_last_minute=lately
+        )
+
+    status = held_status().model_copy(
+        update={
+            "refused": (
+                refused("overloaded", "high", 3),
+                refused("overloaded", "normal", 58),
+                refused("token_limit", "normal", 4),
+                refused("unavailable", "normal", 0),
+            )
+        }
+    )
+    _, out, _ = shown(status, capsys)
+    line = "refused in the last minute: overloaded 61 (high 3, normal 58), token_limit 4 (normal 4)"
+    assert line in out.splitlines()
+    assert "refused" not in shown(held_status(), capsys)[1]
 
 
 def test_wide_has_the_held_head_and_each_instance_that_is_kept(capsys: Captured) -> None:

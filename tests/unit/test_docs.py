@@ -22,6 +22,7 @@ from controller.api.wire.models import (
     MoveStatus,
     QueueHeadStatus,
 )
+from controller.api.wire.overload import KeyStatus, RefusedStatus
 from llumctl.app import app
 from tui.actions.key_names import shown
 from tui.actions.registry import ACTIONS
@@ -141,6 +142,8 @@ def test_metrics_name_each_field_once() -> None:
         HeldStatus,
         HeldHeadStatus,
         KeptForStatus,
+        RefusedStatus,
+        KeyStatus,
     )
     fields = {field for model in models for field in model.model_fields}
     assert counts == dict.fromkeys(fields, 1)

@@ -57,6 +57,7 @@ def test_every_setting_of_late_binding_reaches_it() -> None:
         "holding.prefill_slack_tokens": 8,
         "holding.overtaking": False,
         "holding.making_room": False,
+        "holding.fair_keys": False,
         "holding.reserved_share": 0.8,
         "holding.reserve_after_s": 9.0,
         "holding.share_doubles_s": 10.0,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from controller.adapters.http import overload_views
 from controller.adapters.http.autoscale_view import autoscale_status
 from controller.adapters.http.held_views import held_now
 from controller.adapters.http.move_views import ended_moves, moves_under_way, queued_moves
@@ -85,6 +86,8 @@ def cluster_status(controller: Controller, labels: ClusterLabels, uptime_s: floa
         num_held_reqs=controller.scheduler.num_held,
         held=held.held,
         autoscale=autoscale_status(controller),
+        refused=overload_views.refused(controller),
+        keys=overload_views.keys(controller),
         levels=tuple(
             _level(level, instances, frontends) for level in controller.live.scheduler.levels
         ),

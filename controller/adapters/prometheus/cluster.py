@@ -23,6 +23,7 @@ from controller.adapters.prometheus.member_metrics import (
     Figure,
 )
 from controller.adapters.prometheus.moves import move_metrics
+from controller.adapters.prometheus.overload import overload_metrics
 from controller.api.version import own_version
 from controller.api.wire.models import (
     ClusterState,
@@ -60,6 +61,7 @@ class _Families(Collector):
         yield from _of_cluster(status)
         yield from held_metrics(status)
         yield from autoscale_metrics(status)
+        yield from overload_metrics(status)
         yield _events(self._event_counts)
         yield from move_metrics(len(status.moves), self._move_log)
         for kind, members, gauges, counters in (

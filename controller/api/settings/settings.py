@@ -133,6 +133,9 @@ class HoldingTable(Table):
     count as equal: the freest of them is taken."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not."""
+    fair_keys: bool = True
+    """Whether the API keys of one level take turns by their tokens, whoever was served least first;
+    off: by arrival alone."""
     making_room: bool = True
     """Whether running requests move away so that a blocked one fits."""
     reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.3

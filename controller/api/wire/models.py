@@ -11,6 +11,7 @@ from pydantic import Field
 from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
+from controller.api.wire.overload import KeyStatus, RefusedStatus
 
 
 class ClusterState(StrEnum):
@@ -201,6 +202,10 @@ class ClusterStatus(WireModel):
     """Null if nothing is held, and in recordings of older versions."""
     autoscale: AutoscaleStatus | None = None
     """Null in recordings of older versions."""
+    refused: tuple[RefusedStatus, ...] = ()
+    """By reason and level; none of those that did not happen."""
+    keys: tuple[KeyStatus, ...] = ()
+    """Of at most 100 API keys, those that used the most tokens in the last minute."""
     levels: tuple[LevelStatus, ...] = ()
     last_event: str = ""
     """Position of the newest event."""

@@ -26,6 +26,8 @@ class HoldingConfig:
     count as equal: freeness decides."""
     overtaking: bool = True
     """Whether a request that fits goes ahead of earlier ones that do not."""
+    fair_keys: bool = True
+    """Whether API keys of one rank share what becomes free, whoever was served least first."""
     making_room: bool = True
     """Whether running requests move away so that a blocked one fits."""
     reserved_share: float = 0.3

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 
 Key = tuple[str, str]
 """(frontend id, request id)."""
-Order = tuple[int, float, str, str]
+Order = tuple[int, float, float, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """`demand_blocks`: all that the request needs in order to start. `since_s`: when it came to the
-    controller, by the controller's clock; arrival times are the frontends'."""
+    controller, by the controller's clock; arrival times are the frontends'. `turn`: among the API
+    keys of its rank (`fair_turns`); 0 for all where they do not count."""
 
     key: Key
     rank: int
     arrival_time_s: float
     demand_blocks: int
     since_s: float
+    turn: float = 0.0
 
     @property
     def request_id(self) -> str:
@@ -27,7 +29,7 @@ class Held:
     @property
     def order(self) -> Order:
         frontend_id, request_id = self.key
-        return (-self.rank, self.arrival_time_s, request_id, frontend_id)
+        return (-self.rank, self.turn, self.arrival_time_s, request_id, frontend_id)
 
 
 class HeldQueue:

@@ -25,10 +25,32 @@ class KeyTotal:
 class _Part:
     """Of one key at one frontend."""
 
-    __slots__ = ("num_live", "num_output_tokens", "num_tokens")
+    __slots__ = ("num_ended", "num_live", "num_output_tokens", "num_tokens")
 
     def __init__(self) -> None:
-        self.num_live = self.num_tokens = self.num_output_tokens = 0
+        self.num_live = self.num_tokens = self.num_output_tokens = self.num_ended = 0
+
+
+class _Outputs:
+    """Of the last requests of a key: half of what is known is forgotten after so many. Those that
+    run count with what they put out so far."""
+
+    __slots__ = ("_num_requests", "_num_tokens")
+    MAX_REQUESTS = 256
+
+    def __init__(self) -> None:
+        self._num_requests = self._num_tokens = 0.0
+
+    def add(self, num_tokens: int, num_requests: int) -> None:
+        self._num_tokens += num_tokens
+        self._num_requests += num_requests
+        if self._num_requests >= self.MAX_REQUESTS:
+            self._num_requests /= 2
+            self._num_tokens /= 2
+
+    @property
+    def mean(self) -> float:
+        return self._num_tokens / self._num_requests if self._num_requests else 0.0
 
 
 class KeyTable:
@@ -40,21 +62,24 @@ class KeyTable:
         self._parts: dict[str, dict[str, _Part]] = {}
         """By key, by frontend."""
         self._num_refused: dict[str, dict[RejectCode, int]] = {}
+        self._outputs: dict[str, _Outputs] = {}
 
     def limits_of(self, key: str) -> KeyLimits:
         return self.limits.of(key, self._own)
 
-    def told(self, told: KeysTold) -> list[tuple[str, int]]:
-        """Takes a frontend's word; returns by key how many output tokens came since its last."""
-        new: list[tuple[str, int]] = []
+    def told(self, told: KeysTold) -> None:
+        """Takes a frontend's word."""
         for used in told.keys:
             part = self._part(used.key, told.frontend_id)
             part.num_live, part.num_tokens = used.num_live, used.num_tokens
-            num_new = used.num_output_tokens - part.num_output_tokens
-            part.num_output_tokens = used.num_output_tokens
-            if num_new > 0:
-                new.append((used.key, num_new))
-        return new
+            new = used.num_output_tokens - part.num_output_tokens, used.num_ended - part.num_ended
+            part.num_output_tokens, part.num_ended = used.num_output_tokens, used.num_ended
+            self._outputs.setdefault(used.key, _Outputs()).add(*new)
+
+    def mean_output(self, key: str) -> float:
+        """Tokens that a request of the key put out lately, in the mean; 0 before one ended."""
+        found = self._outputs.get(key)
+        return found.mean if found is not None else 0.0
 
     def asked(self, request: DispatchRequested) -> Refusal | None:
         """Takes a new request into account; returns why it is refused, if it is."""

@@ -20,11 +20,12 @@ class _Live:
 
 
 class _Used:
-    __slots__ = ("num_live", "num_output_tokens", "window")
+    __slots__ = ("num_ended", "num_live", "num_output_tokens", "window")
 
     def __init__(self) -> None:
         self.num_live = 0
         self.num_output_tokens = 0
+        self.num_ended = 0
         self.window = TokenWindow()
 
 
@@ -62,7 +63,9 @@ class KeyUse:
             return
         used = self._by_key[live.key]
         used.num_live -= 1
-        if not ran:
+        if ran:
+            used.num_ended += 1
+        else:
             used.window.take_back(live.num_prompt_tokens, live.began_s)
 
     def news(self, now_s: float) -> tuple[KeyUsed, ...]:
@@ -70,7 +73,11 @@ class KeyUse:
         found: list[KeyUsed] = []
         for key, used in self._by_key.items():
             told = KeyUsed(
-                key, used.num_live, used.window.num_tokens(now_s), used.num_output_tokens
+                key,
+                used.num_live,
+                used.window.num_tokens(now_s),
+                used.num_output_tokens,
+                used.num_ended,
             )
             if self._told.get(key) != told:
                 self._told[key] = told

@@ -1,10 +1,11 @@
 """Which of the held requests is refused when one too many is held: of the lowest rank the newest,
-which is the last in the order in which they would go.
+whatever its API key's turn is.
 """
 
 import heapq
 
-from controller.core.holding.held_queue import Order
+Order = tuple[int, float, str, str]
+"""As of `DispatchRequested.order`."""
 
 
 class _Latest:

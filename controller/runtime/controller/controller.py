@@ -43,6 +43,7 @@ from controller.runtime.controller.operations.operator_moves import OperatorMove
 from controller.runtime.controller.operations.scaling import Scaling
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
+from controller.runtime.controller.refusal_watch import RefusalWatch
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Member, Roster, RosterChange
 from controller.runtime.controller.stall_watch import StallWatch
@@ -145,6 +146,7 @@ class Controller:
         )
         self.busy = BusyWatch(self.roster, self.journal)
         self.holding = HoldingWatch(self.scheduler, self.journal)
+        self.refusals = RefusalWatch(self.journal)
         self.traffic = Traffic(self._to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
@@ -205,6 +207,7 @@ class Controller:
             self.stalls.tick(self.now_s(), self.live.fence_after_s, pulls_all=pulls_all)
             self.busy.tick(self.now_s(), self.statuses)
             self.holding.tick(self.now_s())
+            self.refusals.tick(self.now_s())
             if not self.stopping:
                 self.drains.tick()
                 self.scaling.launch_missing()
@@ -407,7 +410,7 @@ class Controller:
                 self.journal.dispatched(instruction)
                 answer: Message = Dispatched(instruction)
             case Reject():
-                self.journal.rejected(instruction)
+                self.refusals.note(instruction, self.now_s())
                 answer = Refused(instruction)
         self.send(frontend, answer)
 

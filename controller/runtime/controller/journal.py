@@ -101,13 +101,19 @@ class Journal:
             numbers={"score": instruction.candidates[0][1], "num_candidates": number},
         )
 
-    def rejected(self, instruction: Reject) -> None:
+    def rejected(self, last: Reject, num_refused: int) -> None:
+        """Of so many that were refused since the last such event, `last` is the last."""
         self._append(
             EventKind.REJECTED,
-            f"arrive-{instruction.request_id}",
-            str(instruction.code),
-            frontend_id=instruction.frontend_id,
-            request_id=instruction.request_id,
+            f"arrive-{last.request_id}",
+            str(last.code),
+            frontend_id=last.frontend_id,
+            request_id=last.request_id,
+            numbers={
+                "num_refused": num_refused,
+                "rank": last.rank,
+                "retry_after_s": last.retry_after_s,
+            },
         )
 
     def member(self, member: Member, incarnation: int, what: str, reason: str = "") -> None:

@@ -253,8 +253,11 @@ class RequestBook:
         reason: str,
         cause_id: str | None = None,
         actor: str | None = None,
+        *,
+        is_news: bool = True,
     ) -> None:
-        """Notes a request's outcome; a second outcome is ignored."""
+        """Notes a request's outcome; a second outcome is ignored. `is_news`: for the cluster's
+        log."""
         entry = self._live.pop(request_id, None)
         if entry is None:
             return
@@ -268,11 +271,17 @@ class RequestBook:
         self._ended[request_id] = entry
         while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
-        self._on_event(event)
+        if is_news:
+            self._on_event(event)
         record = self._record(entry, history=False)
         if self._observer:
             self._observer.ended(record)
         self.on_ended(record)
+
+    def refused(self, request_id: str, reason: str) -> None:
+        """Notes that no instance takes the request. That is no event for the cluster's log, where
+        the controller sums refusals up."""
+        self.ended(request_id, RequestState.FAILED, reason, is_news=False)
 
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
         """Matching requests in the order of the listing, and how many match in all."""

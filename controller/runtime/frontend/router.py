@@ -175,7 +175,7 @@ class Router:
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
-            self._book.ended(request_id, RequestState.FAILED, refusal.code)
+            self._book.refused(request_id, refusal.code)
             raise
         if found is None:
             return

@@ -63,13 +63,13 @@ def waiting(*entries: Held, **settings: float) -> Placement:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 6)), max_size=30),
+    st.lists(st.tuples(*(st.integers(0, n) for n in (2, 3, 9, 6))), max_size=30),
     st.data(),
 )
 def test_the_queue_finds_the_first_that_fits(entries, data) -> None:
     queue, known = HeldQueue(), []
-    for number, (rank, arrival, demand) in enumerate(entries):
-        known.append(Held(("f", str(number)), rank, float(arrival), demand, 0.0))
+    for number, (rank, turn, arrival, demand) in enumerate(entries):
+        known.append(Held(("f", str(number)), rank, float(arrival), demand, 0.0, float(turn)))
         queue.push(known[-1])
     for key in data.draw(st.sets(st.sampled_from([h.key for h in known]))) if known else ():
         assert queue.discard(key) is not None

@@ -148,7 +148,13 @@ def test_the_tokens_of_all_frontends_count() -> None:
     (total,) = table.totals()
     assert (total.num_live, total.num_tokens, total.num_refused) == (2, 1100, 1)
     f.emitted("a", 40, 1.0)
-    assert table.told(KeysTold("f", f.news(1.0))) == [("k", 40)]
+    table.told(KeysTold("f", f.news(1.0)))
+    assert table.mean_output("k") == 0.0
+    f.emitted("a", 20, 2.0)
+    f.ended("a", ran=True)
+    table.told(KeysTold("f", f.news(2.0)))
+    assert table.mean_output("k") == 60.0
+    assert table.mean_output("nobody's") == 0.0
     table.frontend_died("f")
     assert table.asked(g.began(of_key("d", frontend_id="g", tokens=1), 0.0)) is None
 

@@ -228,4 +228,4 @@ def test_events_that_the_property_draws_are_all_that_there_are() -> None:
         *(StatusReported, DispatchRequested, InstanceStarted, InstanceDied, InstanceRemoved),
         *(DrainBegan, DrainEnded, DispatchCancelled, Ticked),
     }
-    assert {x.__name__ for x in set(Event.__args__) - drawn} == {"FrontendDied"}
+    assert {x.__name__ for x in set(Event.__args__) - drawn} == {"FrontendDied", "KeysTold"}

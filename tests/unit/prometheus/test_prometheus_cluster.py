@@ -12,6 +12,7 @@ from controller.adapters.prometheus.member_metrics import (
 )
 from controller.api.wire.holding import HeldHeadStatus, HeldStatus, KeptForStatus
 from controller.api.wire.models import FrontendStatus, InstanceState, InstanceStatus, MoveStatus
+from controller.api.wire.overload import KeyStatus, RefusedStatus
 from controller.core.migration.move_log import OUTCOMES, MoveLog
 from controller.core.migration.record import MoveRecord, StageRecord
 from controller.core.record.event_log import EventKind
@@ -220,7 +221,7 @@ def test_series_grow_with_members_only() -> None:
     # States, levels of which two are configured (one had a first token), queue head, kept, figures.
     figures = len(INSTANCE_GAUGES) + len(INSTANCE_COUNTERS)
     assert per_instance == len(InstanceState) + 3 * 2 + 1 + 2 + 1 + figures
-    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome", "reason"}
+    allowed = {"instance_id", "frontend_id", "state", "level", "kind", "outcome", "reason", "key"}
     infos = {"llumctl_build_info", "llumctl_cluster_info"}
     for name, labels in labels_of(rendered(cluster_of(busy()))).items():
         assert name in infos or labels <= allowed, name
@@ -234,3 +235,19 @@ def test_figures_are_fields_of_the_status() -> None:
         names = [figure.name for figure in figures]
         assert len(set(names)) == len(names)
         assert {figure.field for figure in figures} <= set(model.model_fields)
+
+
+def test_refusals_by_reason_and_level_and_what_keys_use() -> None:
+    refused = RefusedStatus(
+        reason="overloaded", level="normal", num_refused=7, num_refused_last_minute=2
+    )
+    used = KeyStatus(key="0123456789ab", num_live_reqs=3, num_tokens_last_minute=900, num_refused=4)
+    status = cluster_of(busy()).model_copy(update={"refused": (refused,), "keys": (used,)})
+    text = rendered(status)
+    told = "llumctl_refused_requests_total"
+    assert value(text, told, reason="overloaded", level="normal") == 7
+    assert value(text, told, reason="overloaded", level="high") == 0
+    assert value(text, told, reason="token_limit", level="normal") == 0
+    assert value(text, "llumctl_key_live_requests", key="0123456789ab") == 3
+    assert value(text, "llumctl_key_minute_tokens", key="0123456789ab") == 900
+    assert value(text, "llumctl_key_refused_requests_total", key="0123456789ab") == 4

@@ -1,0 +1,178 @@
+"""Fair between API keys of one rank, where requests are held."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.holding.config import HoldingConfig
+from controller.core.holding.fair_turns import FairTurns
+from controller.core.scheduler import GlobalScheduler, SchedulerConfig
+from controller.core.scheduler_events import (
+    Dispatch,
+    DispatchRequested,
+    InstanceStarted,
+    KeysTold,
+    KeyUsed,
+)
+from tests.unit.core.core_builders import running, status
+
+# -- turns ------------------------------------------------------------------------------------
+
+
+def test_keys_that_wait_take_turns_by_what_their_requests_cost() -> None:
+    turns = FairTurns()
+    flood = [turns.take(0, "a", 100.0) for _ in range(3)]
+    assert flood == [0.0, 100.0, 200.0]
+    assert [turns.take(0, "b", 50.0) for _ in range(3)] == [0.0, 50.0, 100.0]
+    assert turns.take(1, "a", 100.0) == 0.0, "of another rank"
+
+
+def test_a_key_that_was_away_has_neither_credit_nor_debt() -> None:
+    turns = FairTurns()
+    first, second = turns.take(0, "a", 100.0), turns.take(0, "a", 100.0)
+    turns.gone(0, "a", first, 100.0, served=True)
+    assert turns.take(0, "b", 10.0) == second, "the least of those present"
+    turns.gone(0, "a", second, 100.0, served=True)
+    turns.gone(0, "b", second, 10.0, served=True)
+    assert len(turns) == 0
+    assert turns.take(0, "a", 5.0) == 0.0, "nobody waits: nothing is remembered"
+
+
+def test_who_leaves_unserved_gives_its_turn_to_the_next_of_its_key() -> None:
+    turns = FairTurns()
+    taken = [turns.take(0, "a", 100.0) for _ in range(2)]
+    turns.gone(0, "a", taken[1], 100.0, served=False)
+    assert turns.take(0, "a", 100.0) == 100.0
+
+
+COSTS = st.integers(1, 100)
+ARRIVALS = st.lists(st.tuples(st.sampled_from("abc"), COSTS, st.booleans()), max_size=60)
+
+
+@given(ARRIVALS)
+def test_nobody_comes_before_the_first_and_keys_that_wait_are_served_alike(
+    arrivals: list[tuple[str, int, bool]],
+) -> None:
+    """Between two keys that wait all the time the difference is at most a request of each
+    (start-time fair queueing's bound)."""
+    turns, waiting = FairTurns(), list[tuple[float, int, str, int]]()
+    since: dict[tuple[str, str], Counter[str]] = {}
+    most = 0
+    for number, (key, cost, serves) in enumerate(arrivals):
+        first = min(waiting, default=None)
+        waiting.append((turns.take(0, key, float(cost)), number, key, cost))
+        most = max(most, cost)
+        assert first is None or min(waiting) == first
+        if serves:
+            turn, _, key, cost = served = min(waiting)
+            waiting.remove(served)
+            turns.gone(0, key, turn, float(cost), served=True)
+            for counts in since.values():
+                counts[key] += cost
+        present = {each[2] for each in waiting}
+        pairs = {(one, other) for one in present for other in present if one < other}
+        since = {pair: since.get(pair, Counter()) for pair in pairs}
+        for (one, other), counts in since.items():
+            assert abs(counts[one] - counts[other]) <= 2 * most
+    assert len(turns) == len(waiting)
+
+
+# -- in the scheduler -------------------------------------------------------------------------
+
+
+def _scheduler(*, fair_keys: bool = True, **settings: float) -> GlobalScheduler:
+    """One instance, with nothing free."""
+    holding = HoldingConfig(room_to_grow_tokens=0, fair_keys=fair_keys, **settings)  # type: ignore[arg-type]
+    config = SchedulerConfig(policy="llumnix+", holding=holding, stall_timeout_s=1e9)
+    scheduler = GlobalScheduler(config)
+    scheduler.handle(InstanceStarted("a", 1), 0.0)
+    scheduler.handle(status("a", requests=[running("x", 100)]), 0.0)
+    return scheduler
+
+
+def _ask(to: GlobalScheduler, number: int, key: str, rank: int = 0, tokens: int = 160) -> None:
+    asked = DispatchRequested(f"r{number}", "f", tokens, rank, float(number), api_key=key)
+    assert to.handle(asked, 0.0) == []
+    to.check(0.0)
+
+
+def _order(to: GlobalScheduler) -> list[str]:
+    """In which they go, as places become free one by one."""
+    found, seen = [], 0
+    while to.num_held:
+        room = [running("x", 90)]
+        for told in to.handle(status("a", requests=room, seen=seen), float(seen)):
+            assert isinstance(told, Dispatch)
+            found.append(told.request_id)
+            seen = told.seq
+        to.check(float(seen))
+    return found
+
+
+def test_one_key_s_flood_does_not_keep_another_waiting() -> None:
+    for fair_keys in (True, False):
+        to = _scheduler(fair_keys=fair_keys)
+        for number in range(6):
+            _ask(to, number, "flood")
+        _ask(to, 6, "other")
+        _ask(to, 7, "other")
+        fair = ["r0", "r6", "r1", "r7", "r2", "r3", "r4", "r5"]
+        assert _order(to) == (fair if fair_keys else [f"r{i}" for i in range(8)])
+
+
+def test_a_higher_rank_goes_first_whoever_was_served_least() -> None:
+    to = _scheduler()
+    for number in range(3):
+        _ask(to, number, "a", rank=1)
+    _ask(to, 3, "b")
+    assert _order(to) == ["r0", "r1", "r2", "r3"]
+
+
+def test_outputs_count_by_what_requests_of_the_key_put_out_before() -> None:
+    to = _scheduler()
+    _ask(to, 0, "talks")
+    to.handle(KeysTold("f", (KeyUsed("talks", 1, 0, 640, 2),)), 0.0)
+    for number in (1, 2):
+        _ask(to, number, "talks")
+    for number in range(3, 8):
+        _ask(to, number, "brief")
+    assert _order(to) == ["r0", "r3", "r1", "r4", "r5", "r6", "r2", "r7"]
+
+
+def test_without_keys_they_go_by_arrival() -> None:
+    to = _scheduler()
+    for number in (3, 1, 2):
+        _ask(to, number, "")
+    assert to.placement is not None
+    found = [(held.request_id, held.turn) for held in to.placement.queue]
+    assert found == [("r1", 0.0), ("r2", 0.0), ("r3", 0.0)]
+
+
+@given(st.data())
+def test_the_bound_on_overtaking_holds_with_keys(data: st.DataObject) -> None:
+    """The first of the highest rank that waits stays the first until it goes or a higher rank
+    comes, and an instance is kept for it: so it waits for what runs there, whatever its key was
+    served."""
+    to = _scheduler(reserved_share=data.draw(st.sampled_from([0.0, 1.0])))
+    seen, first = 0, None
+    for number in range(data.draw(st.integers(1, 25))):
+        key, rank = data.draw(st.sampled_from("abc")), data.draw(st.sampled_from([0, 0, 1]))
+        asked = DispatchRequested(
+            f"r{number}", "f", 16 * data.draw(st.integers(1, 90)), rank, float(number), api_key=key
+        )
+        told = to.handle(asked, float(number))
+        free = data.draw(st.integers(0, 60))
+        seen = max([seen, *(each.seq for each in told if isinstance(each, Dispatch))])
+        room = status("a", requests=[running("x", 100 - free)], seen=seen)
+        told = [*told, *to.handle(room, float(number))]
+        seen = max([seen, *(each.seq for each in told if isinstance(each, Dispatch))])
+        gone = {each.request_id for each in told}
+        assert to.placement is not None
+        now_first = to.placement.queue.first()
+        if first is not None and first.request_id not in gone and rank <= first.rank:
+            assert now_first == first
+        if now_first is not None:
+            assert now_first.key in to.placement.reserved.values(), "nothing is kept for the first"
+        first = now_first
+        to.check(float(number))
