@@ -9,6 +9,7 @@ from controller.api.wire.models import ClusterStatus
 from controller.api.wire.settings import Setting
 from tui.actions import log
 from tui.actions.aborts import Abort
+from tui.actions.autoscaling import Autoscale, modes
 from tui.actions.choice import Choices
 from tui.actions.drains import Undrain, drains
 from tui.actions.lock import why_locked
@@ -116,6 +117,16 @@ class Acting:
             self._begin(Scale.to(number))
         except ValueError:
             self._console.say(f"scale N, +N or -N: {number[:20]!r} is no number", Tone.BAD)
+
+    def autoscale(self, mode: str = "") -> None:
+        """Sets the mode of auto-scaling, or has it chosen."""
+        status = self._console.present.status
+        if locked := self.locked():
+            self._console.say(f"no autoscale now: {locked}", Tone.BAD)
+        elif mode:
+            self._begin(Autoscale.to(mode))
+        elif status is not None:
+            self._begin(modes(status.autoscale, status.revision))
 
     def edit_setting(self, setting: Setting) -> None:
         if locked := self.locked():

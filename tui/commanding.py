@@ -65,6 +65,7 @@ class Commanding:
         self._typing = Typing(self.known)
         self._does: Mapping[str, Callable[[Command], None]] = {
             "scale": lambda command: app.acting.scale(command.argument),
+            "autoscale": lambda command: app.acting.autoscale(command.argument),
             "priority": self._priority,
             "migrate": self._migrate,
             "get": self._get,

@@ -167,6 +167,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("scale_out", ("plus",), "scale('+1')", "one instance more", Place.ROWS, live=True),
     Action("scale_in", ("minus",), "scale('-1')", "one instance fewer", Place.ROWS, live=True),
     Action(
+        "autoscale",
+        ("A",),
+        "autoscale",
+        "choose whether instances come and go with the load",
+        Place.ROWS,
+        typed="autoscale [MODE]",
+        change=Change(Kind.CLUSTER, "llumctl autoscale MODE", Danger.CHOOSE),
+    ),
+    Action(
         "tune",
         ("t",),
         "tune",

@@ -38,6 +38,7 @@ class Arrangement:
 
     header_lines: int
     alarm_lines: int
+    scaling_lines: int
     boxes: dict[Pane, Box]
     tabs: bool
     """The lower panes share one place."""
@@ -51,6 +52,7 @@ def arrange(
     num_instances: int,
     held: bool = False,
     alarm: bool = False,
+    scaling: bool = False,
     tab: Pane,
     zoomed: Pane | None = None,
     expanded: bool = False,
@@ -60,18 +62,20 @@ def arrange(
     replay: bool = False,
 ) -> Arrangement:
     """`held`: whether there is a queue at the controller. `tab`: the lower pane that shows where
-    there is room for one. `expanded`: events take the whole width below and half of the height.
-    `empty` panes leave their room to the others. `matrix_lines`: what the matrix of moves would
-    take; it has room on a wall screen only. `replay`: its bar takes a line of the header at any
-    width."""
+    there is room for one. `scaling`: whether auto-scaling has a line. `expanded`: events take the
+    whole width below and half of the height. `empty` panes leave their room to the others.
+    `matrix_lines`: what the matrix of moves would take; it has room on a wall screen only.
+    `replay`: its bar takes a line of the header at any width."""
     wide = width >= WIDE
     header_lines = 2 if (wide or replay) and height >= TALL else min(1, max(0, height - 2))
     alarm_lines = int(alarm and height >= MIN_FOR_ALARM)
-    room = max(1, height - header_lines - alarm_lines - 1)
+    scaling_lines = int(scaling and height >= TALL)
+    lines = (header_lines, alarm_lines, scaling_lines)
+    room = max(1, height - sum(lines) - 1)
     if zoomed is None and height < TALL:
         zoomed = focused
     if zoomed is not None:
-        return Arrangement(header_lines, alarm_lines, {zoomed: Box(width, room)}, tabs=not wide)
+        return Arrangement(*lines, {zoomed: Box(width, room)}, tabs=not wide)
     side_by_side = wide and not expanded
     least_lower = EMPTY if not side_by_side and tab in empty else max(MIN_LOWER, room * 3 // 10)
     most_upper = room // 2 if expanded else room - least_lower
@@ -80,7 +84,7 @@ def arrange(
     lower = room - upper
     if not side_by_side:
         boxes[Pane.EVENTS if expanded else tab] = Box(width, lower)
-        return Arrangement(header_lines, alarm_lines, boxes, tabs=True)
+        return Arrangement(*lines, boxes, tabs=True)
     idle = {Pane.MIGRATIONS, Pane.QUEUE} & set(empty)
     left = EMPTY_WIDTH if len(idle) == 2 else width // 2 + 4
     above = lower // 2
@@ -96,4 +100,4 @@ def arrange(
         Pane.QUEUE: Box(left, lower - above),
         Pane.EVENTS: Box(width - left - 1, lower - (matrix.height if matrix else 0), gap=1),
     }
-    return Arrangement(header_lines, alarm_lines, boxes, tabs=False, matrix=matrix)
+    return Arrangement(*lines, boxes, tabs=False, matrix=matrix)

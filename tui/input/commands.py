@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.api.errors import NotFoundError, UsageError
+from tui.actions.autoscaling import MODES
 from tui.actions.registry import ACTIONS
 
 
@@ -50,6 +51,7 @@ class Known:
             "CONDITION": ["ready", "idle", *(f"drained={each}" for each in self.instances)],
             "REQUEST": self.requests,
             "LEVEL": self.levels,
+            "MODE": MODES,
             "KEY": self.settings,
             "KEY=VALUE": [f"{each}=" for each in self.settings],
         }.get(kind, ())
@@ -97,9 +99,10 @@ _WHAT = {
     "COLUMN": "column",
     "THEME": "theme",
     "LEVEL": "priority level",
+    "MODE": "mode",
     "KEY": "setting",
 }
-_CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "KEY")
+_CLOSED = ("COLUMN", "THEME", "ID", "MEMBER", "LEVEL", "MODE", "KEY")
 """Kinds of which all words are known here."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 

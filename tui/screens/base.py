@@ -9,6 +9,7 @@ from controller.api.text.alarms import Alarm
 from tui.actions.registry import Place
 from tui.actions.target import NOTHING, Target
 from tui.console import Console, console_of
+from tui.drawing.format import Line
 from tui.panes import alarm_line, header, replay_bar
 from tui.screens.sorting import SortScreen
 from tui.widgets.bottom import Bottom
@@ -68,6 +69,9 @@ class PaintedScreen(Screen[None]):
 
     def action_scale(self, number: str) -> None:
         self.console.acting.scale(number)
+
+    def action_autoscale(self) -> None:
+        self.console.acting.autoscale()
 
     def action_undo(self) -> None:
         self.console.acting.undo()
@@ -139,12 +143,14 @@ class PaintedScreen(Screen[None]):
     def alarms(self) -> Sequence[Alarm]:
         return self.console.shown.alarms
 
-    def paint_frame(self, header_lines: int, alarms: Sequence[Alarm]) -> None:
-        """`alarms`: the worst first; they get a line of their own."""
+    def paint_frame(
+        self, header_lines: int, alarms: Sequence[Alarm], notes: Sequence[Line] = ()
+    ) -> None:
+        """`alarms`: the worst first; they get a line of their own, above `notes`."""
         app, width = self.console, self.size.width
         self.set_class(app.is_stale, "-stale")
         top = self.query_one("#header", Lines)
-        top.styles.height = header_lines + bool(alarms)
+        top.styles.height = header_lines + bool(alarms) + len(notes)
         live, count = app.liveness(), max(1, header_lines)
         if live.replay is not None:
             lines = [replay_bar.line(live.replay, live, width, app.glyphs)]
@@ -153,5 +159,6 @@ class PaintedScreen(Screen[None]):
             lines = header.lines(app.shown, live, width, count, app.glyphs, alarm=bool(alarms))
         if alarms:
             lines.append(alarm_line.line(alarms, width, app.glyphs))
+        lines += notes
         top.show(lines, bar=app.is_barred)
         self.query_one(Bottom).say(app.bottom_line(*self.PLACES))

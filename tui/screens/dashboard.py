@@ -14,7 +14,7 @@ from tui.console import Console
 from tui.drawing.format import Line, Span, Tone
 from tui.drawing.layout import Arrangement, Box, Pane, arrange
 from tui.feed.state import DashboardState
-from tui.panes import event_list, instances, migrations, move_matrix, queue_heads
+from tui.panes import event_list, instances, migrations, move_matrix, queue_heads, scaling_line
 from tui.panes.event_list import EventRow
 from tui.panes.instances import SORTS, InstanceRow
 from tui.panes.levels import level_names
@@ -104,6 +104,7 @@ class DashboardScreen(PaintedScreen):
             num_instances=len(app.shown.status.instances) if app.shown.status else 0,
             held=app.shown.status is not None and app.shown.status.held is not None,
             alarm=bool(alarms),
+            scaling=bool(self._scaling()),
             tab=view.tab,
             zoomed=view.zoomed,
             expanded=view.expanded,
@@ -117,7 +118,7 @@ class DashboardScreen(PaintedScreen):
             self.query_one("#matrix", Lines).show(
                 move_matrix.lines(app.shown, box.width, box.height, app.glyphs)
             )
-        self.paint_frame(arrangement.header_lines, alarms[: arrangement.alarm_lines and None])
+        self._paint_frame(arrangement, alarms)
         for pane, (rows, num_all) in found.items():
             table = self.table(pane)
             is_events = pane is Pane.EVENTS
@@ -130,8 +131,16 @@ class DashboardScreen(PaintedScreen):
 
     def show_age(self) -> None:
         if self._arrangement is not None:
-            header_lines, alarms = self._arrangement.header_lines, self.alarms()
-            self.paint_frame(header_lines, alarms[: self._arrangement.alarm_lines and None])
+            self._paint_frame(self._arrangement, self.alarms())
+
+    def _paint_frame(self, found: Arrangement, alarms: Sequence[Alarm]) -> None:
+        notes = [self._scaling()][: found.scaling_lines]
+        self.paint_frame(found.header_lines, alarms[: found.alarm_lines and None], notes)
+
+    def _scaling(self) -> Line:
+        app = self.console
+        now_s = app.shown.controller_time_s(app.source.now_s()) or 0.0
+        return scaling_line.line(app.shown.status, now_s, self.size.width, app.glyphs)
 
     def _rows(self, app: Console, alarms: Sequence[Alarm]) -> dict[Pane, tuple[list[Any], int]]:
         """(rows after the filter, how many before it) of each pane."""

@@ -11,6 +11,7 @@ from textual.widgets import Input
 from controller.api.wire.models import ClusterStatus, PingFrame, StatusFrame
 from tests.unit.tui import (
     test_tui_acting,
+    test_tui_autoscale,
     test_tui_marks,
     test_tui_replay_keys,
     test_tui_tuning,
@@ -42,6 +43,7 @@ from tui.screens.request import RequestScreen
 
 def test_every_key_is_pressed_by_a_test() -> None:
     assert test_tui_acting is not None
+    assert test_tui_autoscale is not None
     assert test_tui_marks is not None
     assert test_tui_replay_keys is not None
     assert test_tui_tuning is not None
