@@ -1,8 +1,7 @@
 """What an instance does, between two steps, when it is to make room: who leaves, and where to. Live
 instances and simulated ones ask here.
 
-    guard       a request that has moved as often as it may within a minute stays; one that runs
-                does not go back soon. One that waits may: nothing is copied
+    guard       a request that has moved as often as it may within a minute stays
     on its way  the blocks of those that leave already count as free
     let go      those that wait behind a blocked head leave first, and take their room over there
     whole       a plan of which not all moves may begin now is not begun; when one of them fails,
@@ -65,8 +64,7 @@ def departures(
     let_go = tuple(behind[:num_may_begin])
     for each in let_go:
         spare[each.destination_id] -= each.candidate.demand_blocks(block_size)
-    not_back_s = config.not_back_s if config.guard else 0.0
-    plan = tuple(plan_room(rested, lacking_blocks, spare, block_size, order.rank, not_back_s))
+    plan = tuple(plan_room(rested, lacking_blocks, spare, block_size, order.rank))
     num_movable = sum(_may_leave(each) and not each.queued for each in rested)
     if not plan:
         return Departures(let_go, (), lacking_blocks, NoRoom.NO_PLAN, num_movable)

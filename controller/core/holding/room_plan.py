@@ -19,14 +19,12 @@ def plan_room(
     spare_blocks: Mapping[str, int],
     block_size: int,
     highest_rank: int,
-    not_back_s: float = 0.0,
 ) -> list[Leaving]:
     """Moves that free at least `lacking_blocks` with the fewest blocks copied, as far as a greedy
     search finds them; [] if no set of them would do: half a plan makes no room.
 
     `spare_blocks` by destination. Each leaving request takes one block more there than it holds,
-    as it decodes on. Only requests of at most `highest_rank` leave, and none for an instance that
-    it left within `not_back_s`.
+    as it decodes on. Only requests of at most `highest_rank` leave.
     """
     if sum(spare_blocks.values()) <= lacking_blocks:
         return []  # A request takes more there than it frees here.
@@ -44,7 +42,7 @@ def plan_room(
     least = 1 << 62
     # Each try leaves the largest ones out; the first request may then be a better fit.
     for first in range(len(movable)):
-        plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size, not_back_s)
+        plan = _largest_first(movable[first:], lacking_blocks, spare_blocks, block_size)
         if plan is None:
             break  # without still more of them there is no room either
         num_copied = sum(each.candidate.num_blocks for each in plan)
@@ -78,11 +76,7 @@ def plan_leaving(
 
 
 def _largest_first(
-    movable: list[Candidate],
-    lacking_blocks: int,
-    spare: Mapping[str, int],
-    block_size: int,
-    not_back_s: float,
+    movable: list[Candidate], lacking_blocks: int, spare: Mapping[str, int], block_size: int
 ) -> list[Leaving] | None:
     left, plan, num_freed = dict(spare), list[Leaving](), 0
     for candidate in movable:
@@ -90,9 +84,6 @@ def _largest_first(
             break
         needed = candidate.blocks_there(block_size) + 1
         fitting = [instance_id for instance_id, blocks in left.items() if blocks >= needed]
-        if candidate.moves:
-            left_lately = {i for i, ago_s in candidate.moves if ago_s < not_back_s}
-            fitting = [i for i in fitting if i not in left_lately]
         if fitting:
             tightest = min(fitting, key=lambda instance_id: (left[instance_id], instance_id))
             left[tightest] -= needed

@@ -31,18 +31,7 @@ def test_nobody_leaves_who_has_moved_as_often_as_it_may_within_a_minute() -> Non
     assert moves(found(long_ago).plan) == [("often", "i-1")]
 
 
-def test_who_runs_does_not_go_back_to_where_it_was_lately() -> None:
-    both = {"i-1": 50, "i-2": 60}
-    back = running("back", 11, moves=(("i-1", 9.9),))
-    assert moves(found(back, spare=both).plan) == [("back", "i-2")]
-    assert found(back).refusal is NoRoom.NO_PLAN
-    assert moves(found(back, config=replace(CONFIG, guard=False)).plan) == [("back", "i-1")]
-    assert moves(found(back, config=replace(CONFIG, not_back_s=9.0)).plan) == [("back", "i-1")]
-    waits = queued("waits", 5, moves=(("i-1", 9.9),), arrival_time_s=2.0)
-    assert moves(found(HEAD, waits).let_go) == [("waits", "i-1")]
-
-
-def test_a_head_or_one_behind_it_moves_only_so_often_either() -> None:
+def test_nor_does_a_head_or_one_behind_it() -> None:
     order = MoveHead("i-0", "head", "i-1")
     assert head_to_leave(order, [HEAD], CONFIG) == HEAD
     assert head_to_leave(order, [replace(HEAD, moves=TWICE)], CONFIG) is None

@@ -39,7 +39,6 @@ def order(
     config: ReschedulingConfig = CONFIG,
     rank: int = 0,
     request_id: str = HELD,
-    to: str = "i-0",
     **spare_blocks: int,
 ) -> None:
     """`spare_blocks` by instance, `i_1` for i-1."""
@@ -48,7 +47,7 @@ def order(
         for name, blocks in spare_blocks.items()
     )
     moving.controller.send(
-        to,
+        "i-0",
         RoomOrdered(
             "round-x-1",
             request_id,
@@ -180,20 +179,6 @@ async def test_limits_of_moves_are_kept(moving: MovingCluster) -> None:
     order(moving, 7, replace(CONFIG, max_moves_per_minute=0), i_1=60)
     await looked(moving)
     assert under_way(moving) == {}
-
-
-async def test_a_request_does_not_go_back_soon(moving: MovingCluster) -> None:
-    await crowd(moving)
-    order(moving, 7, i_1=20)
-    await moving.until(lambda: moving.controller.records)
-    order(moving, 7, to="i-1", i_0=60)
-    await moving.until(lambda: told(moving))
-    assert [(e.instance_id, e.labels["code"]) for e in told(moving)] == [("i-1", "no_plan")]
-    order(moving, 7, to="i-1", i_0=60, config=replace(CONFIG, not_back_s=0.0))
-    await moving.until(lambda: len(moving.controller.records) == 2)
-    first, second = moving.controller.records
-    assert (first.request_id, first.destination_id) == ("r1", "i-1")
-    assert (second.request_id, second.destination_id) == ("r1", "i-0")
 
 
 async def test_room_for_growth_is_nobody_s_and_told_nobody(moving: MovingCluster) -> None:

@@ -45,21 +45,7 @@ def test_a_request_moves_only_so_often_within_a_minute() -> None:
     assert ordered(SMALL_ONES, order, config=unguarded)[1].num_moved == 1
 
 
-def test_a_request_does_not_go_back_soon() -> None:
-    def and_back(at_s: float) -> Callable[[SimCluster], None]:
-        back = MakeRoom("i-1", "", 0, 12, {"i-0": 40})
-        return lambda cluster: cluster.events.at(
-            at_s, lambda: cluster.rescheduler.help_blocked([back])
-        )
-
-    rows = [(0.0, 160, 300), (0.0, 16, 300), (0.0, 16, 300)]
-    away = MakeRoom("i-0", "", 0, 5, {"i-1": 40})
-    short = replace(STAY, not_back_s=2.0)
-    assert ordered(rows, away, also=and_back(3.5), config=short)[1].num_moved == 1
-    assert ordered(rows, away, also=and_back(4.5), config=short)[1].num_moved == 2
-
-
-def test_a_head_moves_only_so_often_either() -> None:
+def test_nor_does_a_head() -> None:
     """i-0 runs r-0 and has no room for r-3."""
     rows = [(0.0, 600, 200), (0.0, 160, 200), (0.0, 160, 200), (0.5, 480, 5)]
     order = MoveHead("i-0", "r-3", "i-1")
