@@ -11,6 +11,7 @@ from controller.api.wire.settings import SettingList
 from tui.acting import Acting
 from tui.actions.registry import action_of
 from tui.actions.requests import Migrate, SetPriority
+from tui.actions.rolling import Rolling, StopRolling
 from tui.actions.target import Kind, Target
 from tui.actions.tuning import SetSettings
 from tui.console import Console
@@ -66,6 +67,8 @@ class Commanding:
         self._does: Mapping[str, Callable[[Command], None]] = {
             "scale": lambda command: app.acting.scale(command.argument),
             "autoscale": lambda command: app.acting.autoscale(command.argument),
+            "rolling": lambda _: app.acting.order(Rolling()),
+            "stop_rolling": lambda _: app.acting.order(StopRolling()),
             "priority": self._priority,
             "migrate": self._migrate,
             "get": self._get,

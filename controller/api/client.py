@@ -20,6 +20,7 @@ from controller.api.errors import (
     NoSuchCallError,
     NotDrainingError,
     NotFoundError,
+    NotRollingError,
     RefusedError,
     TimedOutError,
     UnderWayError,
@@ -56,6 +57,7 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.rolling import RollingReport, RollingRequest, RollingStopRequest
 from controller.api.wire.settings import SettingChanges, SettingList, SettingsPatch
 from controller.api.wire.traffic import TrafficBatch, TrafficRequest
 
@@ -79,7 +81,7 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     **dict.fromkeys(
         ("ended", "not_dispatched", "not_serving", "same_instance", "unschedulable"), RefusedError
     ),
-    **dict.fromkeys(("leaving", "not_started"), RefusedError),
+    **dict.fromkeys(("leaving", "not_started", "no_instances", "rolling"), RefusedError),
     **dict.fromkeys(
         (
             *("key_reused", "min_instances", "max_instances", "no_room", "recorded_already"),
@@ -90,6 +92,7 @@ _BY_CODE: dict[str, type[LlumctlError]] = {
     "last_instance": LastInstanceError,
     "no_such_call": NoSuchCallError,
     "not_draining": NotDrainingError,
+    "not_rolling": NotRollingError,
     "under_way": UnderWayError,
     **dict.fromkeys(("ambiguous", "plan_changed", "revision_conflict"), ConflictError),
 }
@@ -118,6 +121,7 @@ Answer = TypeVar(
     AbortReport,
     OperationList,
     MemberLog,
+    RollingReport,
 )
 Params = Mapping[str, str | int | float | list[str]]
 
@@ -259,6 +263,18 @@ class ControlClient:
         path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
         return self._call(DrainReport, "POST", path, wanted, key=key)
 
+    def rolling(self) -> RollingReport:
+        """The last rolling restart; its state is `none` if there was none."""
+        return self._call(RollingReport, "GET", "/v1/rolling-restart")
+
+    def begin_rolling(self, wanted: RollingRequest, *, key: str = "") -> RollingReport:
+        """Returns when it has begun; it goes on without this client."""
+        return self._once(RollingReport, "/v1/rolling-restart", wanted, key)
+
+    def stop_rolling(self, wanted: RollingStopRequest, *, key: str = "") -> RollingReport:
+        """Raises NotRollingError: no rolling restart goes on."""
+        return self._call(RollingReport, "POST", "/v1/rolling-restart/stop", wanted, key=key)
+
     def drains(self) -> DrainList:
         return self._call(DrainList, "GET", "/v1/drains")
 
@@ -358,7 +374,7 @@ class ControlClient:
         self,
         answer: type[Answer],
         path: str,
-        wanted: DrainRequest | RestartRequest | AbortRequest,
+        wanted: DrainRequest | RestartRequest | AbortRequest | RollingRequest,
         key: str,
     ) -> Answer:
         """Calls what has another effect the second time: with a key of its own, unless the caller

@@ -85,6 +85,10 @@ class NotDrainingError(RefusedError):
     """There is no drain to take back."""
 
 
+class NotRollingError(RefusedError):
+    """There is no rolling restart to stop."""
+
+
 class LastInstanceError(RefusedError):
     """No other instance would serve."""
 

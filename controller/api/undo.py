@@ -12,6 +12,7 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.rolling import RollingStopRequest
 from controller.api.wire.settings import SettingsPatch
 
 LIST = "llumctl undo --list"
@@ -39,6 +40,8 @@ def words(undo: Undo) -> str:
     """`set migration.max_moves=4`: what takes it back, as it can be typed after `llumctl`."""
     if undo.kind in ("undrain", "drain"):
         return f"{undo.kind} {undo.target}"
+    if undo.kind == "stop_rolling":
+        return "restart --stop"
     if undo.kind == "migrate":
         return f"migrate {undo.target} --to {undo.previous['instance']}"
     if undo.kind == "set":
@@ -62,6 +65,8 @@ def take_back(client: ControlClient, entry: OperationEntry, revision: int, reaso
             client.undrain(undo.target, UndrainRequest(reason=reason, if_revision=revision))
         case "drain":
             client.drain(undo.target, DrainRequest(reason=reason, if_revision=revision))
+        case "stop_rolling":
+            client.stop_rolling(RollingStopRequest(reason=reason, if_revision=revision))
         case "scale":
             target = int(undo.previous["instances"] or 0)
             client.scale(ScaleRequest(target=target, reason=reason, if_revision=revision))

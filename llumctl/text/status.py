@@ -5,6 +5,7 @@ from collections.abc import Callable
 from controller.api.settings.console import ConsoleTable
 from controller.api.text import autoscale as autoscale_words
 from controller.api.text import held as words
+from controller.api.text import rolling as rolling_words
 from controller.api.text.alarms import Alarm, alarms
 from controller.api.text.levels import ranked
 from controller.api.text.quantities import duration, latency, printable
@@ -38,6 +39,7 @@ def render(
                 *_held(status),
                 *_autoscale(status),
                 *_refused(status),
+                *_rolling(status),
                 *_alarms(alarms(status, limits), colours=colours),
             ]
         ),
@@ -131,6 +133,14 @@ def _refused(status: ClusterStatus) -> list[str]:
         for reason, levels in by_reason.items()
     )
     return [printable(f"refused in the last minute: {', '.join(parts)}")]
+
+
+def _rolling(status: ClusterStatus) -> list[str]:
+    """How far a rolling restart is, or how it failed; one that is done or was stopped is past."""
+    found = status.rolling
+    if found is None or found.state not in ("going", "failed"):
+        return []
+    return [rolling_words.progress(found)]
 
 
 def _alarms(found: list[Alarm], *, colours: bool) -> list[str]:

@@ -126,12 +126,13 @@ def test_what_happens_to_requests_all_the_time_is_routine_and_nothing_else(kind:
         "operator",
         "events_",
         "autoscale",
+        "rolling",
     )
     if kind.startswith(about_members):
         assert weight is not Weight.ROUTINE
     trouble = {"rejected", "failed", "instance_died", "instance_stalled", "instance_busy"}
     trouble |= {"instance_failed", "frontend_died", "frontend_failed", "drain_overdue"}
-    trouble |= {"autoscale_blocked"}
+    trouble |= {"autoscale_blocked", "rolling_failed"}
     assert (weight is Weight.TROUBLE) is (kind in trouble | {"events_lost"})
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.api.text import rolling as rolling_words
 from controller.api.wire.models import ClusterStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
 
@@ -17,11 +18,14 @@ class End(StrEnum):
     REMOVED = "removed"
     RESTARTED = "restarted"
     STARTED = "started"
+    ROLLED = "rolled"
+    """All instances are restarted; the one of the order is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """`drain_id`: the drain that must be over; `incarnation`: that of the process that is to go."""
+    """`drain_id`: the drain, or the rolling restart, that must be over; `incarnation`: that of the
+    process that is to go."""
 
     instance_id: str
     end: End
@@ -54,7 +58,15 @@ def awaited_of_scale(report: ScaleReport) -> tuple[Awaited, ...]:
 def progress(wanted: Sequence[Awaited], status: ClusterStatus) -> Progress:
     """Of all of them together: over when each is."""
     instances = {item.id: item for item in status.instances}
-    found = [(each, _one(each, instances.get(each.instance_id))) for each in wanted]
+    found = [
+        (
+            each,
+            _rolled(each, status)
+            if each.end is End.ROLLED
+            else _one(each, instances.get(each.instance_id)),
+        )
+        for each in wanted
+    ]
     if len(found) == 1:
         return found[0][1]
     return Progress(
@@ -62,6 +74,14 @@ def progress(wanted: Sequence[Awaited], status: ClusterStatus) -> Progress:
         is_over=all(it.is_over for _, it in found),
         failed=any(it.failed for _, it in found),
     )
+
+
+def _rolled(wanted: Awaited, status: ClusterStatus) -> Progress:
+    found = status.rolling
+    if found is None or found.rolling_id != wanted.drain_id:
+        return Progress("another one began", is_over=True, failed=True)
+    text = rolling_words.progress(found).removeprefix("rolling restart: ")
+    return Progress(text, found.state != "going", failed=found.state in ("failed", "stopped"))
 
 
 def _one(wanted: Awaited, found: InstanceStatus | None) -> Progress:

@@ -14,10 +14,11 @@ from controller.api.wire.settings import SettingsPatch
 from tui.actions.drains import Drain, Undrain
 from tui.actions.order import Plan
 from tui.actions.requests import Migrate, SetPriority
+from tui.actions.rolling import StopRolling
 from tui.actions.scaling import Scale
 from tui.actions.tuning import SetSettings
 
-Inverse = Undrain | Drain | Scale | SetPriority | Migrate | SetSettings
+Inverse = Undrain | Drain | Scale | StopRolling | SetPriority | Migrate | SetSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ def inverse(undo: Undo) -> Inverse:
             return Undrain(undo.target)
         case "drain":
             return Drain(undo.target)
+        case "stop_rolling":
+            return StopRolling()
         case "scale":
             return Scale(ScaleRequest(target=int(undo.previous["instances"] or 0)))
         case "priority":

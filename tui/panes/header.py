@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 
 from controller.api.text.quantities import duration, latency, printable, time_of_day
+from controller.api.text.rolling import turn
 from controller.api.wire.models import ClusterState, ClusterStatus, InstanceState
 from tui.drawing import format as fmt
 from tui.drawing.format import Glyphs, Line, Span, Tone
@@ -148,6 +149,7 @@ def _vitals(status: ClusterStatus | None, *, brief: bool) -> list[Fact]:
         _labelled("freeness avg", fmt.number(average_freeness(status)), drop=7 if brief else 3),
         _labelled("mig", _moves(status, brief=brief), drop=5 if brief else 3),
         _labelled("kv", _percent(kv_ratio(status)), drop=4),
+        *_rolling(status, brief=brief),
     ]
     if not brief:
         evictions = sum(item.num_evictions or 0 for item in status.instances)
@@ -169,6 +171,20 @@ def _moves(status: ClusterStatus, *, brief: bool) -> str:
         return under_way
     migrated, failed = status.num_migrated_last_minute, status.num_failed_moves_last_minute
     return f"{under_way} ({migrated}/min, {failed} fail)"
+
+
+def _rolling(status: ClusterStatus, *, brief: bool) -> list[Fact]:
+    """`roll 1/3 i-1 starting`, or `roll failed i-1`."""
+    found = status.rolling
+    if found is None or found.state not in ("going", "failed"):
+        return []
+    count = f"{len(found.done)}/{found.num_instances}"
+    if found.state == "failed":
+        span = Span(f"roll {count} failed {printable(found.failed_id)}", Tone.BAD)
+    else:
+        turns = ", ".join(turn(each) for each in found.under_way) or found.waits
+        span = Span(printable(f"roll {count}{'' if brief else f' {turns}'}"), Tone.WARN)
+    return [Fact((span,), drop=1)]
 
 
 def _instances(status: ClusterStatus, *, brief: bool) -> Line:

@@ -41,6 +41,7 @@ from controller.adapters.http.operations_done import OperationsQuery, operations
 from controller.adapters.http.operator_log import OperatorLog
 from controller.adapters.http.priority import find_priority_change
 from controller.adapters.http.requests import RequestsQuery, find_request, list_requests
+from controller.adapters.http.rolling import RollingApi
 from controller.adapters.http.traffic import TrafficStream, refuse_a_second, wanted_traffic
 from controller.adapters.http.views import ClusterLabels, cluster_status, event_model
 from controller.adapters.http.watch import WatchQuery, frames
@@ -111,6 +112,7 @@ class ControlServer:
         answers = AnswersByKey()
         once = answers.once
         steer = SteerApi(controller, self._log, self._changing, once)
+        rolling = RollingApi(controller, self._log, self._changing, once)
         self._num_watchers = 0
         self._socket = listening or socket.create_server((access.host, access.port), backlog=128)
         # asyncio does this only where a socket names its protocol, which one of create_server does
@@ -133,6 +135,7 @@ class ControlServer:
                 Route("/v1/settings", self._settings, methods=["GET"]),
                 Route("/v1/settings", once(self._change_settings), methods=["PATCH"]),
                 *steer.routes,
+                *rolling.routes,
                 Route("/v1/traffic", self._traffic, methods=["POST"]),
                 Route("/v1/stop", self._stop, methods=["POST"]),
                 Route("/metrics", self._scrape, methods=["GET"]),

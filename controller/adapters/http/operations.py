@@ -217,7 +217,7 @@ class SteerApi:
             self._check_still_there(each)
         if wanted.force or set(together) <= set(self._controller.keeper.spec.drains):
             return
-        with _as_api_errors():
+        with as_api_errors():
             self._controller.drains.check(together)
 
     def _check_restart(self, instance_id: str, wanted: RestartRequest) -> str:
@@ -238,7 +238,7 @@ class SteerApi:
                 f"llumctl undrain {instance_id}",
             )
         if member.serving and not (wanted.force or wanted.now or order is not None):
-            with _as_api_errors():
+            with as_api_errors():
                 self._controller.drains.check([instance_id], "restart {} --now")
         return member.nonce
 
@@ -260,13 +260,13 @@ class SteerApi:
             target = scaling.num_planned + (wanted.change or 0)
         if target != scaling.num_planned:
             self._check_revision(wanted.if_revision)
-        with _as_api_errors():
+        with as_api_errors():
             return scaling.plan(target, force=wanted.force, agreed=wanted.draining)
 
     def _check_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> None:
         """Raises ApiError unless this very plan, which the audit log names, can be carried out."""
         self._check_revision(wanted.if_revision)
-        with _as_api_errors():
+        with as_api_errors():
             self._controller.scaling.check_still(plan, force=wanted.force)
 
 
@@ -302,7 +302,7 @@ def _scale_deeds(plan: ScalePlan, wanted: ScaleRequest, *, holds: bool) -> list[
 
 
 @contextmanager
-def _as_api_errors() -> Iterator[None]:
+def as_api_errors() -> Iterator[None]:
     try:
         yield
     except OperationRefusedError as error:

@@ -82,6 +82,10 @@ async def _why_not(entry: OperationEntry, controller: Controller, settings: Live
             if undo.target not in spec.instance_ids:
                 return f"{undo.target} is gone"
             return f"{undo.target} is being drained" if undo.target in spec.drains else ""
+        case "stop_rolling":
+            rolling = spec.rolling
+            same = rolling is not None and rolling.goes and rolling.order_id == entry.id
+            return "" if same else "that rolling restart is over"
         case "scale":
             planned = controller.scaling.num_planned
             same = planned == undo.made["instances"]

@@ -10,7 +10,7 @@ class Undo(WireModel):
     """The order that takes an operation back, and the state that the operation made: if there is
     another by now, somebody else changed it since."""
 
-    kind: Literal["undrain", "drain", "scale", "priority", "migrate", "set"]
+    kind: Literal["undrain", "drain", "scale", "priority", "migrate", "set", "stop_rolling"]
     target: str = ""
     """An instance, or a request."""
     previous: dict[str, SettingValue]

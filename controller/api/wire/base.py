@@ -5,10 +5,24 @@ removed; readers ignore fields that they do not know. Units are in the names. JS
 infinity: a draining instance's freeness is null beside its state.
 """
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.api.settings.bounds import MAX_REASON_CHARS
 
 SCHEMA_VERSION = 1
+
+Revision = Annotated[int | None, Field(ge=0)]
+"""The call fails if this is not the spec's revision any more. None: any revision will do."""
+Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 
 
 class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class OrderModel(WireModel):
+    """Refuses unknown fields, so that a typing error does not silently become a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -12,6 +12,7 @@ from controller.api.wire.autoscale import AutoscaleStatus
 from controller.api.wire.base import SCHEMA_VERSION, WireModel
 from controller.api.wire.holding import HeldPlaceStatus, HeldStatus, KeptForStatus
 from controller.api.wire.overload import KeyStatus, RefusedStatus
+from controller.api.wire.rolling import RollingReport
 
 
 class ClusterState(StrEnum):
@@ -215,6 +216,8 @@ class ClusterStatus(WireModel):
     """Moves by hand that wait until the source and the destination may begin another."""
     ended_moves: tuple[EndedMoveStatus, ...] = ()
     """The last moves that ended, the newest first."""
+    rolling: RollingReport | None = None
+    """The last rolling restart, also when it is over; null if there was none."""
     num_migrated_last_minute: int = 0
     num_failed_moves_last_minute: int = 0
     instances: tuple[InstanceStatus, ...]

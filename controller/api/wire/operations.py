@@ -6,10 +6,10 @@ epoch; `revision` counts the changes of the cluster's spec.
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES, MAX_REASON_CHARS
-from controller.api.wire.base import SCHEMA_VERSION, WireModel
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.wire.base import SCHEMA_VERSION, OrderModel, Reason, Revision, WireModel
 from controller.api.wire.models import RequestState
 
 OnDeadline = Literal["keep", "abort"]
@@ -17,21 +17,12 @@ DrainState = Literal[
     "draining", "drained", "restarting", "restarted", "active", "removed", "failed"
 ]
 
-Revision = Annotated[int | None, Field(ge=0)]
-"""The call fails if this is not the spec's revision any more. None: any revision will do."""
-Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS)]
 InstanceIds = Annotated[
     tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_INSTANCES)
 ]
 
 
-class _Order(WireModel):
-    """Refuses unknown fields, so that a typing error does not silently become a default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class DrainRequest(_Order):
+class DrainRequest(OrderModel):
     """Empties an instance. `on_deadline` is about the drain and never ends a request: `keep` goes
     on and reports what is left, `abort` ends the drain, and requests that are left stay where they
     run."""
@@ -49,7 +40,7 @@ class DrainRequest(_Order):
     if_revision: Revision = None
 
 
-class RestartRequest(_Order):
+class RestartRequest(OrderModel):
     """Empties an instance and replaces its process. At the deadline it is given up: what is left
     stays where it runs, and the process too. With `now`, the process is replaced at once: requests
     that run or wait there end, each with an error."""
@@ -70,7 +61,7 @@ class RestartRequest(_Order):
         return self
 
 
-class UndrainRequest(_Order):
+class UndrainRequest(OrderModel):
     reason: Reason = ""
     if_revision: Revision = None
     dry_run: bool = False
@@ -144,7 +135,7 @@ class DrainList(WireModel):
     drains: tuple[DrainReport, ...] = ()
 
 
-class ScaleRequest(_Order):
+class ScaleRequest(OrderModel):
     """A number of instances. A change of it can be planned (`dry_run`): the plan says which number
     to ask for, at which revision. `deadline_s` (seconds from now) and `on_deadline` are those of
     the drains of a scale-in."""
@@ -187,7 +178,7 @@ class ScaleReport(WireModel):
     """Auto-scaling is on, or in a dry run, and leaves the number as it is until it is released."""
 
 
-class PriorityRequest(_Order):
+class PriorityRequest(OrderModel):
     """Another priority level for a live request."""
 
     level: str = Field(min_length=1, max_length=64)
@@ -208,7 +199,7 @@ class PriorityReport(WireModel):
     dry_run: bool = False
 
 
-class AbortRequest(_Order):
+class AbortRequest(OrderModel):
     """Ends a live request: its client gets one error. The reason is not told to the client."""
 
     reason: Reason = ""

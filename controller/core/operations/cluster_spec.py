@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from controller.core.operations.rolling import RollingOrder
+
 SettingValue = float | int | str | bool | None
 
 
@@ -55,7 +57,8 @@ class ScaleHold:
 class ClusterSpec:
     """`next_instance`: the number of the next new instance. A number is used once, so that records
     of `i-3` are about one instance. `settings`: the changed ones, by key. `autoscale_hold`: set
-    until auto-scaling is released, or set to another mode."""
+    until auto-scaling is released, or set to another mode. `rolling`: the last rolling restart,
+    also when it is over."""
 
     revision: int = 0
     instance_ids: tuple[str, ...] = ()
@@ -64,6 +67,7 @@ class ClusterSpec:
     drains: Mapping[str, DrainOrder] = field(default_factory=dict)
     """By instance id."""
     autoscale_hold: ScaleHold | None = None
+    rolling: RollingOrder | None = None
 
     @staticmethod
     def first(num_instances: int) -> "ClusterSpec":
@@ -84,6 +88,8 @@ class ClusterSpec:
             raise ValueError("the number of the next instance was used already")
         if self.revision < 0:
             raise ValueError("the revision is negative")
+        if self.rolling is not None:
+            self.rolling.check()
 
     def with_instances_added(self, count: int) -> "ClusterSpec":
         last = self.next_instance + count
@@ -104,6 +110,16 @@ class ClusterSpec:
 
     def held_by(self, hold: ScaleHold) -> "ClusterSpec":
         return self._next(autoscale_hold=hold)
+
+    def with_rolling(
+        self,
+        rolling: RollingOrder,
+        orders: Iterable[DrainOrder] = (),
+        taken_back: Collection[str] = (),
+    ) -> "ClusterSpec":
+        """A rolling restart, the restarts that it begins with this, and the instances whose restart
+        is not to happen; a drain that one of them had before goes on."""
+        return replace(self.scaled(0, taken_back, orders), rolling=rolling)
 
     def with_drains(self, *orders: DrainOrder) -> "ClusterSpec":
         """A new drain of an instance replaces the one before."""

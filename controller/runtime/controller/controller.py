@@ -40,6 +40,7 @@ from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.controller.operations.departures import Departures
 from controller.runtime.controller.operations.drains import Drains
 from controller.runtime.controller.operations.operator_moves import OperatorMoves
+from controller.runtime.controller.operations.rolling import RollingRestarts
 from controller.runtime.controller.operations.scaling import Scaling
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
 from controller.runtime.controller.queries import MemberQueries
@@ -150,6 +151,7 @@ class Controller:
         self.traffic = Traffic(self._to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
+        self.rolling = RollingRestarts(self, self.drains)
         self.scaling = Scaling(self, self.drains, launcher)
         self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
         self.was_ready = False
@@ -210,6 +212,7 @@ class Controller:
             self.refusals.tick(self.now_s())
             if not self.stopping:
                 self.drains.tick()
+                self.rolling.tick()
                 self.scaling.launch_missing()
                 self.autoscaling.tick()
             self.directories.tick()

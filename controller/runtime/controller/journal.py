@@ -195,6 +195,24 @@ class Journal:
             numbers=numbers,
         )
 
+    def rolling(
+        self,
+        kind: EventKind,
+        cause_id: str,
+        reason: str,
+        actor: str,
+        numbers: Mapping[str, Number],
+        instance_id: str = "",
+    ) -> None:
+        self._append(
+            kind,
+            cause_id,
+            reason,
+            instance_id=instance_id or None,
+            actor=actor or None,
+            numbers=numbers,
+        )
+
     def autoscale(
         self,
         kind: EventKind,

@@ -14,6 +14,7 @@ from controller.api.wire.operations import (
     PriorityRequest,
     RestartRequest,
 )
+from controller.api.wire.rolling import RollingRequest, RollingStopRequest
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import Bed, acting
 from tests.unit.tui.tui_support import FakeSource, dashboard, drawn, replaying, settle
@@ -234,6 +235,35 @@ async def test_an_error_goes_away_with_the_next_key_and_does_nothing() -> None:
         assert "drian" not in await bed.bottom()
         assert isinstance(bed.app.screen, DashboardScreen)
         assert bed.control.plans == bed.control.calls == []
+
+
+async def test_a_rolling_restart_is_typed_and_stopped() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "rolling")
+        text = await drawn(bed.pilot)
+        assert "Restart all, one after the other?" in text
+        assert "2 instances would be restarted, 1 at a time" in text
+        assert "i-0: 2 requests (7 blocks), then a start" in text
+        await bed.press("y")
+        await bed.press("U")
+        assert "It is taken back by: restart --stop" in await drawn(bed.pilot)
+        await bed.press("escape")
+        await bed.type("colon", "stop_rolling")
+        assert "these would keep their process: i-1" in await drawn(bed.pilot)
+        await bed.press("y")
+        assert bed.control.calls == [
+            ("rolling", "", RollingRequest(if_revision=7)),
+            ("stop_rolling", "", RollingStopRequest(if_revision=8)),
+        ]
+
+
+async def test_the_last_instance_is_restarted_with_all_by_a_typed_word_only() -> None:
+    async with acting() as bed:
+        bed.control.last = ("i-0",)
+        await bed.type("colon", "rolling")
+        assert "Type all" in await drawn(bed.pilot)
+        await bed.press("backspace", *"all", "enter")
+        assert bed.control.calls == [("rolling", "", RollingRequest(force=True, if_revision=7))]
 
 
 async def test_what_the_command_line_can_do() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from controller.api.wire.models import DrainStatus, InstanceState, InstanceStatus
 from controller.api.wire.operations import DrainReport, ScaleReport
+from controller.api.wire.rolling import RestartedInstance, RestartTurn, RollingReport
 from tests.unit.tui import tui_synthetic as synthetic
 from tests.unit.tui.tui_bed import acting
 from tests.unit.tui.tui_support import drawn
@@ -113,3 +114,26 @@ async def test_an_undrain_says_itself_that_it_ended_the_drain() -> None:
         assert "it gets requests again" in await bed.bottom()
         await bed.press("L")
         assert TAKEN in await drawn(bed.pilot)
+
+
+async def test_a_rolling_restart_is_followed_in_the_header_and_on_the_bottom_line() -> None:
+    going = RollingReport(
+        rolling_id="op-roll",
+        state="going",
+        done=(RestartedInstance(instance_id="i-0", took_s=9.0),),
+        under_way=(RestartTurn(instance_id="i-1", began_s=1.0, state="restarting"),),
+        left=("i-2",),
+    )
+    async with acting() as bed:
+        await bed.type("colon", "rolling")
+        await bed.press("y")
+        assert "rolling restart: 0 of 2 done, then i-0 i-1" in await bed.bottom()
+        await bed.tick_with(rolling=going)
+        assert "roll 1/3 i-1 starting" in await drawn(bed.pilot)
+        why = "i-1 could not start: no such model"
+        failed = going.model_copy(
+            update={"state": "failed", "why": why, "failed_id": "i-1", "under_way": ()}
+        )
+        await bed.tick_with(rolling=failed)
+        assert "roll 1/2 failed i-1" in await drawn(bed.pilot)
+        assert f"failed: {why}" in await bed.bottom()

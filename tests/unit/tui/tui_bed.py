@@ -39,6 +39,13 @@ class Bed:
 
     async def tick(self, **changed: Any) -> None:
         """The next status, with instances that report otherwise: `i_3={...}`."""
+        await self._tick(changed, {})
+
+    async def tick_with(self, **update: Any) -> None:
+        """The next status, of which these fields are otherwise."""
+        await self._tick({}, update)
+
+    async def _tick(self, changed: dict[str, Any], more: dict[str, Any]) -> None:
         self.second += 1
         frame = list(synthetic.frames(1, num_instances=12, seed=self.second))[-1]
         assert isinstance(frame, StatusFrame)
@@ -49,6 +56,7 @@ class Bed:
         )
         now_s = synthetic.START_S + self.second
         update = {"instances": found, "revision": self.control.revision, "time_s": now_s}
+        update |= more
         self.source.feed([StatusFrame(time_s=now_s, status=status.model_copy(update=update))])
         await settle(self.app, self.pilot)
 

@@ -27,6 +27,12 @@ from controller.api.wire.operations import (
     ScaleRequest,
     UndrainRequest,
 )
+from controller.api.wire.rolling import (
+    PlannedRestart,
+    RollingReport,
+    RollingRequest,
+    RollingStopRequest,
+)
 from controller.api.wire.settings import (
     InstanceRole,
     Setting,
@@ -86,6 +92,7 @@ class FakeControl:
         undos = {
             "drain": Undo(kind="undrain", target=id_, previous={}, made={}),
             "restart": Undo(kind="undrain", target=id_, previous={}, made={}),
+            "rolling": Undo(kind="stop_rolling", previous={}, made={}),
             "undrain": Undo(kind="drain", target=id_, previous={}, made={}),
             "scale": Undo(kind="scale", previous={"instances": 12}, made={}),
             "priority": Undo(kind="priority", target=id_, previous={"level": "normal"}, made={}),
@@ -172,6 +179,35 @@ class FakeControl:
             restarts_instance=True,
             revision=self.revision,
             changes=True,
+        )
+        return self._done(key, report)
+
+    def begin_rolling(self, wanted: RollingRequest, *, key: str = "") -> RollingReport:
+        self._note("rolling", "", wanted, key)
+        if self.last and not wanted.force:
+            raise LastInstanceError("no other instance serves")
+        self.revision += not wanted.dry_run
+        ids = ("i-0", "i-1")
+        report = RollingReport(
+            rolling_id="" if wanted.dry_run else "op-roll",
+            state="none" if wanted.dry_run else "going",
+            left=ids,
+            plan=tuple(PlannedRestart(instance_id=i, num_requests=2, num_blocks=7) for i in ids),
+            dry_run=wanted.dry_run,
+            changes=True,
+            revision=self.revision,
+        )
+        return self._done(key, report)
+
+    def stop_rolling(self, wanted: RollingStopRequest, *, key: str = "") -> RollingReport:
+        self._note("stop_rolling", "", wanted, key)
+        self.revision += not wanted.dry_run
+        report = RollingReport(
+            rolling_id="op-roll",
+            state="going" if wanted.dry_run else "stopped",
+            why="stopped by an operator",
+            left=("i-1",),
+            revision=self.revision,
         )
         return self._done(key, report)
 

@@ -1,0 +1,44 @@
+"""The last rolling restart as the control API shows it."""
+
+from controller.api.wire.rolling import RestartedInstance, RestartTurn, RollingReport
+from controller.runtime.controller.controller import Controller
+
+
+def rolling_report(controller: Controller) -> RollingReport:
+    order, revision = controller.rolling.order, controller.keeper.spec.revision
+    if order is None:
+        return RollingReport(revision=revision)
+    return RollingReport(
+        rolling_id=order.order_id,
+        state=order.state,
+        why=order.why,
+        failed_id=order.failed_id,
+        waits=controller.rolling.waits if order.goes else "",
+        left=order.left,
+        under_way=tuple(
+            _turn(controller, each.instance_id, each.began_s) for each in order.under_way
+        ),
+        done=tuple(
+            RestartedInstance(instance_id=each, took_s=took_s)
+            for each, took_s in order.done.items()
+        ),
+        at_once=order.at_once,
+        deadline_s=order.deadline_s,
+        start_timeout_s=order.start_timeout_s,
+        began_s=order.began_s,
+        ended_s=order.ended_s,
+        actor=order.actor,
+        reason=order.reason,
+        revision=revision,
+    )
+
+
+def _turn(controller: Controller, instance_id: str, began_s: float) -> RestartTurn:
+    progress = controller.drains.progress(instance_id)
+    return RestartTurn(
+        instance_id=instance_id,
+        began_s=began_s,
+        state=progress.state.value,
+        num_requests_left=progress.num_left,
+        num_moved=progress.num_moved,
+    )

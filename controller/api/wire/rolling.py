@@ -1,0 +1,101 @@
+"""Wire models of rolling restarts. The compatibility rules are those of `base`; times are seconds
+since the epoch unless the name says for how long."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from controller.api.wire.base import SCHEMA_VERSION, OrderModel, Reason, Revision, WireModel
+
+RollingState = Literal["none", "going", "done", "stopped", "failed"]
+
+
+class RollingRequest(OrderModel):
+    """Restarts all instances, one after the other. At the deadline of one, its restart is given up,
+    and with it the rest; what is left on it stays where it runs."""
+
+    at_once: int = Field(default=1, ge=0, le=MAX_INSTANCES)
+    """How many may be away at a time; 0: as many as the others can hold."""
+    deadline_s: float | None = Field(default=None, gt=0, le=MAX_DEADLINE_S)
+    """How long emptying one instance may take. None: any time."""
+    start_timeout_s: float = Field(default=600.0, gt=0, le=MAX_DEADLINE_S)
+    """How long a new process may take until it serves."""
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves meanwhile: new requests are held then."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class RollingStopRequest(OrderModel):
+    """No other instance is restarted. One that is being emptied keeps its process; one whose
+    process has ended gets its next one all the same."""
+
+    dry_run: bool = False
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
+class PlannedRestart(WireModel):
+    """What the restart of one instance would take, as if it were the only one."""
+
+    instance_id: str
+    num_requests: int = 0
+    num_blocks: int = 0
+    num_cannot_move: int = 0
+    """Requests that no instance can take now; they are waited for."""
+    estimate_s: float | None = None
+    """Until it would be empty; null if nothing is known from which to estimate it."""
+
+
+class RestartTurn(WireModel):
+    """One restart under way. `state`: as of a drain."""
+
+    instance_id: str
+    began_s: float
+    state: str = ""
+    num_requests_left: int = 0
+    num_moved: int = 0
+
+
+class RestartedInstance(WireModel):
+    """`took_s`: from the beginning of its turn until the new process served."""
+
+    instance_id: str
+    took_s: float
+
+
+class RollingReport(WireModel):
+    """The last rolling restart. `state`: none (there was none); going; done; stopped (by an
+    operator); failed (`failed_id` could not be restarted; `why` says why). `left`: instances whose
+    restart has not begun, in turn."""
+
+    schema_version: int = SCHEMA_VERSION
+    rolling_id: str = ""
+    state: RollingState = "none"
+    why: str = ""
+    failed_id: str = ""
+    waits: str = ""
+    """Why the next one must wait, if that is not for its turn."""
+    left: tuple[str, ...] = ()
+    under_way: tuple[RestartTurn, ...] = ()
+    done: tuple[RestartedInstance, ...] = ()
+    at_once: int = 1
+    deadline_s: float | None = None
+    start_timeout_s: float | None = None
+    began_s: float | None = None
+    ended_s: float | None = None
+    actor: str = ""
+    reason: str = ""
+    plan: tuple[PlannedRestart, ...] = ()
+    """Of a dry run, in turn."""
+    cold_start_s: float | None = None
+    """How long the last instances took from their launch until they served; null if not known."""
+    dry_run: bool = False
+    changes: bool = False
+    revision: int = 0
+
+    @property
+    def num_instances(self) -> int:
+        return len(self.left) + len(self.under_way) + len(self.done)

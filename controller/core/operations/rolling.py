@@ -1,0 +1,243 @@
+"""A rolling restart: all instances get a new process, one after the other.
+
+Each instance is restarted as by itself (`restart`): emptied by moves, replaced, and it serves
+again. The next one begins when the one before serves, or, where several may go at once, while the
+instances that stay can hold what the leaving ones have. One that cannot be restarted ends all of
+it: restarts that can still be taken back are, and no other begins.
+
+A process is known by its nonce, as in `restart`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+RollingState = Literal["going", "done", "stopped", "failed"]
+AS_MANY_AS_FIT = 0
+"""The value of `at_once` for as many at a time as the other instances can hold."""
+DEFAULT_START_TIMEOUT_S = 600.0
+NO_OTHER_SERVES = "no other instance serves"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The restart of one instance under way. `nonce`: that of the process that is to go. `began_s`:
+    seconds since the epoch."""
+
+    instance_id: str
+    nonce: str
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RollingOrder:
+    """What an operator asked for and how far it is; times are seconds since the epoch.
+
+    `at_once`: how many instances may be away at a time. `deadline_s`: how long emptying one may
+    take, in seconds; None: any time. `start_timeout_s`: how long a new process may take until it
+    serves. `force`: begins also where no other instance serves. `why`: of a failure or a stop."""
+
+    order_id: str
+    began_s: float
+    left: tuple[str, ...]
+    """Instances whose restart has not begun, in turn."""
+    under_way: tuple[Turn, ...] = ()
+    done: Mapping[str, float] = field(default_factory=dict)
+    """By instance: how many seconds its restart took."""
+    at_once: int = 1
+    deadline_s: float | None = None
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    force: bool = False
+    state: RollingState = "going"
+    why: str = ""
+    failed_id: str = ""
+    """The instance that could not be restarted."""
+    ended_s: float | None = None
+    actor: str = ""
+    reason: str = ""
+
+    @property
+    def goes(self) -> bool:
+        return self.state == "going"
+
+    def check(self) -> None:
+        """Raises ValueError if the steps below cannot have made this order."""
+        away = [turn.instance_id for turn in self.under_way]
+        everywhere = [*self.left, *away, *self.done]
+        if len(set(everywhere)) != len(everywhere):
+            raise ValueError("an instance is restarted twice")
+        if not self.goes and away:
+            raise ValueError("a restart is under way though all are over")
+        if self.at_once < 0 or (self.at_once and len(away) > self.at_once):
+            raise ValueError("more restarts are under way than may be")
+        if (self.state == "failed") != bool(self.failed_id):
+            raise ValueError("a failure without an instance, or an instance without a failure")
+        if self.state == "done" and self.left:
+            raise ValueError("it is done, and instances are left")
+        if self.goes != (self.ended_s is None):
+            raise ValueError("what goes on has no end, and what has ended has one")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNow:
+    """An instance as the controller sees it. `nonce`: its process's, empty if none was heard.
+    `removes`: it is to be removed. `ordered`: the order that restarts it stands. `away_s`: how long
+    ago its process ended for that order; None: it has not."""
+
+    instance_id: str
+    nonce: str
+    serving: bool = False
+    failed: bool = False
+    detail: str = ""
+    removes: bool = False
+    ordered: bool = False
+    away_s: float | None = None
+    takes_requests: bool = False
+    """Its next request may come now."""
+    num_tokens: int = 0
+    """KV tokens that its requests hold or wait for."""
+    num_requests: int = 0
+    free_tokens: int = 0
+    free_places: int | None = None
+    """In its batch; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollingStep:
+    """`begins`: instances whose restart begins now. `taken_back`: those whose restart is not to
+    happen, as another failed. `waits`: why none begins, if that is not for its turn."""
+
+    order: RollingOrder
+    begins: tuple[str, ...] = ()
+    taken_back: tuple[str, ...] = ()
+    waits: str = ""
+
+
+def in_turn(instances: Sequence[InstanceNow]) -> tuple[str, ...]:
+    """The order in which instances are restarted: first those that serve nobody, whose restart
+    costs nothing, then the others in the cluster's order; those to be removed not at all."""
+    staying = [each for each in instances if not each.removes]
+    return tuple(each.instance_id for each in sorted(staying, key=lambda each: each.serving))
+
+
+def rolling_step(
+    order: RollingOrder, instances: Sequence[InstanceNow], now_s: float
+) -> RollingStep:
+    """What comes next. The order that is returned is `order` itself if nothing changed.
+
+    `instances`: all of the cluster, in its order. `now_s`: seconds since the epoch."""
+    if not order.goes:
+        return RollingStep(order)
+    known = {each.instance_id: each for each in instances}
+    going, done = list[Turn](), dict(order.done)
+    for turn in order.under_way:
+        found = known.get(turn.instance_id)
+        if found is None or found.removes:
+            continue
+        if why := _failure(order, turn, found, now_s):
+            return _failed(order, turn, why, known, now_s)
+        if _serves_anew(turn, found):
+            done[turn.instance_id] = round(now_s - turn.began_s, 3)
+        else:
+            going.append(turn)
+    left = tuple(each for each in order.left if each in known and not known[each].removes)
+    begins, waits = _next(order, left, going, known)
+    going += [Turn(each, known[each].nonce, now_s) for each in begins]
+    left = tuple(each for each in left if each not in begins)
+    unchanged = left == order.left and tuple(going) == order.under_way and done == order.done
+    if unchanged and (left or going):
+        return RollingStep(order, waits=waits)
+    after = replace(order, left=left, under_way=tuple(going), done=done)
+    if not (left or going):
+        after = replace(after, state="done", ended_s=now_s)
+    return RollingStep(after, tuple(begins), waits=waits)
+
+
+def stopped(
+    order: RollingOrder, instances: Sequence[InstanceNow], why: str, now_s: float
+) -> RollingStep:
+    """An operator ends it: restarts that can be taken back are."""
+    known = {each.instance_id: each for each in instances}
+    return _ended(replace(order, state="stopped", why=why), known, now_s)
+
+
+def _serves_anew(turn: Turn, found: InstanceNow) -> bool:
+    """Its next process serves, and the order to restart it is over."""
+    return not found.ordered and found.serving and found.nonce not in ("", turn.nonce)
+
+
+def _failure(order: RollingOrder, turn: Turn, found: InstanceNow, now_s: float) -> str:
+    """Why the restart of this instance failed; empty if it did not."""
+    name = turn.instance_id
+    if found.ordered:
+        if found.away_s is not None and found.away_s > order.start_timeout_s:
+            return f"{name} did not serve within {order.start_timeout_s:g} s of its restart"
+        return ""
+    if found.nonce == turn.nonce:
+        deadline_s = order.deadline_s
+        if deadline_s is not None and now_s >= turn.began_s + deadline_s:
+            return f"{name} was not empty within {deadline_s:g} s"
+        return f"the restart of {name} was taken back"
+    if found.nonce and found.failed:
+        return f"{name} could not start: {found.detail}".removesuffix(": ")
+    return ""
+
+
+def _failed(
+    order: RollingOrder, turn: Turn, why: str, known: Mapping[str, InstanceNow], now_s: float
+) -> RollingStep:
+    failed = replace(order, state="failed", why=why, failed_id=turn.instance_id)
+    return _ended(failed, known, now_s)
+
+
+def _ended(order: RollingOrder, known: Mapping[str, InstanceNow], now_s: float) -> RollingStep:
+    """Takes back the restarts whose process has not ended; the others go on by themselves."""
+    back, done = list[str](), dict(order.done)
+    for turn in order.under_way:
+        found = known.get(turn.instance_id)
+        if found is None:
+            continue
+        if found.ordered and found.away_s is None:
+            back.append(turn.instance_id)
+        elif _serves_anew(turn, found):
+            done[turn.instance_id] = round(now_s - turn.began_s, 3)
+    left = (*back, *order.left)
+    after = replace(order, left=left, under_way=(), done=done, ended_s=now_s)
+    return RollingStep(after, taken_back=tuple(back))
+
+
+def _next(
+    order: RollingOrder,
+    left: Sequence[str],
+    going: Sequence[Turn],
+    known: Mapping[str, InstanceNow],
+) -> tuple[list[str], str]:
+    """The instances whose restart begins now, and why the next one must wait."""
+    away = [turn.instance_id for turn in going]
+    begins = list[str]()
+    for each in left:
+        if order.at_once and len(away) >= order.at_once:
+            break
+        if not known[each].nonce:
+            continue  # it has not started yet
+        staying = [i for i in known.values() if i.takes_requests and i.instance_id not in away]
+        staying = [i for i in staying if i.instance_id != each]
+        if known[each].takes_requests and not staying and not order.force:
+            return begins, NO_OTHER_SERVES
+        if away and not _hold([known[i] for i in (*away, each) if i in known], staying):
+            break
+        begins.append(each)
+        away.append(each)
+    return begins, ""
+
+
+def _hold(leaving: Sequence[InstanceNow], staying: Sequence[InstanceNow]) -> bool:
+    """Whether the staying instances have room for all that the leaving ones have."""
+    if not staying:
+        return False
+    if sum(each.num_tokens for each in leaving) > sum(max(0, i.free_tokens) for i in staying):
+        return False
+    places = [each.free_places for each in staying]
+    if any(each is None for each in places):
+        return True
+    return sum(i.num_requests for i in leaving) <= sum(max(0, p or 0) for p in places)

@@ -1,0 +1,145 @@
+"""`llumctl restart --rolling` and `--stop`: all instances, one after the other."""
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from controller.api.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_WOULD_CHANGE,
+    NotRollingError,
+    UsageError,
+)
+from controller.api.settings.bounds import MAX_DEADLINE_S, MAX_INSTANCES
+from llumctl import confirm, connect, durations
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from controller.api.wire.rolling import RollingReport, RollingRequest
+
+DEFAULT_START_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What both have in common."""
+
+    cluster: str | None
+    dry_run: bool
+    yes: bool
+    reason: str
+    if_revision: int | None
+    output_format: Format
+    detach: bool = False
+    force: bool = False
+
+
+def begin(
+    flags: Flags, at_once: str | None, deadline_s: float | None, start_timeout: str | None
+) -> None:
+    """Plans, asks, begins and follows. Raises UsageError for a wrong `at_once` or timeout."""
+    num_at_once = _at_once(at_once)
+    start_timeout_s = DEFAULT_START_TIMEOUT_S
+    if start_timeout is not None:
+        start_timeout_s = durations.positive(start_timeout, "--start-timeout")
+        if start_timeout_s > MAX_DEADLINE_S:
+            raise UsageError("--start-timeout: must be at most 7d", "llumctl restart --help")
+    name = connect.attached(flags.cluster)
+    if not (flags.yes or flags.dry_run):
+        command = "llumctl restart --rolling"
+        connect.check(name)
+        confirm.check_terminal("restart", f"{command} --dry-run      then      {command} -y")
+    from controller.api.wire.rolling import RollingRequest
+
+    order = RollingRequest(
+        at_once=num_at_once,
+        deadline_s=deadline_s,
+        start_timeout_s=start_timeout_s,
+        dry_run=flags.dry_run,
+        force=flags.force,
+        reason=flags.reason,
+        if_revision=flags.if_revision,
+    )
+    if not (flags.yes or flags.dry_run):
+        order = _agreed(name, order)
+    with connect.client(name) as client:
+        report = client.begin_rolling(order)
+    if flags.dry_run or flags.detach:
+        output.emit(_text(report, flags.output_format))
+    if flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not flags.detach:
+        _follow(name, report, flags.output_format)
+
+
+def stop(flags: Flags) -> None:
+    """Stops a rolling restart; does nothing if none goes on."""
+    with connect.client(connect.attached(flags.cluster)) as client:
+        from controller.api.wire.rolling import RollingStopRequest
+
+        wanted = RollingStopRequest(
+            dry_run=flags.dry_run, reason=flags.reason, if_revision=flags.if_revision
+        )
+        try:
+            report = client.stop_rolling(wanted)
+        except NotRollingError:
+            output.say("nothing to change")
+            return
+    output.emit(_text(report, flags.output_format))
+    if flags.dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+
+
+def _follow(name: str, begun: "RollingReport", output_format: Format) -> None:
+    from llumctl.following import rolling_watch
+
+    watch = rolling_watch.Watch(name, begun)
+    try:
+        watch.until_over()
+    except KeyboardInterrupt:
+        output.say(rolling_watch.DETACHED)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    output.emit(_text(watch.report, output_format))
+    rolling_watch.check(watch.report)
+
+
+def _agreed(cluster: str, order: "RollingRequest") -> "RollingRequest":
+    """The order that the operator agreed to, bound to the revision that was shown."""
+    from controller.api.text import rolling as words
+
+    with connect.client(cluster) as client:
+        plan = client.begin_rolling(order.model_copy(update={"dry_run": True}))
+    output.say("\n".join(words.plan(plan)))
+    confirm.ask("Restart all?")
+    if order.if_revision is not None:
+        return order
+    return order.model_copy(update={"if_revision": plan.revision})
+
+
+def _at_once(text: str | None) -> int:
+    """0 for as many as the others can hold."""
+    if text is None:
+        return 1
+    if text == "max":
+        return 0
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_INSTANCES:
+        raise UsageError(
+            f"--at-once: {text[:60]!r} is neither a number of instances nor max",
+            "llumctl restart --rolling --at-once 2",
+        )
+    return int(text)
+
+
+def _text(report: "RollingReport", output_format: Format) -> str:
+    if output_format in (Format.TABLE, Format.WIDE):
+        from llumctl.text import rolling as rolling_text
+
+        return rolling_text.render(report, colours=output.use_colours(sys.stdout))
+    if output_format is Format.NAME:
+        done = [each.instance_id for each in report.done]
+        under_way = [each.instance_id for each in report.under_way]
+        return "\n".join((*done, *under_way, *report.left))
+    return output.encode(output_format, report, (report,))

@@ -1,0 +1,254 @@
+"""A rolling restart's steps: who is next, when it is over, what one failure does to the rest."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.core.operations.rolling import (
+    AS_MANY_AS_FIT,
+    NO_OTHER_SERVES,
+    InstanceNow,
+    RollingOrder,
+    RollingStep,
+    Turn,
+    in_turn,
+    rolling_step,
+    stopped,
+)
+
+ORDER = RollingOrder("op-1", 100.0, ("i-0", "i-1", "i-2"))
+
+
+def serving(instance_id: str, nonce: str = "old", **what: object) -> InstanceNow:
+    now = InstanceNow(instance_id, nonce, serving=True, takes_requests=True, free_tokens=100)
+    return replace(now, **what)  # type: ignore[arg-type]
+
+
+THREE = [serving("i-0"), serving("i-1"), serving("i-2")]
+
+
+def being_emptied(instance_id: str, **what: object) -> InstanceNow:
+    return serving(instance_id, ordered=True, takes_requests=False, **what)
+
+
+def with_turn(*turns: Turn, **what: object) -> RollingOrder:
+    away = {turn.instance_id for turn in turns}
+    left = tuple(each for each in ORDER.left if each not in away)
+    return replace(ORDER, under_way=turns, left=left, **what)  # type: ignore[arg-type]
+
+
+FIRST = Turn("i-0", "old", 100.0)
+
+
+def test_the_first_begins_at_once_and_the_second_waits_for_it() -> None:
+    step = rolling_step(ORDER, THREE, 100.0)
+    assert step == RollingStep(with_turn(FIRST), begins=("i-0",))
+    now = [being_emptied("i-0"), *THREE[1:]]
+    assert rolling_step(step.order, now, 105.0).order is step.order
+    starting = [InstanceNow("i-0", "new", ordered=True, away_s=3.0), *THREE[1:]]
+    assert rolling_step(step.order, starting, 106.0).order is step.order
+    serves = [serving("i-0", "new"), *THREE[1:]]
+    later = rolling_step(step.order, serves, 107.5)
+    assert later.begins == ("i-1",)
+    assert later.order.done == {"i-0": 7.5}
+    assert later.order.under_way == (Turn("i-1", "old", 107.5),)
+
+
+def test_it_is_done_when_the_last_one_serves() -> None:
+    last = replace(
+        ORDER,
+        left=(),
+        under_way=(replace(FIRST, instance_id="i-2"),),
+        done={"i-0": 1.0, "i-1": 2.0},
+    )
+    step = rolling_step(last, [*THREE[:2], serving("i-2", "new")], 110.0)
+    assert (step.order.state, step.order.ended_s) == ("done", 110.0)
+    assert step.order.done == {"i-0": 1.0, "i-1": 2.0, "i-2": 10.0}
+    assert rolling_step(step.order, THREE, 111.0) == RollingStep(step.order)
+
+
+@pytest.mark.parametrize(
+    ("found", "deadline_s", "why"),
+    [
+        (
+            InstanceNow("i-0", "new", failed=True, detail="no such model"),
+            None,
+            "i-0 could not start: no such model",
+        ),
+        (serving("i-0"), None, "the restart of i-0 was taken back"),
+        (serving("i-0"), 60.0, "the restart of i-0 was taken back"),
+        (serving("i-0"), 5.0, "i-0 was not empty within 5 s"),
+        (
+            InstanceNow("i-0", "new", ordered=True, away_s=601.0),
+            None,
+            "i-0 did not serve within 600 s of its restart",
+        ),
+    ],
+)
+def test_one_that_fails_ends_it(found: InstanceNow, deadline_s: float | None, why: str) -> None:
+    order = with_turn(FIRST, deadline_s=deadline_s)
+    step = rolling_step(order, [found, *THREE[1:]], 106.0)
+    assert (step.order.state, step.order.why, step.order.failed_id) == ("failed", why, "i-0")
+    assert (step.begins, step.taken_back, step.order.under_way) == ((), (), ())
+    assert step.order.left == ("i-1", "i-2")
+    step.order.check()
+
+
+def test_restarts_beside_the_failed_one_are_taken_back_unless_their_process_has_ended() -> None:
+    turns = (FIRST, Turn("i-1", "old", 100.0), Turn("i-2", "old", 100.0))
+    now = [
+        InstanceNow("i-0", "new", failed=True),
+        being_emptied("i-1"),
+        InstanceNow("i-2", "", ordered=True, away_s=1.0),
+    ]
+    step = rolling_step(with_turn(*turns, at_once=AS_MANY_AS_FIT), now, 106.0)
+    assert (step.order.state, step.taken_back) == ("failed", ("i-1",))
+    assert step.order.left == ("i-1",)
+    by_hand = stopped(with_turn(*turns, at_once=3), now, "by ana", 106.0)
+    assert (by_hand.order.state, by_hand.order.why) == ("stopped", "by ana")
+    assert by_hand.taken_back == ("i-1",)
+
+
+def test_nobody_begins_while_no_other_serves_unless_forced() -> None:
+    now = [serving("i-0"), InstanceNow("i-1", "old", failed=True), InstanceNow("i-2", "")]
+    alone = replace(ORDER, left=("i-0",), done={"i-1": 1.0, "i-2": 1.0})
+    step = rolling_step(alone, now, 101.0)
+    assert (step.order is alone, step.begins, step.waits) == (True, (), NO_OTHER_SERVES)
+    assert rolling_step(replace(alone, force=True), now, 101.0).begins == ("i-0",)
+
+
+def test_one_that_has_not_started_is_passed_over_and_one_that_cannot_goes_first() -> None:
+    now = [serving("i-0"), InstanceNow("i-1", ""), InstanceNow("i-2", "old", failed=True)]
+    assert in_turn(now) == ("i-1", "i-2", "i-0")
+    assert in_turn([serving("i-0"), serving("i-1", removes=True)]) == ("i-0",)
+    assert rolling_step(replace(ORDER, left=("i-1", "i-2", "i-0")), now, 1.0).begins == ("i-2",)
+
+
+def test_one_that_is_removed_meanwhile_is_left_out() -> None:
+    order = with_turn(FIRST)
+    for rest in ([], [being_emptied("i-0", removes=True)]):
+        step = rolling_step(order, [*rest, *THREE[1:]], 106.0)
+        assert (step.order.done, step.begins) == ({}, ("i-1",))
+    only = rolling_step(replace(order, left=("i-1",)), [serving("i-2")], 106.0)
+    assert only.order.state == "done"
+
+
+def test_as_many_go_at_once_as_the_others_have_room_for() -> None:
+    order = replace(ORDER, at_once=AS_MANY_AS_FIT)
+    light = [serving(each, num_tokens=10, num_requests=2) for each in ORDER.left]
+    assert rolling_step(order, light, 1.0).begins == ("i-0", "i-1"), "one stays"
+    heavy = [replace(each, num_tokens=60) for each in light]
+    assert rolling_step(order, heavy, 1.0).begins == ("i-0",), "two have 120, the third 100 free"
+    narrow = [replace(each, free_places=3) for each in light]
+    assert rolling_step(order, narrow, 1.0).begins == ("i-0",), "4 requests, 3 places"
+    limited = replace(order, at_once=1)
+    assert rolling_step(limited, light, 1.0).begins == ("i-0",)
+
+
+# -- any history --------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """Instances that do what they are told, sooner or later, or fail."""
+
+    order: RollingOrder
+    now: dict[str, InstanceNow]
+    time_s: float = 100.0
+    began: list[str] = field(default_factory=list)
+
+    def step(self) -> RollingStep:
+        before = self.order
+        step = rolling_step(before, list(self.now.values()), self.time_s)
+        for each in step.begins:
+            assert each in before.left
+            assert not self.now[each].removes
+            self.now[each] = replace(self.now[each], ordered=True, takes_requests=False)
+            self.began.append(each)
+        for each in step.taken_back:
+            assert self.now[each].ordered
+            self.now[each] = replace(self.now[each], ordered=False, takes_requests=True)
+        self.order = step.order
+        self.order.check()
+        assert before.goes or step.order is before
+        return step
+
+    def happens(self, what: str, instance_id: str) -> None:
+        now = self.now.get(instance_id)
+        if now is None:
+            return
+        if what == "removed":
+            del self.now[instance_id]
+        elif what == "goes":
+            self.now[instance_id] = replace(now, removes=True, takes_requests=False)
+        elif what == "taken back" and now.ordered and now.away_s is None:
+            self.now[instance_id] = replace(now, ordered=False, takes_requests=True)
+        elif what == "ends" and now.ordered and now.away_s is None:
+            self.now[instance_id] = replace(now, serving=False, away_s=0.0)
+        elif what == "serves" and now.away_s is not None:
+            again = f"{now.nonce}'"
+            self.now[instance_id] = serving(instance_id, again)
+        elif what == "fails" and now.away_s is not None:
+            self.now[instance_id] = InstanceNow(instance_id, "failed", failed=True)
+        elif what == "waits" and now.away_s is not None:
+            self.now[instance_id] = replace(now, away_s=now.away_s + 400.0)
+
+
+IDS = [f"i-{n}" for n in range(4)]
+GOOD = ("ends", "serves")
+EVENTS = (*GOOD, "removed", "goes", "taken back", "fails", "waits")
+
+
+def worlds() -> st.SearchStrategy[World]:
+    at_once = st.integers(0, 3)
+    loads = st.lists(st.integers(0, 90), min_size=4, max_size=4)
+
+    def world(limit: int, num_tokens: list[int]) -> World:
+        now = {
+            each: serving(each, num_tokens=tokens, num_requests=1, free_tokens=100 - tokens)
+            for each, tokens in zip(IDS, num_tokens, strict=True)
+        }
+        return World(RollingOrder("op", 100.0, tuple(IDS), at_once=limit), now)
+
+    return st.builds(world, at_once, loads)
+
+
+@given(worlds(), st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from(IDS)), max_size=40))
+def test_whatever_happens_each_is_restarted_once_at_most_and_it_ends(
+    world: World, events: list[tuple[str, str]]
+) -> None:
+    for what, instance_id in events:
+        step = world.step()
+        away = {turn.instance_id for turn in world.order.under_way}
+        serve = [each for each in world.now.values() if each.takes_requests]
+        if step.begins and world.order.at_once != 1:
+            assert serve, "somebody stays for the requests"
+        assert world.order.goes or not away
+        world.happens(what, instance_id)
+        world.time_s += 1.0
+    assert len(set(world.began)) == len(world.began)
+    for _ in range(30):  # whatever is left goes well
+        if not world.order.goes:
+            break
+        world.step()
+        for each in IDS:
+            for what in GOOD:
+                world.happens(what, each)
+        world.time_s += 1.0
+    stuck = world.order.goes
+    assert not stuck or world.step().waits == NO_OTHER_SERVES
+    assert set(world.order.done) <= set(world.began)
+
+
+@given(worlds())
+def test_undisturbed_it_restarts_all(world: World) -> None:
+    for _ in range(20):
+        world.step()
+        for each in IDS:
+            for what in GOOD:
+                world.happens(what, each)
+        world.time_s += 1.0
+    assert world.order.state == "done"
+    assert set(world.order.done) == set(world.began) == set(IDS)
