@@ -87,8 +87,8 @@ def launch_actor(
     num_gpus: int = 0,
     node_id: str | None = None,
 ) -> Any:
-    """Finds or makes the actor `name`, pinned to a node if one is given. Each run of a cluster has
-    a namespace of its own."""
+    """Finds or makes the actor `name`, pinned to a node if one is given, else on any: actors are
+    spread over the nodes. Each run of a cluster has a namespace of its own."""
     options: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
@@ -100,6 +100,10 @@ def launch_actor(
     }
     if node_id is not None:
         options["label_selector"] = {"ray.io/node-id": node_id}
+    else:
+        # By default Ray fills a machine before it takes the next one: four instances without GPUs
+        # were all on the second of two machines, and would have died with it.
+        options["scheduling_strategy"] = "SPREAD"
     actor = ray.remote(RayMember).options(**options)
     return actor.remote(name, role, arguments, log_dir, namespace)
 
