@@ -1,0 +1,187 @@
+"""A cluster on two Ray nodes, each a host of its own: placement, moves between them, a cable that
+is cut for a while, and the loss of one host with all that runs there."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.cluster import LLUMCTL, free_ports, wait_for
+from tests.two_hosts import Host, two_hosts
+
+TEMP = f"/tmp/llumctl-two-{os.getpid()}"
+RAY = str(Path(sys.executable).with_name("ray"))
+FEW_BYTES = ("--object-store-memory", "80000000")
+SILENT = ("--disable-usage-stats",)
+CONFIG = """
+[cluster]
+ray_address = "{address}:{port}"
+host = "auto"
+engine = "emulated"
+instances = 4
+frontends = 1
+
+[endpoint]
+port = {endpoint}
+
+[control]
+port = {control}
+
+[scheduler]
+stall_timeout_s = 2.0
+fence_after_s = 4.0
+"""
+
+
+class TwoNodes:
+    """`llumctl` runs on the first host."""
+
+    def __init__(self, hosts: tuple[Host, Host], folder: Path, base_env: dict[str, str]) -> None:
+        self.hosts = hosts
+        self._folder = folder
+        ray_port, endpoint, control = free_ports(3)
+        self._ray_port = ray_port
+        config = folder / "c.toml"
+        config.write_text(
+            CONFIG.format(
+                address=hosts[0].address, port=ray_port, endpoint=endpoint, control=control
+            )
+        )
+        self.url = f"http://127.0.0.1:{endpoint}"
+        self._env = base_env | {"LLUMCTL_CONFIG": str(config)}
+
+    def start(self) -> None:
+        first, second = self.hosts
+        address = f"{first.address}:{self._ray_port}"
+        head = ("--head", "--port", str(self._ray_port), "--include-dashboard", "false")
+        # A socket's path has 107 characters at most, which the test's own folder would exceed.
+        temp = ("--temp-dir", TEMP)
+        self._ray(first, *head, *temp, "--node-ip-address", first.address)
+        self._ray(second, "--address", address, "--node-ip-address", second.address)
+        self.llumctl("up", "--detach", "--wait", timeout_s=180)
+
+    def llumctl(self, *args: str, timeout_s: float = 60.0) -> str:
+        """What it prints; fails if it does."""
+        done = self._run(self.hosts[0], LLUMCTL, *args, timeout_s=timeout_s)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def read(self, *args: str) -> Any:
+        return json.loads(self.llumctl(*args, "-o", "json"))
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        return {each["id"]: each for each in self.read("status")["instances"]}
+
+    def on(self, host: Host) -> list[str]:
+        return [i for i, each in self.instances().items() if each["node"] == host.address]
+
+    def requests(self) -> list[dict[str, Any]]:
+        found = self.read("requests")["requests"]
+        return [each for each in found if each["state"] == "running"]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        found = self.read("events", "--limit", "1000")["events"]
+        return [each for each in found if each["kind"] == kind]
+
+    def load(self, rate: float, seconds: int) -> "subprocess.Popen[str]":
+        """Checks every token of every answer."""
+        bench = ("bench", "--rate", str(rate), "--duration", str(seconds), "--lengths", "60,200")
+        return subprocess.Popen(
+            self.hosts[0].command(LLUMCTL, *bench, "-o", "json"),
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._run(self.hosts[0], LLUMCTL, "down", "--now", timeout_s=60)
+        for host in self.hosts:
+            kill(host)
+        shutil.rmtree(TEMP, ignore_errors=True)
+
+    def _ray(self, host: Host, *args: str) -> None:
+        done = self._run(host, RAY, "start", *args, *FEW_BYTES, *SILENT, timeout_s=90)
+        assert done.returncode == 0, done.stderr
+
+    def _run(
+        self, host: Host, *command: str, timeout_s: float
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            host.command(*command),
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+
+def kill(host: Host) -> None:
+    """The raylet and all else that runs there."""
+    processes = []
+    for pid in host.pids():
+        with suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+            os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, base_env: dict[str, str]) -> Iterator[TwoNodes]:
+    with two_hosts() as hosts:
+        made = TwoNodes(hosts, tmp_path, base_env)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.end()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    return wait_for(condition, what, timeout_s=90)
+
+
+@pytest.mark.full
+def test_a_cluster_outlives_its_second_node(nodes: TwoNodes) -> None:
+    first, second = nodes.hosts
+    there = nodes.on(second)
+    assert len(there) == len(nodes.on(first)) == 2, "not spread"
+    load = nodes.load(rate=2.0, seconds=75)
+
+    moving = until(
+        lambda: next((each for each in nodes.requests() if each["instance_id"] in there), None),
+        "a request on the second node",
+    )
+    moved = nodes.read("migrate", moving["id"], "--to", nodes.on(first)[0])
+    assert moved["outcome"] == "migrated", moved
+
+    until(lambda: {each["instance_id"] for each in nodes.requests()} & set(there), "others there")
+    second.cut()
+    (lost,) = until(lambda: nodes.events("node_lost"), "the silent node to be given up")
+    assert lost["numbers"]["num_instances"] == 2
+    assert lost["labels"]["node"] == second.address
+    second.mend()
+    until(
+        lambda: all(nodes.instances()[i]["incarnation"] == 2 for i in there),
+        "its instances to come back as others",
+    )
+
+    until(lambda: {each["instance_id"] for each in nodes.requests()} & set(there), "others there")
+    kill(second)
+    until(lambda: len(nodes.events("node_lost")) == 2, "the dead node to be given up")
+    until(lambda: nodes.read("status")["state"] == "ready", "its instances to serve elsewhere")
+    assert nodes.on(second) == []
+
+    out, errors = load.communicate(timeout=120)
+    assert load.returncode == 0, f"{out}\n{errors}"
