@@ -8,7 +8,7 @@ ARGS ?=
 # Tests start hundreds of processes. Without byte code each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack clean
+.PHONY: help install up down test test-all-units test-clusters test-beside test-unit test-full test-vllm test-gpu lint bench-endpoint bench-startup bench-rehearsal bench-migration bench-grammars bench-transfer bench-device-copies bench-scheduler bench-sim bench-tui pictures bench-against bench-cluster bench-autoscale bench-fidelity paths fuzz attack chaos clean
 
 help:
 	@echo "make up              install what is missing, start a cluster on the embedded model"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-gpu        copies of KV blocks and moves of requests on a GPU"
 	@echo "make paths           functions and files on the way of a request, a move and a drain"
 	@echo "make fuzz            changed input against a real engine beside a canary (an hour; exit 1: findings)"
+	@echo "make chaos           faults at random in a cluster under load, on two hosts of its own (half an hour)"
 	@echo "make attack          ten minutes of attacks on a real cluster; what each process took (15 minutes)"
 	@echo "make bench-endpoint  throughput and TTFT beside vLLM's own server"
 	@echo "make bench-startup   time until ready beside vLLM's own server"
@@ -172,6 +173,9 @@ paths: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 attack: $(STAMP)
 	$(BIN)/python -m tests.attack $(ARGS)

@@ -2,26 +2,18 @@
 is cut for a while, and the loss of one host with all that runs there."""
 
 import json
-import os
-import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.e2e.cluster import LLUMCTL, free_ports, wait_for
+from tests.ray_nodes import RayNodes, kill
 from tests.two_hosts import Host, two_hosts
 
-TEMP = f"/tmp/llumctl-two-{os.getpid()}"
-RAY = str(Path(sys.executable).with_name("ray"))
-FEW_BYTES = ("--object-store-memory", "80000000")
-SILENT = ("--disable-usage-stats",)
 CONFIG = """
 [cluster]
 ray_address = "{address}:{port}"
@@ -49,7 +41,7 @@ class TwoNodes:
         self.hosts = hosts
         self._folder = folder
         ray_port, endpoint, control = free_ports(3)
-        self._ray_port = ray_port
+        self._ray = RayNodes(hosts, ray_port, base_env)
         config = folder / "c.toml"
         config.write_text(
             CONFIG.format(
@@ -60,13 +52,7 @@ class TwoNodes:
         self._env = base_env | {"LLUMCTL_CONFIG": str(config)}
 
     def start(self) -> None:
-        first, second = self.hosts
-        address = f"{first.address}:{self._ray_port}"
-        head = ("--head", "--port", str(self._ray_port), "--include-dashboard", "false")
-        # A socket's path has 107 characters at most, which the test's own folder would exceed.
-        temp = ("--temp-dir", TEMP)
-        self._ray(first, *head, *temp, "--node-ip-address", first.address)
-        self._ray(second, "--address", address, "--node-ip-address", second.address)
+        self._ray.start()
         self.llumctl("up", "--detach", "--wait", timeout_s=180)
 
     def llumctl(self, *args: str, timeout_s: float = 60.0) -> str:
@@ -106,13 +92,7 @@ class TwoNodes:
     def end(self) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._run(self.hosts[0], LLUMCTL, "down", "--now", timeout_s=60)
-        for host in self.hosts:
-            kill(host)
-        shutil.rmtree(TEMP, ignore_errors=True)
-
-    def _ray(self, host: Host, *args: str) -> None:
-        done = self._run(host, RAY, "start", *args, *FEW_BYTES, *SILENT, timeout_s=90)
-        assert done.returncode == 0, done.stderr
+        self._ray.end()
 
     def _run(
         self, host: Host, *command: str, timeout_s: float
@@ -125,16 +105,6 @@ class TwoNodes:
             timeout=timeout_s,
             check=False,
         )
-
-
-def kill(host: Host) -> None:
-    """The raylet and all else that runs there."""
-    processes = []
-    for pid in host.pids():
-        with suppress(psutil.NoSuchProcess):
-            processes.append(psutil.Process(pid))
-            os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=10)
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""The faults that `python -m tests.chaos` draws, and what it holds against a cluster."""
+
+import random
+from collections import Counter
+from itertools import islice
+
+from controller.api.token_sequence import start, token
+from tests.chaos import streams
+from tests.chaos.__main__ import growth
+from tests.chaos.schedule import NEEDS_TWO_HOSTS, Kind, faults
+
+BURST_S = 10.0
+
+
+def test_a_seed_repeats_its_faults_and_another_draws_others() -> None:
+    kinds = list(Kind)
+    one, again, other = (list(islice(faults(seed, kinds, BURST_S), 200)) for seed in (7, 7, 8))
+    assert one == again != other
+    assert [fault.number for fault in one] == list(range(1, 201))
+    assert all(0 < fault.after_s < BURST_S and 0 <= fault.choice < 1 for fault in one)
+
+
+def test_every_kind_comes_and_none_that_is_left_out() -> None:
+    kinds = [kind for kind in Kind if kind not in NEEDS_TWO_HOSTS]
+    drawn = Counter(fault.kind for fault in islice(faults(1, kinds, BURST_S), 500))
+    assert set(drawn) == set(kinds)
+    assert drawn.most_common(1)[0][0] is Kind.KILL_INSTANCE
+
+
+def test_an_emulated_answer_is_right_only_if_it_is_whole_and_in_order() -> None:
+    request = streams.emulated(random.Random(1), 5)
+    begin, number = start(request.body["prompt"]), request.body["max_tokens"]
+    right = [token(begin, position) for position in range(number)]
+    assert request.wrong(right) is None
+    for wrong in (right[:-1], [*right, right[-1]], [right[1], right[0], *right[2:]]):
+        assert request.wrong(wrong) is not None
+
+
+def test_memory_that_grows_is_told_and_a_young_process_is_not() -> None:
+    sizes = [
+        {"f-0 1": (10 << 20, 50 + n), "f-1 2": (n * (20 << 20), 50), "i-0 3": (10 << 20, 50)}
+        for n in range(100)
+    ]
+    sizes[-1]["i-0 4"] = (1 << 40, 10_000)
+    assert [line.partition(" grew")[0] for line in sorted(growth(sizes))] == [
+        "f-0 1: descriptors",
+        "f-1 2: bytes",
+    ]
