@@ -23,6 +23,15 @@ class LiveAutoscale:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowLimits:
+    """An instance whose steps take `factor` times as long as the others' for `after_s` is emptied;
+    0: none is."""
+
+    factor: float = 0.0
+    after_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class LiveConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: MoveLimits = field(default_factory=MoveLimits)
@@ -34,4 +43,5 @@ class LiveConfig:
     """When instances push their statuses; empty: never, they are asked."""
     fence_after_s: float = 30.0
     """An instance that reports nothing for so long is taken for dead; 0: never."""
+    slow: SlowLimits = field(default_factory=SlowLimits)
     max_events: int = 10_000

@@ -13,7 +13,7 @@ from controller.core.overload.key_limits import KeyLimits
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
 from controller.ports.engine import STEP_PHASES, StepPhase
-from controller.runtime.live_config import LiveAutoscale, LiveConfig
+from controller.runtime.live_config import LiveAutoscale, LiveConfig, SlowLimits
 from controller.runtime.messages.operations import FrontendLimits
 
 
@@ -55,6 +55,7 @@ def live_config(settings: Settings) -> LiveConfig:
         status_interval_s=scheduler.status_interval_s,
         status_phases=_phases(scheduler.status_push),
         fence_after_s=scheduler.fence_after_s,
+        slow=SlowLimits(scheduler.slow_factor, scheduler.slow_after_s),
         max_events=settings.control.max_events,
     )
 

@@ -99,6 +99,11 @@ class SchedulerTable(Table):
     fence_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """An instance whose engine thread showed no progress for this long is taken for dead: its
     requests run elsewhere, and it drops them when it comes back; 0: never."""
+    slow_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """An instance whose steps take so many times as long as the others' is emptied, as by a drain;
+    0: none is."""
+    slow_after_s: Seconds = 30.0
+    """For how long its steps must have taken so long."""
     status_interval_s: Annotated[float, Field(ge=0.001, le=10.0)] = 0.005
     """Least time between two status pushes of one instance."""
     status_push: StatusPush = "before-return"

@@ -47,6 +47,7 @@ from controller.runtime.controller.queries import MemberQueries
 from controller.runtime.controller.refusal_watch import RefusalWatch
 from controller.runtime.controller.rescheduler import Rescheduler
 from controller.runtime.controller.roster import Member, Roster, RosterChange
+from controller.runtime.controller.slow_watch import SlowWatch
 from controller.runtime.controller.stall_watch import StallWatch
 from controller.runtime.controller.traffic import Traffic
 from controller.runtime.live_config import LiveConfig
@@ -151,6 +152,7 @@ class Controller:
         self.traffic = Traffic(self._to_frontends)
         self.departures = Departures(self)
         self.drains = Drains(self, self.departures)
+        self.slow = SlowWatch(self, self.drains)
         self.rolling = RollingRestarts(self, self.drains)
         self.scaling = Scaling(self, self.drains, launcher)
         self.autoscaling = Autoscaling(self, self.scaling, launcher, epoch)
@@ -211,6 +213,7 @@ class Controller:
             self.holding.tick(self.now_s())
             self.refusals.tick(self.now_s())
             if not self.stopping:
+                self.slow.tick(self.statuses, self.live.slow)
                 self.drains.tick()
                 self.rolling.tick()
                 self.scaling.launch_missing()

@@ -10,7 +10,7 @@ from controller.core.record.event_log import EventKind
 from controller.core.scheduler_events import Dispatch, DispatchCancelled
 from controller.runtime.controller.controller import STOP_MARGIN_S, TICK_S
 from controller.runtime.controller.directories import SILENCE_S
-from controller.runtime.live_config import LiveConfig
+from controller.runtime.live_config import LiveConfig, SlowLimits
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
@@ -413,6 +413,21 @@ async def test_none_is_fenced_where_nobody_else_serves(network: FakeNetwork) -> 
     await bed.serve()
     await asyncio.sleep(3 * bed.controller.live.fence_after_s)
     assert bed.f0.received(InstanceLost) == []
+
+
+@virtual_time
+async def test_one_that_steps_slowly_is_emptied_and_one_at_a_time(network: FakeNetwork) -> None:
+    bed = Bed(network, num_instances=4)
+    await bed.serve()
+    bed.controller.configure(LiveConfig(CONFIG, slow=SlowLimits(factor=3.0, after_s=5.0)))
+    for _ in range(150):
+        for instance_id, step_s in (("i-0", 0.2), ("i-1", 0.03), ("i-2", 0.02), ("i-3", 0.19)):
+            snapshot = idle_snapshot(instance_id, num_running=1)
+            bed.says(instance_id, StatusPushed(snapshot, 0, 1, step_s))
+        await asyncio.sleep(0.1)
+    (order,) = bed.keeper.spec.drains.values()
+    assert (order.instance_id, order.actor) == ("i-0", "slow-watch")
+    assert "times as long as the others'" in order.reason
 
 
 # -- the end ------------------------------------------------------------------------------
