@@ -5,6 +5,7 @@ The pool behind them is the real engine, stepped by the test; its router is play
 
 import ast
 import asyncio
+import gc
 import inspect
 import json
 import logging
@@ -301,6 +302,7 @@ async def test_the_app_serves(engine: VllmEngine, engine_args: dict[str, Any]) -
             refusals,
             refused_streams,
             a_stream_that_is_held,
+            nothing_of_a_refused_stream_waits_for_the_garbage_collector,
             a_lost_instance,
             a_client_that_leaves,
             a_client_that_leaves_before_all_choices_are_dispatched,
@@ -485,6 +487,26 @@ async def refused_streams(bed: Bed) -> None:
         assert answer.text.count("data: ") > 2, path
 
 
+async def nothing_of_a_refused_stream_waits_for_the_garbage_collector(bed: Bed) -> None:
+    """That comes by after ten thousands of requests: a full collection looks at all of vLLM."""
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    from controller.adapters.vllm.endpoint.exchange import Exchange
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(x) for x in gc.get_objects()}
+        bed.router.refusal = RejectCode.OVERLOADED
+        for _ in range(3):
+            assert (await bed.complete(stream=True)).status_code == 429
+        new = (x for x in gc.get_objects() if id(x) not in before)
+        assert [x for x in new if isinstance(x, Exchange | RequestOutputCollector)] == []
+    finally:
+        bed.router.refusal = None
+        gc.enable()
+
+
 async def a_stream_that_is_held(bed: Bed) -> None:
     """No byte of it leaves before its request has an instance; then its head does at once."""
     for path, body in STREAMS.items():
@@ -611,5 +633,5 @@ async def test_a_refused_request_of_several_choices(
     async with serving(engine, engine_args) as bed:
         bed.router.refusal = code
         answer = await bed.complete(n=2, temperature=1.0)
-        assert answer.status_code == {"overloaded": 429, "unavailable": 503}[code]
+        assert answer.status_code == (503 if code is RejectCode.UNAVAILABLE else 429)
         assert bed.left_over() == set()

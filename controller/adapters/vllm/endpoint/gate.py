@@ -92,6 +92,8 @@ class Gate:
                     return
                 log.exception("%s %s failed", scope["method"], scope["path"])
                 await exchange.fail(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL)
+            finally:
+                exchange.placing.close()
 
     async def _pass(self, scope: Scope, exchange: Exchange) -> None:
         path, method = scope["path"], scope["method"]

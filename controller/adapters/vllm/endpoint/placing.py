@@ -15,7 +15,8 @@ class Placing:
     `n` > 1 count as one. `on_placed` is called each time that all which began are placed."""
 
     def __init__(self, on_placed: Callable[[], Awaitable[None]]) -> None:
-        self._on_placed = on_placed
+        self._on_placed: Callable[[], Awaitable[None]] | None = on_placed
+        self._error: Exception | None = None
         self._num_waiting = 0
         self.any_placed = False
         self.refusal: RefusedError | None = None
@@ -27,11 +28,20 @@ class Placing:
     async def placed(self) -> None:
         self.any_placed = True
         self._num_waiting -= 1
-        if self._num_waiting == 0:
+        if self._num_waiting == 0 and self._on_placed is not None:
             await self._on_placed()
 
-    def refused(self, refusal: RefusedError) -> None:
-        self.refusal = self.refusal or refusal
+    def refused(self, refusal: RefusedError, error: Exception | None = None) -> None:
+        """`error`: by which vLLM hears of it."""
+        self.refusal, self._error = self.refusal or refusal, self._error or error
+
+    def close(self) -> None:
+        """The answer is over. Drops what refers back to it, as the garbage collector may come after
+        ten thousands of requests: the callback, and the error's traceback, a frame of which has the
+        error. Of each refused request some 90 objects stayed until then."""
+        self._on_placed = None
+        if self._error is not None:
+            self._error.__traceback__ = None
 
 
 PLACING: ContextVar[Placing | None] = ContextVar("placing", default=None)

@@ -169,9 +169,10 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
 
     def _refuse(self, request_id: str, refused: RefusedError) -> None:
         """Before it is sent to any instance, in the task of its HTTP request."""
+        error = GracefulHTTPError(refused.message, refused.status)
         if placing := PLACING.get():
-            placing.refused(refused)
-        self._app.fail(request_id, GracefulHTTPError(refused.message, refused.status))
+            placing.refused(refused, error)
+        self._app.fail(request_id, error)
 
     def _prefix_hashes(self, request: EngineCoreRequest) -> tuple[int, ...]:
         if not self._limits.prefix_caching:
