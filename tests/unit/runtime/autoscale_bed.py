@@ -5,12 +5,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as replaced
+
 from controller.core.autoscale.config import AutoscaleConfig, AutoscaleMode
 from controller.core.record.event_log import EventKind, LoggedEvent
 from controller.runtime.controller.operations.autoscaling import Autoscaling
 from controller.runtime.live_config import LiveAutoscale, LiveConfig
 from tests.unit.runtime.controller_bed import CONFIG
-from tests.unit.runtime.fakes import FakeNetwork
+from tests.unit.runtime.fakes import FakeNetwork, hello, settle
 from tests.unit.runtime.steering_bed import SteeringBed
 
 QUICK = AutoscaleConfig(
@@ -43,6 +45,8 @@ class AutoscaleBed(SteeringBed):
         self.never: set[str] = set()
         """Ray finds no place for these."""
         self.dead: set[str] = set()
+        self.seen: dict[str, Any] = {}
+        """What the frontend says of the last minute, by the fields of its Hello."""
         self._incarnations: Counter[str] = Counter()
         self.playing: asyncio.Task[None] | None = None
 
@@ -83,7 +87,8 @@ class AutoscaleBed(SteeringBed):
         while True:
             await asyncio.sleep(0.5)
             now_s = self.controller.now_s()
-            await self.joins("f-0", incarnation=1)
+            self.says("f-0", replaced(hello("f-0", incarnation=1), **self.seen))
+            await settle()
             there = [m.member_id for m in self.controller.roster.instances()]
             for instance_id in there:
                 if instance_id not in self._incarnations:

@@ -198,3 +198,82 @@ async def test_a_full_disk_blocks_it_until_there_is_room(network: FakeNetwork) -
     disk.is_full = False
     await asyncio.sleep(10)
     assert bed.serving == ["i-1"]
+
+
+@virtual_time
+async def test_one_that_an_operator_restarts_is_not_replaced(network: FakeNetwork) -> None:
+    """It is emptied, and as good as there: two is the minimum."""
+    bed = AutoscaleBed(network)
+    bed.num_requests = 2
+    await bed.begin_playing(min_instances=2)
+    bed.runs("i-0", "r-1")  # at its frontend: it is not drained
+    bed.begin("i-0", restarts="a")
+    await asyncio.sleep(5)
+    assert not bed.controller.scheduler.instances["i-0"].schedulable(bed.controller.now_s())
+    assert bed.launcher.launched[-1] == "i-1"
+    bed.controller.drains.end("i-0", "enough")
+    bed.begin("i-0")
+    await asyncio.sleep(5)
+    assert bed.launcher.launched[-1] == "i-2", "one that is drained may stay so for long"
+
+
+@virtual_time
+async def test_one_that_dies_is_awaited_and_holds_nothing_up(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network, num_instances=3)
+    bed.num_requests = 9  # 3 instances have 181 steps left, 2 have 67
+    await bed.begin_playing()
+    await asyncio.sleep(3)
+    bed.dead.add("i-1")
+    network.lose("mem://i-1")
+    await asyncio.sleep(5)
+    assert len(bed.launcher.launched) == 1 + 3, "it is started again, and counts as empty"
+    assert bed.autoscaling.last.decision.reason is not ScaleReason.PENDING
+    bed.num_requests = 0
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-2"]
+
+
+@virtual_time
+async def test_what_frontends_saw_lately_counts_once_the_number_has_settled(
+    network: FakeNetwork,
+) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 2
+    bed.seen = {"ttft_p99_s": 3.0, "tpot_p99_s": 0.05, "num_first_tokens": 60}
+    await bed.begin_playing(target_ttft_s=2.0, max_added=1, down_above_steps=170.0)
+    await asyncio.sleep(30)
+    assert bed.serving == ["i-0", "i-1"], "in the first minute nothing is known of two"
+    assert bed.told() == []
+    bed.num_requests = 6
+    await asyncio.sleep(45)
+    assert bed.serving == ["i-0", "i-1", "i-2"]
+    assert bed.told()[0].reason == (
+        "add 1: the P99 TTFT of the next minute is estimated at 3 s, and the target is 2 s"
+    )
+    await asyncio.sleep(20)
+    assert len(bed.told()) == 1, "the next minute is the third one's first"
+    bed.seen = {"ttft_p99_s": 1.9, "num_first_tokens": 60}
+    await asyncio.sleep(100)
+    assert bed.serving == ["i-0", "i-1", "i-2"], "with one less it were 2.85 s"
+    bed.seen = {"ttft_p99_s": 0.5, "num_first_tokens": 60}
+    await asyncio.sleep(10)
+    assert len(bed.serving) == 2
+
+
+@virtual_time
+async def test_a_failure_of_ray_is_told_and_tried_again(network: FakeNetwork) -> None:
+    bed = AutoscaleBed(network)
+    bed.num_requests = 8
+
+    def fails(_number: int) -> str:
+        raise RuntimeError("the head of Ray is gone")
+
+    bed.launcher.no_room = fails
+    await bed.begin_playing()
+    await asyncio.sleep(3)
+    assert not bed.task.done()
+    assert bed.told()[-1].kind is EventKind.AUTOSCALE_BLOCKED
+    assert bed.told()[-1].reason.endswith("RuntimeError('the head of Ray is gone')")
+    bed.launcher.no_room = lambda _number: ""
+    await asyncio.sleep(10)
+    assert bed.serving == ["i-0", "i-1", "i-2"]

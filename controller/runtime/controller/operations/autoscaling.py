@@ -184,6 +184,9 @@ class Autoscaling:
         except (LlumctlError, OperationRefusedError, _NotNowError) as error:
             log.warning("%s: %s", check.cause_id, error)
             return replace(check, outcome=Outcome.BLOCKED, why=f"{check.why}; {error}")
+        except Exception as error:  # of Ray, for one: the next check tries it again
+            log.exception("%s could not be carried out", check.cause_id)
+            return replace(check, outcome=Outcome.BLOCKED, why=f"{check.why}; {error!r:.200}")
         return replace(check, outcome=Outcome.DONE, added=added)
 
     def _carry_out(self, check: Check) -> tuple[str, ...]:

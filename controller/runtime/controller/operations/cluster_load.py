@@ -37,7 +37,10 @@ class LoadWatch:
         spec = cluster.keeper.spec
         schedulable = cluster.scheduler.schedulable_snapshots(now_s)
         ids = {each.instance_id for each in schedulable}
-        unavailable = set(planned_instances(spec)) - ids - {*starts.starting, *starts.failed}
+        # One that an operator restarts is back soon, and no reason to launch another one.
+        restarting = {key for key, each in spec.drains.items() if each.restarts}
+        coming = ({*starts.starting, *restarting} & set(planned_instances(spec))) - {*starts.failed}
+        unavailable = set(planned_instances(spec)) - ids - coming - {*starts.failed}
         leaving = [order for order in spec.drains.values() if self._leaves(order)]
         is_own = len(leaving) == 1 and leaving[0].actor == self._owner
         known = [status.snapshot for status in cluster.statuses.values()]
@@ -48,7 +51,7 @@ class LoadWatch:
             new_capacity_blocks=known[0].capacity_blocks if known else 0,
             num_held=len(held),
             held_demand_blocks=sum(each.demand_blocks for each in held),
-            num_starting=len(starts.starting),
+            num_starting=len(coming),
             num_unavailable=len(unavailable),
             action_pending=bool(starts.launched or (leaving and not is_own)),
             leaving_id=leaving[0].instance_id if is_own and not starts.launched else None,
