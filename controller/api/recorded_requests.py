@@ -186,7 +186,7 @@ def _as_events_say(
     for event in events:
         if event.kind in _STATES:
             found["state"] = _STATES[event.kind]
-        if event.kind in ("dispatched", "admitted", "migrated"):
+        if event.kind in ("dispatched", "admitted", "migrated", "replayed"):
             found["instance_id"], found["held"] = event.instance_id, None
         if event.kind in _ENDS:
             found["held"] = None

@@ -59,8 +59,9 @@ class DrainEnded:
 
 @value
 class DispatchRequested:
-    """A frontend asks where to send a request. It asks again for a replay, and if the rank changed
-    while the request was held. Session and prefix as `dispatch.newcomer.Newcomer` has them."""
+    """A frontend asks where to send a request. It asks again for a replay, of which the outputs so
+    far count as prompt, and if the rank changed while the request was held. Session and prefix as
+    `dispatch.newcomer.Newcomer` has them."""
 
     request_id: str
     frontend_id: str

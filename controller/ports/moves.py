@@ -1,7 +1,8 @@
 """What an engine offers so that its requests can move, live, to another instance's engine.
 
-All methods are called between two steps on the thread that built the engine, except `compiling`
-and those of `KvBlocks`, which any thread may call for blocks that are pinned or reserved for it.
+All methods are called between two steps on the thread that built the engine, except `compiling`,
+`drawn_generator` and those of `KvBlocks`, which any thread may call for blocks that are pinned or
+reserved for it.
 
 On the source a move pins blocks stage by stage while the request decodes on, suspends it at a
 step boundary, and then either releases it (the destination has it) or resumes it. On the
@@ -136,3 +137,14 @@ class EngineMoves(Protocol):
 
     def drop(self, request_id: str) -> None:
         """Forgets a committed request without an output: another instance turned out to own it."""
+
+    # -- replay --------------------------------------------------------------------------
+
+    def drawn_generator(self, prepared: Any, num_output_tokens: int) -> Any:
+        """The generator of a seeded request as it is after so many tokens; None for another
+        request. Any thread may call it, and it may take long."""
+
+    def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
+        """The request lives here from now on as an evicted one with these outputs, at least one,
+        and no computed tokens. Raises ValueError, with the reason in a sentence, if it cannot: its
+        grammar is not compiled, or the engine does not take it."""

@@ -25,6 +25,7 @@ from controller.adapters.vllm.grammars.process import GrammarProcess
 from controller.adapters.vllm.grammars.trials import GrammarTrials
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.request_record import RequestState
+from controller.core.replay.refusals import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
@@ -178,7 +179,9 @@ class PlayedRouter:
         client_request_id: str,
         parent_id: str | None,
         prompt_token_ids: Sequence[int],
+        not_replayable: ReplayRefusal | None,
     ) -> None:
+        assert not_replayable is None
         request_id, rank = request.request_id, request.rank
         assert len(prompt_token_ids) == request.num_prompt_tokens
         self.arrivals.append((request_id, client_request_id, parent_id))

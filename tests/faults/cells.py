@@ -5,7 +5,7 @@ A cell is a place in a move, a victim and a signal. The place is a state of one 
 fault comes when the machine has entered it and has not yet done anything there. Outcomes:
 
     K   it never stopped at the source          R   it was stopped there and runs there again
-    M   it runs at the destination              P   one error at the client (it may be sent again)
+    M   it runs at the destination              P   it is replayed by whichever instance is left
     X   its client is gone: nobody has it
 
 A stopped process is continued when the others have done this:

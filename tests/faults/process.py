@@ -24,9 +24,10 @@ from controller.core.migration.protocol import MoveTiming
 from controller.core.migration.source import SourceMove
 from controller.core.operations.cluster_spec import ClusterSpec
 from controller.core.rescheduling.config import ReschedulingConfig
-from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.core.scheduler_events import Dispatch, DispatchRequested, RejectCode
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.spec_keeper import SpecKeeper
+from controller.runtime.frontend.dispatcher import NotDispatchedError
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.router import Router, RouterEvents
 from controller.runtime.instance.llumlet import Llumlet
@@ -180,7 +181,7 @@ def _report(service: Llumlet, number: int, counts: dict[str, int]) -> None:
 
 
 class PlacedRouter(Router):
-    """The test says where a request goes."""
+    """The test says where a request goes, and a replay goes to any instance."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -189,7 +190,12 @@ class PlacedRouter(Router):
 
     async def _place(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry]:
         request_id, frontend_id = request.request_id, request.frontend_id
-        entry = next(e for e in self._known if e.instance_id == self.places[request_id])
+        wanted = (
+            e for e in self._known if request.replayed or e.instance_id == self.places[request_id]
+        )
+        entry = next(wanted, None)
+        if entry is None:
+            raise NotDispatchedError(RejectCode.UNAVAILABLE)
         return Dispatch(request_id, frontend_id, entry.instance_id, entry.incarnation, 0), entry
 
 

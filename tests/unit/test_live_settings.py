@@ -12,6 +12,7 @@ from controller.api.wire.settings import SettingValue
 from controller.core.autoscale.config import AutoscaleConfig
 from controller.core.holding.config import HoldingConfig
 from controller.core.overload.key_limits import KeyLimits
+from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.pairing import PAIRINGS
 from controller.core.rescheduling.victims import VICTIMS
 from controller.core.scheduler import SchedulerConfig
@@ -111,6 +112,13 @@ def test_frontends_hash_prompts_only_for_a_policy_that_goes_by_it(policy, by_pre
     assert live_config(settings).frontends.hash_prefixes is asked
 
 
+def test_replays_reach_the_frontends() -> None:
+    values = {"replay.max_replays": 1, "replay.max_tokens_kept": 5}
+    assert {key for key in live_settings(DEFAULTS) if key.startswith("replay.")} == set(values)
+    assert live_config(DEFAULTS).frontends.replay == ReplayConfig()
+    assert live_config(changed(DEFAULTS, values)).frontends.replay == ReplayConfig(1, 5)
+
+
 def test_the_names_are_those_that_there_are() -> None:
     fields = type(DEFAULTS.migration).model_fields
     for field, known in (("pairing", PAIRINGS), ("victim", VICTIMS)):
@@ -127,6 +135,7 @@ def test_the_names_are_those_that_there_are() -> None:
         ("scheduler.policy", "round-robin"),
         ("scheduler.hold_timeout_s", 3),
         ("endpoint.request_timeout_s", 7.5),
+        ("replay.max_replays", 0),
         ("endpoint.request_timeout_s", None),
         ("priority.high.target_load_tokens", 320),
         ("priority.high.target_load_tokens", None),

@@ -17,7 +17,7 @@ from controller.adapters.emulated.block_hashes import BlockHashes
 from controller.adapters.emulated.kv_blocks import NOTHING, EmulatedBlocks
 from controller.adapters.emulated.live_request import LiveRequest
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import SENTENCES, MoveRefusal
 from controller.core.rescheduling.candidate import Candidate
 from controller.model.engine_model import EngineModel
 from controller.model.moves import MovingState, Remembered
@@ -208,6 +208,24 @@ class EmulatedMoves:
                 live.wrong_from = live.num_emitted
         self._blocks.drop(arriving.block_ids)
         self._live[request_id] = live
+
+    # -- replay --------------------------------------------------------------------------
+
+    def drawn_generator(self, prepared: LiveRequest, num_output_tokens: int) -> None:
+        """An emulated answer is drawn by nobody."""
+
+    def reenter(
+        self, prepared: LiveRequest, output_token_ids: Sequence[int], generator: None
+    ) -> None:
+        assert generator is None
+        found = self.reserve(prepared, output_token_ids, num_blocks=0)
+        if isinstance(found, MoveRefusal):
+            raise ValueError(SENTENCES[found])
+        live = self._arriving.pop(prepared.request.request_id).live
+        moved = MovingState(live.num_tokens, -live.request.priority, queued=True, evicted=True)
+        self._model.moves.commit(live.request.request_id, moved)
+        live.admitted_before = True
+        self._live[live.request.request_id] = live
 
     def drop(self, request_id: str) -> None:
         self._model.abort([request_id])

@@ -10,6 +10,7 @@ from controller.core.holding.config import HoldingConfig
 from controller.core.load.snapshot import Level
 from controller.core.migration.limits import MoveLimits
 from controller.core.overload.key_limits import KeyLimits
+from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.core.scheduler import SchedulerConfig
 from controller.ports.engine import STEP_PHASES, StepPhase
@@ -50,6 +51,7 @@ def live_config(settings: Settings) -> LiveConfig:
             predict_lengths=late_binding and holding.expected_output_share > 0,
             hash_prefixes=holding.by_prefix if late_binding else policy.by_prefix,
             key_limits=key_limits,
+            replay=ReplayConfig(settings.replay.max_replays, settings.replay.max_tokens_kept),
         ),
         autoscale=_autoscale(settings.autoscale),
         status_interval_s=scheduler.status_interval_s,

@@ -371,6 +371,8 @@ def request_model(
         num_output_tokens=record.num_output_tokens,
         num_evictions=record.num_evictions,
         num_moves=record.num_moves,
+        num_replays=record.num_replays,
+        not_replayable=record.not_replayable,
         movable=None if refusal is None else not refusal,
         why_not_movable=refusal or None,
         finish_reason=record.finish_reason,

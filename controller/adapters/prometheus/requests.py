@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.replay.refusals import ReplayRefusal
 
 
 def _ladder(first_s: float, last_s: float) -> tuple[float, ...]:
@@ -27,6 +28,8 @@ TTFT_BUCKETS_S = _ladder(0.01, 150)
 """A short prompt on an idle GPU, up to minutes in a queue."""
 TPOT_BUCKETS_S = _ladder(0.001, 2)
 """A small model on a fast GPU, up to a crowded batch of a CPU."""
+PAUSE_BUCKETS_S = _ladder(0.01, 50)
+"""A few tokens computed again on an idle instance, up to a full cluster that lost one."""
 E2E_BUCKETS_S = _ladder(0.1, 1500)
 """A few tokens, up to long generations that were evicted on their way."""
 
@@ -56,12 +59,26 @@ class RequestMetrics:
         self._e2e = histogram(
             "e2e_latency_seconds", "Arrival until the last token, of finished", E2E_BUCKETS_S
         )
+        self._pauses = histogram(
+            "replay_pause_seconds",
+            "Pause of a stream from the last token before a loss to the first after it",
+            PAUSE_BUCKETS_S,
+        )
+        self._replays = counter("request_replays", "Requests lost and gone on elsewhere")
+        self._not_replayed = Counter(
+            "llumctl_replay_failures",
+            "Requests lost and ended, by the reason against a replay",
+            ["reason"],
+            registry=registry,
+        )
         self._ended = counter("requests_ended", "Requests that ended", "outcome")
         self._prompt_tokens = counter("request_prompt_tokens", "Prompt tokens of ended requests")
         self._output_tokens = counter("request_output_tokens", "Output tokens of ended requests")
         self._evictions = counter("request_evictions", "Evictions of ended requests")
         for level in levels:
             self._start_at_zero(level)
+        for refusal in ReplayRefusal:
+            self._not_replayed.labels(refusal)
 
     def dispatched(self, level: str, waited_s: float) -> None:
         """A new request got its first instance `waited_s` after it arrived."""
@@ -69,6 +86,16 @@ class RequestMetrics:
 
     def first_token(self, level: str, ttft_s: float) -> None:
         self._ttft.labels(level).observe(max(0.0, ttft_s))
+
+    def replayed(self, level: str, downtime_s: float | None) -> None:
+        """A lost request has its first token again. `downtime_s`: since the token before; None:
+        there was none."""
+        self._replays.labels(level).inc()
+        if downtime_s is not None:
+            self._pauses.labels(level).observe(max(0.0, downtime_s))
+
+    def not_replayed(self, refusal: ReplayRefusal) -> None:
+        self._not_replayed.labels(refusal).inc()
 
     def ended(self, record: RequestRecord) -> None:
         """A request's one terminal outcome. Raises ValueError if it has not ended."""
@@ -87,9 +114,10 @@ class RequestMetrics:
                 self._tpot.labels(level).observe(decoding_s / (record.num_output_tokens - 1))
 
     def _start_at_zero(self, level: str) -> None:
-        for histogram in (self._dispatch, self._ttft, self._tpot, self._e2e):
+        for histogram in (self._dispatch, self._ttft, self._tpot, self._e2e, self._pauses):
             histogram.labels(level)
-        for counter in (self._prompt_tokens, self._output_tokens, self._evictions):
+        counters = (self._prompt_tokens, self._output_tokens, self._evictions, self._replays)
+        for counter in counters:
             counter.labels(level)
         for outcome in sorted(ENDED):
             self._ended.labels(level, outcome)

@@ -22,6 +22,7 @@ LIVE = (
     "holding.*",
     "limits.*",
     "autoscale.*",
+    "replay.*",
     "endpoint.max_live_requests",
     "endpoint.request_timeout_s",
     "endpoint.write_timeout_s",

@@ -201,6 +201,16 @@ class MigrationTable(Table):
         return self
 
 
+class ReplayTable(Table):
+    """`[replay]`: what becomes of requests whose instance dies; docs/reliability.md."""
+
+    max_replays: Annotated[int, Field(ge=0, le=100)] = 3
+    """How often one request may go on elsewhere after its instance died; 0: it ends in an error."""
+    max_tokens_kept: Annotated[int, Field(ge=0)] = 16_000_000
+    """Tokens of prompts and outputs that one frontend keeps for replays, about 5 bytes each. A
+    request that does not fit in cannot be replayed."""
+
+
 class PriorityTable(Table):
     """`[[priority]]`: one level; see definitions in docs/metrics.md."""
 
@@ -239,6 +249,7 @@ class Settings(Table):
     limits: LimitsTable = LimitsTable()
     migration: MigrationTable = MigrationTable()
     autoscale: AutoscaleTable = AutoscaleTable()
+    replay: ReplayTable = ReplayTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""

@@ -298,6 +298,11 @@ class RequestStatus(WireModel):
     num_output_tokens: int
     num_evictions: int = 0
     num_moves: int = 0
+    num_replays: int = 0
+    """How often it was lost with its instance and went on elsewhere."""
+    not_replayable: str = ""
+    """The code of why it cannot go on elsewhere, or not once it has tokens (docs/reliability.md);
+    empty: it can."""
     movable: bool | None = None
     """Null if the request is on no instance, or if its instance was not asked or did not answer."""
     why_not_movable: str | None = None

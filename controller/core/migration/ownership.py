@@ -8,6 +8,9 @@
                 destination is asked whether COMMIT reached it; else the request is lost. It is
                 lost too if a source says that it gave the request to a destination that died.
                 Late tokens of a dead instance count, but no longer make it the owner
+    replayed    a lost request begins anew elsewhere, in the next attempt. What is said of an
+                earlier attempt counts for nothing, but for tokens below the one where the new
+                attempt begins
 
 So whatever two instances believe, the client reads one of them. The other one, and an instance
 that was taken for dead but lives, must be told to stop (`offer` tells).
@@ -35,7 +38,7 @@ class Loss(Enum):
 @dataclass(slots=True)
 class _Announced:
     destination: InstanceRef
-    hop: int
+    epoch: Epoch
 
 
 class Ownership(Generic[T]):
@@ -52,12 +55,12 @@ class Ownership(Generic[T]):
         self._dead: set[tuple[str, int]] = set()
 
     @property
-    def to_ask(self) -> tuple[InstanceRef, int] | None:
-        """(destination, hop): the owner died, and this destination has not said yet whether the
-        request is there in this hop. Else None."""
+    def to_ask(self) -> tuple[InstanceRef, Epoch] | None:
+        """(destination, epoch): the owner died, and this destination has not said yet whether the
+        request is there in this epoch. Else None."""
         if not self._asking or self._announced is None:
             return None
-        return self._announced.destination, self._announced.hop
+        return self._announced.destination, self._announced.epoch
 
     @property
     def holders(self) -> list[InstanceRef]:
@@ -67,14 +70,24 @@ class Ownership(Generic[T]):
             return [self.owner]
         return [self.owner, self._announced.destination]
 
-    def announce(self, destination: InstanceRef, hop: int) -> None:
-        """Mutates. An announcement of a hop that is over changes nothing, nor does a late one."""
-        if hop > self.order.epoch.hop and not self._asking and destination.key not in self._dead:
-            self._announced = _Announced(destination, hop)
+    def replayed(self, owner: InstanceRef) -> Epoch:
+        """The request was lost, and begins anew at `owner` with the tokens delivered so far.
+        Returns its epoch there. Mutates."""
+        epoch = Epoch(self.order.epoch.attempt + 1)
+        self.order.raise_epoch(epoch)
+        self.owner = owner
+        self._announced, self._asking = None, False
+        self._dead.discard(owner.key)  # only its connection broke
+        return epoch
 
-    def moved(self, owner: InstanceRef, hop: int, began_index: int) -> bool:
+    def announce(self, destination: InstanceRef, epoch: Epoch) -> None:
+        """Mutates. An announcement of an epoch that is over changes nothing, nor does a late
+        one."""
+        if epoch > self.order.epoch and not self._asking and destination.key not in self._dead:
+            self._announced = _Announced(destination, epoch)
+
+    def moved(self, owner: InstanceRef, epoch: Epoch, began_index: int) -> bool:
         """True if this is news: the request runs there now, from that token on. Mutates."""
-        epoch = Epoch(self.order.epoch.attempt, hop)
         if epoch <= self.order.epoch or owner.key in self._dead:
             return False
         self.order.raise_epoch(epoch, began_index)
@@ -94,13 +107,13 @@ class Ownership(Generic[T]):
         self._take_over(sender)
         return delivered
 
-    def fence(self, owner: InstanceRef, hop: int) -> bool | None:
-        """The source wants the request back in `hop`. True: granted; False: the destination owns
-        it; None: the source was taken for dead and gets nothing. Mutates."""
-        fenced = Epoch(self.order.epoch.attempt, hop)
+    def fence(self, owner: InstanceRef, fenced: Epoch) -> bool | None:
+        """The source wants the request back in the epoch `fenced`. True: granted, or that attempt
+        is over; False: the destination owns it; None: the source was taken for dead and gets
+        nothing. Mutates."""
         if self.order.epoch >= fenced:
             return True
-        if self.order.epoch.hop == hop - 1:
+        if self.order.epoch == (fenced.attempt, fenced.hop - 1):
             return False
         if owner.key in self._dead:
             return None
@@ -125,26 +138,26 @@ class Ownership(Generic[T]):
         self._asking = True
         return Loss.ASK
 
-    def lost_in(self, hop: int) -> bool:
-        """A source says that it gave the request away in `hop`, to a destination that died. True if
-        the request is lost: nothing was heard of that hop or a later one."""
-        return self.order.epoch.hop < hop
+    def lost_in(self, epoch: Epoch) -> bool:
+        """A source says that it gave the request away in `epoch`, to a destination that died. True
+        if the request is lost: nothing was heard of that epoch or a later one."""
+        return self.order.epoch < epoch
 
-    def disowned(self, hop: int) -> bool:
-        """A destination does not have the request in `hop` and never will. True if that loses the
+    def disowned(self, epoch: Epoch) -> bool:
+        """A destination does not have the request in `epoch` and never will. True if that loses the
         request: this destination was the one to ask."""
-        return self._asking and self._announced is not None and self._announced.hop == hop
+        return self._asking and self._announced is not None and self._announced.epoch == epoch
 
     def _take_over(self, owner: InstanceRef) -> None:
         """Makes `owner` the owner in the present epoch. Its own next move may have been announced
         before its first token came, so only older announcements are forgotten."""
         self.owner = owner
         self._asking = False
-        if self._announced and self._announced.hop <= self.order.epoch.hop:
+        if self._announced and self._announced.epoch <= self.order.epoch:
             self._announced = None
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is broken."""
         self.order.check()
         assert not self._asking or self._announced is not None
-        assert self._announced is None or self._announced.hop > self.order.epoch.hop
+        assert self._announced is None or self._announced.epoch > self.order.epoch

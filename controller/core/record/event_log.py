@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     MIGRATED = "migrated"
     MIGRATION_FAILED = "migration_failed"
     """The request stayed where it was, or ended."""
+    REPLAYED = "replayed"
+    """The request was lost with its instance and goes on elsewhere."""
     HELD = "held"
     """Requests have waited at the controller for a while."""
     HELD_ENDED = "held_ended"

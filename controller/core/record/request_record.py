@@ -59,6 +59,10 @@ class RequestRecord:
     """vLLM's word (stop, length), or why the request was aborted or failed."""
     num_moves: int = 0
     rank: int = 0
+    num_replays: int = 0
+    """How often it was lost with its instance and went on, or is to go on, elsewhere."""
+    not_replayable: str = ""
+    """The code of why it cannot go on elsewhere, or could not; empty: nothing is against it."""
     history: tuple[LoggedEvent, ...] = ()
     num_forgotten: int = 0
     """Events that are missing between the first and the second half of `history`."""

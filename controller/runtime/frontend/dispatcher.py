@@ -37,6 +37,9 @@ CONTROLLER_SILENCE_S = 1.0
 # for questions and answers that got lost.
 MAX_ASK_AGAIN_S = 8.0
 BYPASS_EVERY_S = 0.05
+# A dispatch to an instance that is not listed is asked for again, after each of these: the death,
+# or the start, is known to both sides soon.
+GONE_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class NotDispatchedError(Exception):
@@ -105,31 +108,44 @@ class Dispatcher:
     async def find(self, request: DispatchRequested) -> tuple[Dispatch, InstanceEntry] | None:
         """The decision and its instance; None if the request was aborted meanwhile. Raises
         NotDispatchedError."""
-        request_id = request.request_id
-        if self._controller_is_silent():
+        if self._controller_is_silent() and not request.replayed:
             refusal = self._keys.refusal_alone(request, self._heard.num_frontends)
             if refusal is not None:
                 raise NotDispatchedError(refusal.code, refusal.retry_after_s)
         asked = _Asked(request, asyncio.get_running_loop().create_future())
-        self.asked[request_id] = asked
+        self.asked[request.request_id] = asked
         try:
-            answer = await self._ask(asked)
+            return await self._find(asked)
         except asyncio.CancelledError:
-            if request_id in self.asked:  # the client left, not `abort`
+            if self._is_wanted(asked):  # the client left, not `abort`
                 self._withdraw(asked)
                 raise
             return None
         finally:
-            aborted = self.asked.pop(request_id, None) is None
-        if aborted:  # just after the answer came
-            return None
-        if isinstance(answer, Reject):
-            raise NotDispatchedError(answer.code, answer.retry_after_s)
-        entry = self._known.find(answer.instance_id, answer.incarnation)
-        if entry is None:  # died in between, or so it seems from here
-            self._decline(answer)
-            raise NotDispatchedError(RejectCode.UNAVAILABLE)
-        return answer, entry
+            if self._is_wanted(asked):
+                del self.asked[request.request_id]
+
+    async def _find(self, asked: _Asked) -> tuple[Dispatch, InstanceEntry] | None:
+        for wait_s in (*GONE_WAITS_S, None):
+            answer = await self._ask(asked)
+            if not self._is_wanted(asked):  # aborted just after the answer came
+                return None
+            if isinstance(answer, Reject):
+                raise NotDispatchedError(answer.code, answer.retry_after_s)
+            entry = self._known.find(answer.instance_id, answer.incarnation)
+            if entry is not None:
+                return answer, entry
+            self.decline(answer)  # died in between, or so it seems from here
+            if wait_s is None:
+                break
+            asked.answer = asyncio.get_running_loop().create_future()
+            await asyncio.sleep(wait_s)
+            if not self._is_wanted(asked):
+                return None
+        raise NotDispatchedError(RejectCode.UNAVAILABLE)
+
+    def _is_wanted(self, asked: _Asked) -> bool:
+        return self.asked.get(asked.request.request_id) is asked
 
     def abort(self, request_id: str) -> None:
         """Does nothing for a request that does not wait for a decision."""
@@ -149,7 +165,7 @@ class Dispatcher:
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(answer)
         else:
-            self._decline(answer)
+            self.decline(answer)
 
     async def _ask(self, asked: _Asked) -> Dispatch | Reject:
         """Asks until the answer comes: a question may get lost, or the controller that held it."""
@@ -192,7 +208,7 @@ class Dispatcher:
         answer = asked.answer
         if answer.done():
             if not answer.cancelled():
-                self._decline(answer.result())
+                self.decline(answer.result())
             return
         request = asked.request
         cancelled = DispatchCancelled(request.request_id, request.frontend_id)
@@ -201,7 +217,7 @@ class Dispatcher:
     def _send(self, message: DispatchAsked | DispatchWithdrawn) -> None:
         self._mailbox.send(self._member.controller_address, encode(message), droppable=True)
 
-    def _decline(self, answer: Dispatch | Reject) -> None:
+    def decline(self, answer: Dispatch | Reject) -> None:
         """Gives a dispatch back, or the controller would count its request as on its way for
         ever."""
         if isinstance(answer, Dispatch) and not self._tell_unused(answer):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.record.request_record import ENDED
+from controller.core.token_order import Epoch
 from controller.runtime.frontend.dispatcher import Dispatcher
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
@@ -35,7 +36,7 @@ class _Change:
     number: int
     confirmed_by: tuple[str, int] | None = None
     """(instance, incarnation)."""
-    confirmed_hop: int = -1
+    confirmed_epoch: Epoch | None = None
 
 
 class RankChanges:
@@ -75,7 +76,7 @@ class RankChanges:
         """Tells the request's owner its rank. Does nothing if the rank never changed, or nobody
         owns the request yet."""
         change, route = self._changes.get(request_id), self._routes.live.get(request_id)
-        if change is not None and route is not None:
+        if change is not None and route is not None and not route.waiting:
             told = RankSet(request_id, change.rank, change.number)
             self._send(route.ownership.owner.address, told)
 
@@ -83,7 +84,7 @@ class RankChanges:
         change = self._changes.get(confirmed.request_id)
         if change is not None and change.number == confirmed.change:
             change.confirmed_by = (confirmed.instance_id, confirmed.incarnation)
-            change.confirmed_hop = confirmed.hop
+            change.confirmed_epoch = Epoch(confirmed.attempt, confirmed.hop)
 
     async def keep_telling(self) -> None:
         while True:
@@ -97,7 +98,7 @@ class RankChanges:
     def _tell_again(self, request_id: str, change: _Change) -> None:
         route = self._routes.live.get(request_id)
         if route is not None:
-            if not _is_confirmed(change, route):
+            if not route.waiting and not _is_confirmed(change, route):
                 self.tell_owner(request_id)
         elif request_id not in self._dispatcher.asked:
             del self._changes[request_id]
@@ -109,5 +110,6 @@ def _is_confirmed(change: _Change, route: Route) -> bool:
     ownership = route.ownership
     return (
         change.confirmed_by == ownership.owner.key
-        and change.confirmed_hop >= ownership.order.epoch.hop
+        and change.confirmed_epoch is not None
+        and change.confirmed_epoch >= ownership.order.epoch
     )

@@ -4,9 +4,8 @@ The frontend keeps a request's history, as it stays with the request wherever th
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -25,13 +24,12 @@ from controller.core.record.request_record import (
     found_order,
     match_names,
 )
+from controller.core.replay.refusals import ReplayRefusal
+from controller.core.replay.replay import Replay
 from controller.core.scheduler_events import Dispatch, DispatchRequested
+from controller.runtime.frontend.book_entry import BookEntry
 from controller.runtime.messages.moves import MoveTimed
 from controller.runtime.messages.requests import RequestsAsked
-
-MAX_HISTORY = 64
-"""Events kept per request: the first ones say where it came from, the last where it is, so events
-in the middle are dropped."""
 
 ALONE = "by the frontend alone: the controller is silent"
 NO_LABELS: Mapping[str, str] = {}
@@ -45,42 +43,16 @@ _ENDS = {
 }
 
 
-@dataclass(slots=True)
-class _Entry:
-    request_id: str
-    client_request_id: str
-    parent_id: str | None
-    level: str
-    arrival_time_s: float
-    num_prompt_tokens: int
-    rank: int = 0
-    state: RequestState = RequestState.DISPATCHING
-    instance_id: str | None = None
-    incarnation: int | None = None
-    num_output_tokens: int = 0
-    num_evictions: int = 0
-    num_moves: int = 0
-    first_token_time_s: float | None = None
-    end_time_s: float | None = None
-    finish_reason: str | None = None
-    beginning: list[LoggedEvent] = field(default_factory=list)
-    recent: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=MAX_HISTORY // 2))
-    num_forgotten: int = 0
-
-    def remember(self, event: LoggedEvent) -> None:
-        if len(self.beginning) < MAX_HISTORY // 2:
-            self.beginning.append(event)
-        else:
-            self.num_forgotten += len(self.recent) == self.recent.maxlen
-            self.recent.append(event)
-
-
 class RequestObserver(Protocol):
     """Latencies count from the request's arrival."""
 
     def dispatched(self, level: str, queue_time_s: float) -> None: ...
 
     def first_token(self, level: str, ttft_s: float) -> None: ...
+
+    def replayed(self, level: str, downtime_s: float | None) -> None: ...
+
+    def not_replayed(self, refusal: ReplayRefusal) -> None: ...
 
     def ended(self, record: RequestRecord) -> None: ...
 
@@ -106,8 +78,8 @@ class RequestBook:
         """Called with each request that has ended, without its history."""
         self._max_ended = max_ended
         self._wall_clock, self._clock = wall_clock, clock
-        self._live: dict[str, _Entry] = {}
-        self._ended: OrderedDict[str, _Entry] = OrderedDict()
+        self._live: dict[str, BookEntry] = {}
+        self._ended: OrderedDict[str, BookEntry] = OrderedDict()
         self._ttft = LatencyWindows[str]()
         self._tpot = LatencyWindow()
 
@@ -124,7 +96,7 @@ class RequestBook:
     def arrived(
         self, request: DispatchRequested, client_request_id: str, parent_id: str | None
     ) -> None:
-        self._live[request.request_id] = _Entry(
+        self._live[request.request_id] = BookEntry(
             request.request_id,
             client_request_id,
             parent_id,
@@ -134,15 +106,15 @@ class RequestBook:
             request.rank,
         )
 
-    def dispatched(self, dispatch: Dispatch) -> None:
-        """A request has its instance. A decision that this frontend made alone is an event for the
-        cluster's log too."""
+    def dispatched(self, dispatch: Dispatch, replay: Replay | None = None) -> None:
+        """A request has its instance, the first one or that of a replay. A decision that this
+        frontend made alone is an event for the cluster's log too."""
         entry = self._live.get(dispatch.request_id)
         if entry is None:
             return
-        if self._observer and entry.state is RequestState.DISPATCHING:
+        if self._observer and not entry.dispatched:
             self._observer.dispatched(entry.level, self._wall_clock() - entry.arrival_time_s)
-        entry.state = RequestState.WAITING
+        entry.state, entry.dispatched = RequestState.WAITING, True
         entry.instance_id, entry.incarnation = dispatch.instance_id, dispatch.incarnation
         alone = dispatch.seq == 0
         numbers: dict[str, Number] = {f"score_of_{id_}": s for id_, s in dispatch.candidates}
@@ -150,8 +122,11 @@ class RequestBook:
         if dispatch.policy:
             numbers["num_candidates"] = dispatch.num_considered
             labels["policy"] = dispatch.policy
-        reason = ALONE if alone else "by the controller"
-        event = self._event(entry, EventKind.DISPATCHED, reason, numbers, labels=labels)
+        reason, cause_id = ALONE if alone else "by the controller", None
+        if replay is not None:
+            reason = f"again, as it was lost with {replay.source_id}; {reason}"
+            cause_id = replay.cause_id
+        event = self._event(entry, EventKind.DISPATCHED, reason, numbers, cause_id, labels=labels)
         entry.remember(event)
         if alone:
             self._on_event(event)
@@ -174,7 +149,7 @@ class RequestBook:
     def find(self, request_id: str) -> RequestRecord | None:
         """The request's record without history; None if it is unknown or forgotten."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
-        return None if entry is None else self._record(entry, history=False)
+        return None if entry is None else entry.record(self._frontend_id, history=False)
 
     def level_name(self, rank: int) -> str:
         return self._level_names.get(rank, str(rank))
@@ -224,6 +199,54 @@ class RequestBook:
         entry.num_moves += 1
         self._on_event(event)
 
+    # -- replays -------------------------------------------------------------------------
+
+    def marked(self, request_id: str, mark: ReplayRefusal) -> None:
+        """The request cannot be replayed, or not once it has outputs."""
+        if entry := self._live.get(request_id):
+            entry.not_replayable = mark
+
+    def lost(self, request_id: str, num_replays: int) -> None:
+        """No instance has the request any more; it is to go on elsewhere."""
+        if entry := self._live.get(request_id):
+            entry.state, entry.num_replays = RequestState.DISPATCHING, num_replays
+            entry.instance_id = entry.incarnation = None
+
+    def found(self, request_id: str, num_replays: int) -> None:
+        """The request was not lost; `moved` has told where it is."""
+        if entry := self._live.get(request_id):
+            entry.state, entry.num_replays = RequestState.RUNNING, num_replays
+
+    def replayed(self, request_id: str, replay: Replay, downtime_s: float | None) -> None:
+        """The first token since the loss came, `downtime_s` after the token before it; None: there
+        was no token before."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return
+        if self._observer:
+            self._observer.replayed(entry.level, downtime_s)
+        event = self._event(
+            entry,
+            EventKind.REPLAYED,
+            f"from {replay.source_id} to {entry.instance_id}",
+            {
+                "downtime_s": downtime_s,
+                "num_tokens": replay.num_tokens,
+                "attempt": replay.attempt,
+            },
+            replay.cause_id,
+            labels={"from": replay.source_id, "to": entry.instance_id or ""},
+        )
+        entry.remember(event)
+        self._on_event(event)
+
+    def not_replayed(self, request_id: str, refusal: ReplayRefusal) -> None:
+        """The request was lost, and ends."""
+        if entry := self._live.get(request_id):
+            entry.not_replayable = refusal
+            if self._observer:
+                self._observer.not_replayed(refusal)
+
     def emitted(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
         entry = self._live.get(request_id)
         if entry is None:
@@ -266,14 +289,14 @@ class RequestBook:
         if entry.first_token_time_s is not None and entry.num_output_tokens > 1:
             took_s = entry.end_time_s - entry.first_token_time_s
             self._tpot.add(self._clock(), took_s / (entry.num_output_tokens - 1))
-        event = self._event(entry, _ENDS[state], reason, _outcome(entry), cause_id, actor)
+        event = self._event(entry, _ENDS[state], reason, entry.outcome(), cause_id, actor)
         entry.remember(event)
         self._ended[request_id] = entry
         while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
         if is_news:
             self._on_event(event)
-        record = self._record(entry, history=False)
+        record = entry.record(self._frontend_id, history=False)
         if self._observer:
             self._observer.ended(record)
         self.on_ended(record)
@@ -286,7 +309,7 @@ class RequestBook:
     def answer(self, asked: RequestsAsked) -> tuple[tuple[RequestRecord, ...], int]:
         """Matching requests in the order of the listing, and how many match in all."""
         found = [
-            self._record(entry, asked.history)
+            entry.record(self._frontend_id, history=asked.history)
             for entry in (*self._live.values(), *self._ended.values())
             if _matches(entry, asked)
         ]
@@ -295,7 +318,7 @@ class RequestBook:
 
     def _event(
         self,
-        entry: _Entry,
+        entry: BookEntry,
         kind: EventKind,
         reason: str,
         numbers: Mapping[str, Number],
@@ -318,43 +341,8 @@ class RequestBook:
             labels=labels,
         )
 
-    def _record(self, entry: _Entry, history: bool) -> RequestRecord:
-        return RequestRecord(
-            request_id=entry.request_id,
-            client_request_id=entry.client_request_id,
-            parent_id=entry.parent_id,
-            frontend_id=self._frontend_id,
-            level=entry.level,
-            state=entry.state,
-            instance_id=entry.instance_id,
-            incarnation=entry.incarnation,
-            arrival_time_s=entry.arrival_time_s,
-            num_prompt_tokens=entry.num_prompt_tokens,
-            num_output_tokens=entry.num_output_tokens,
-            num_evictions=entry.num_evictions,
-            first_token_time_s=entry.first_token_time_s,
-            end_time_s=entry.end_time_s,
-            finish_reason=entry.finish_reason,
-            num_moves=entry.num_moves,
-            rank=entry.rank,
-            history=(*entry.beginning, *entry.recent) if history else (),
-            num_forgotten=entry.num_forgotten,
-        )
 
-
-def _outcome(entry: _Entry) -> dict[str, Number]:
-    assert entry.end_time_s is not None
-    first_s = entry.first_token_time_s
-    return {
-        "num_prompt_tokens": entry.num_prompt_tokens,
-        "num_output_tokens": entry.num_output_tokens,
-        "num_evictions": entry.num_evictions,
-        "ttft_s": None if first_s is None else round(first_s - entry.arrival_time_s, 4),
-        "e2e_latency_s": round(entry.end_time_s - entry.arrival_time_s, 4),
-    }
-
-
-def _matches(entry: _Entry, asked: RequestsAsked) -> bool:
+def _matches(entry: BookEntry, asked: RequestsAsked) -> bool:
     names = (entry.request_id, entry.client_request_id, entry.parent_id)
     return (
         (asked.instance_id is None or entry.instance_id == asked.instance_id)

@@ -1,6 +1,7 @@
 """A frontend's side of the cluster: its requests go out, and their tokens come back in order.
 
-dispatcher.py finds the instance where a request will run, and routes.py knows where it runs by now.
+dispatcher.py finds the instance where a request will run, routes.py knows where it runs by now, and
+replays.py has it go on elsewhere when that instance dies.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from typing import Any
 from controller.core.migration.ownership import Ownership
 from controller.core.overload.key_limits import NO_KEYS, OwnLimits
 from controller.core.record.request_record import ENDED, RequestRecord, RequestState
+from controller.core.replay.refusals import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested
 from controller.core.token_order import Delivery, Epoch
 from controller.ports.mailbox import Mailbox
@@ -20,6 +22,7 @@ from controller.runtime.frontend.key_limits import FrontendKeys
 from controller.runtime.frontend.known_instances import KnownInstances
 from controller.runtime.frontend.prompt_prefixes import PromptPrefixes
 from controller.runtime.frontend.rank_changes import RankChanges
+from controller.runtime.frontend.replays import Replays
 from controller.runtime.frontend.request_book import RequestBook
 from controller.runtime.frontend.routes import Route, Routes
 from controller.runtime.frontend.traffic_recorder import TrafficRecorder
@@ -91,7 +94,7 @@ class Router:
         self._mailbox = mailbox
         self._events = events
         self._known = KnownInstances()
-        self.routes = Routes(mailbox, self._known, book, events.on_failed)
+        self.routes = Routes(mailbox, self._known, book)
         self.keys = FrontendKeys(
             self.frontend_id,
             lambda told: self.routes.send(member.controller_address, KeysCounted(told)),
@@ -106,6 +109,15 @@ class Router:
             self.keys,
         )
         self.rank_changes = RankChanges(self.routes, self.dispatcher, book, self.routes.send)
+        self.replays = Replays(
+            mailbox,
+            self.routes,
+            self.dispatcher,
+            book,
+            events.on_failed,
+            events.on_refused,
+            self.rank_changes.tell_owner,
+        )
         self.traffic = TrafficRecorder(
             self.frontend_id,
             lambda: member.incarnation,
@@ -118,7 +130,7 @@ class Router:
             {
                 Dispatched: lambda told: self.dispatcher.answered(told.dispatch),
                 Refused: lambda told: self.dispatcher.answered(told.reject),
-                RequestRefused: self._refused_by_instance,
+                RequestRefused: self.replays.refused,
                 RequestEvents: self._happened,
                 RequestsAsked: self._answer,
                 Directory: self._learn,
@@ -136,11 +148,12 @@ class Router:
 
     @property
     def num_live_reqs(self) -> int:
-        return len(self.routes.live) + len(self.dispatcher.asked)
+        return len(self.live_request_ids)
 
     @property
     def live_request_ids(self) -> list[str]:
-        return [*self.routes.live, *self.dispatcher.asked]
+        asked = (r for r in self.dispatcher.asked if r not in self.routes.live)
+        return [*self.routes.live, *asked]
 
     def start(self) -> None:
         self._mailbox.start(self.inbox.take, self.routes.address_lost)
@@ -155,6 +168,7 @@ class Router:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self.replays.close()
         self.dispatcher.close()
         await self._mailbox.close()
 
@@ -165,13 +179,16 @@ class Router:
         client_request_id: str,
         parent_id: str | None = None,
         prompt_token_ids: Sequence[int] = (),
+        not_replayable: ReplayRefusal | None = None,
     ) -> None:
         """Finds an instance and sends the request there, unless it is aborted meanwhile.
-        `parent_id` is set if `n` > 1 made several of one request. Raises NotDispatchedError."""
+        `parent_id` is set if `n` > 1 made several of one request; `not_replayable` says why it
+        cannot go on elsewhere once it has outputs. Raises NotDispatchedError."""
         request_id = request.request_id
         self._book.arrived(request, client_request_id, parent_id)
         self.traffic.arrived(request, prompt_token_ids)
         request = self.keys.began(request)
+        self.replays.keep(request, payload, not_replayable)
         try:
             found = await self.dispatcher.find(request)
         except NotDispatchedError as refusal:
@@ -207,7 +224,7 @@ class Router:
         for request_id in request_ids:
             self._book.ended(request_id, outcome, reason, cause_id, actor)
             if route := self.routes.live.pop(request_id, None):
-                for holder in route.ownership.holders:
+                for holder in () if route.waiting else route.ownership.holders:
                     by_address.setdefault(holder.address, []).append(request_id)
             else:
                 self.dispatcher.abort(request_id)
@@ -215,7 +232,8 @@ class Router:
             self.routes.send(address, AbortRequests(tuple(ids)))
 
     def accept(self, emitted: OutputsEmitted, outputs: Sequence[Any]) -> list[Delivery[Any]]:
-        """The deliveries that are due now, in order. Each of `outputs` has a `request_id`."""
+        """The deliveries that are due now, in order. Each of `outputs` has a `request_id` and
+        `new_token_ids`."""
         by_id = {output.request_id: output for output in outputs}
         now_s = asyncio.get_running_loop().time()
         due: list[Delivery[Any]] = []
@@ -231,17 +249,21 @@ class Router:
                 continue
             ownership, epoch = route.ownership, Epoch(item.attempt, item.hop)
             before, its_item = ownership.order.next_index, (item, output)
+            owner = ownership.owner
             offered = ownership.offer(
                 emitted.sender, epoch, item.first_index, item.num_tokens, its_item
             )
             if offered is None:
                 self.routes.unread(emitted.sender, item)
                 continue
+            if ownership.owner is not owner:
+                self.routes.find(request_id, route)
             for (delivered, its_output), num_skip in offered:
                 due.append(Delivery(its_output, num_skip))
-                self._time_move(route, Epoch(delivered.attempt, delivered.hop), now_s)
+                self._time(request_id, route, Epoch(delivered.attempt, delivered.hop), now_s)
                 num_new = delivered.num_tokens - num_skip
                 self.keys.use.emitted(request_id, num_new, now_s)
+                self.replays.delivered(request_id, its_output.new_token_ids[num_skip:])
                 self._book.emitted(request_id, num_new, delivered.finish_reason)
                 if delivered.finish_reason is not None:
                     self.routes.live.pop(request_id, None)
@@ -254,21 +276,21 @@ class Router:
             self._mailbox.send(emitted.sender.address, encode(confirmed), droppable=True)
         return due
 
-    def _time_move(self, route: Route, epoch: Epoch, now_s: float) -> None:
-        """Notes when a token came. A new owner's first token tells the move's downtime."""
+    def _time(self, request_id: str, route: Route, epoch: Epoch, now_s: float) -> None:
+        """Notes when a token came. A new owner's first token tells the downtime of the move or the
+        replay."""
         if epoch > route.epoch:
             route.epoch = epoch
             timed, route.timed = route.timed, None
             if timed is not None:
                 downtime_s = None if route.token_s is None else now_s - route.token_s
                 self._book.move_timed(timed, downtime_s)
+            replay = route.replay
+            if replay is not None and epoch.attempt == replay.attempt:
+                route.replay = None
+                downtime_s = None if route.token_s is None else now_s - route.token_s
+                self._book.replayed(request_id, replay, downtime_s)
         route.token_s = now_s
-
-    def _refused_by_instance(self, refused: RequestRefused) -> None:
-        if self.routes.live.pop(refused.request_id, None):
-            self._book.ended(refused.request_id, RequestState.FAILED, refused.message)
-            tell = self._events.on_failed if refused.retryable else self._events.on_refused
-            tell(refused.request_id, refused.message)
 
     def _happened(self, told: RequestEvents) -> None:
         for event in told.events:
@@ -278,8 +300,10 @@ class Router:
         self.traffic.ended(record)
         self.keys.ended(record)
         self.expected_lengths.ended(record)
+        self.replays.forget(record.request_id)
 
     def _limit(self, limits: FrontendLimits) -> None:
+        self.replays.config = limits.replay
         self.expected_lengths.switch(limits.predict_lengths)
         self.prompt_prefixes.switch(limits.hash_prefixes)
         self.keys.limits = limits.key_limits

@@ -2,20 +2,20 @@
 
 core/migration/ownership.py decides which instance owns a request; this module carries that out. If
 tokens or a live owner are missing, the frontend asks for them until they come or the request is
-given up. An instance whose tokens count for nothing is told so, or it would decode to the request's
-end.
+taken for lost (replays.py). An instance whose tokens count for nothing is told so, or it would
+decode to the request's end.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import blocks_for
 from controller.core.migration.ownership import Loss, Ownership
-from controller.core.record.request_record import RequestState
+from controller.core.replay.replay import Replay
 from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.ports.mailbox import Mailbox
 from controller.runtime.frontend.known_instances import KnownInstances
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 # Tokens that are missing for so long are asked for, and so is a missing owner, again each time so
 # much has passed. As often an instance hears which of its requests are not read.
 MISSING_S = 0.05
-# A request is given up after so long: the client gets an error rather than no end.
+# A request is taken for lost after so long: it is replayed, or the client gets an error.
 UNCLEAR_S = 5.0
 
 
@@ -61,6 +61,10 @@ class Route:
     token_s: float | None = None
     timed: MoveTimed | None = None
     """A move of which the destination's first token has not come yet."""
+    replay: Replay | None = None
+    """A replay of which the first token has not come yet."""
+    waiting: bool = False
+    """It was lost, and no instance has it yet in its next attempt."""
     unclear_s: float = 0.0
     """Since when tokens or the owner are missing."""
     asked_s: float = 0.0
@@ -71,30 +75,30 @@ class Route:
         """How many tokens have come."""
         return self.ownership.order.next_index
 
+    @property
+    def attempt(self) -> int:
+        return self.ownership.order.epoch.attempt
+
 
 class Routes:
-    """`on_failed` hears of a live request (id, why) that no instance runs any more."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        known: KnownInstances,
-        book: RequestBook,
-        on_failed: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, known: KnownInstances, book: RequestBook) -> None:
         self._mailbox = mailbox
         self._known = known
         self._book = book
-        self._on_failed = on_failed
+        self.on_lost: Callable[[str, InstanceRef, str], None]
+        """Called once for a live request (id) that no instance has any more, as its owner died, or
+        for another reason in words."""
+        self.on_found: Callable[[str], None]
+        """Called if an instance has such a request after all."""
         self.live: dict[str, Route] = {}
         self._unclear: set[str] = set()
         """Requests that lack tokens, or an owner that is known to live."""
-        self._unread: dict[str, set[tuple[str, int]]] = {}
-        """(request id, hop) of tokens that are not read, by the address of their sender."""
+        self._unread: dict[str, set[tuple[str, int, int]]] = {}
+        """(request id, attempt, hop) of tokens that are not read, by their sender's address."""
 
     def num_by_owner(self) -> dict[str, int]:
         load: dict[str, int] = {}
-        for route in self.live.values():
+        for route in self._owned():
             owner_id = route.ownership.owner.instance_id
             load[owner_id] = load.get(owner_id, 0) + 1
         return load
@@ -102,11 +106,14 @@ class Routes:
     def blocks_by_owner(self, block_size: int) -> dict[str, int]:
         """What the live requests take of each instance, as if none shared a block."""
         found: dict[str, int] = {}
-        for route in self.live.values():
+        for route in self._owned():
             owner_id, num_outputs = route.ownership.owner.instance_id, route.next_index
             num_blocks = blocks_for(route.num_prompt_tokens + num_outputs, block_size)
             found[owner_id] = found.get(owner_id, 0) + num_blocks
         return found
+
+    def _owned(self) -> Iterator[Route]:
+        return (route for route in self.live.values() if not route.waiting)
 
     # -- moves ---------------------------------------------------------------------------
 
@@ -124,43 +131,53 @@ class Routes:
 
     def _announced(self, announced: MoveAnnounced) -> None:
         destination = announced.destination
-        if route := self.live.get(announced.request_id):
-            route.ownership.announce(destination, announced.hop)
+        route = self.live.get(announced.request_id)
+        if route is not None and not route.waiting:
+            route.ownership.announce(destination, announced.epoch)
             known = self._known.incarnation(destination.instance_id)
             if known is not None and known > destination.incarnation:
                 self._lose_holder(announced.request_id, route, destination)
 
     def _moved(self, moved: RequestMoved) -> None:
-        route = self.live.get(moved.request_id)
+        request_id, owner = moved.request_id, moved.owner
+        route = self.live.get(request_id)
         if route is None:  # its client left meanwhile
-            self.send(moved.owner.address, AbortRequests((moved.request_id,)))
-        elif route.ownership.moved(moved.owner, moved.hop, moved.began_index):
-            self._book.moved(moved.request_id, moved.owner.instance_id, moved.owner.incarnation)
+            self.send(owner.address, AbortRequests((request_id,)))
+        elif moved.attempt < route.attempt:
+            self._stop(owner, request_id, moved.epoch)
+        elif route.ownership.moved(owner, moved.epoch, moved.began_index):
+            self._book.moved(request_id, owner.instance_id, owner.incarnation)
+            self.find(request_id, route)
 
     def _not_moved(self, told: RequestNotMoved) -> None:
         route = self.live.get(told.request_id)
-        if route is not None and route.ownership.disowned(told.hop):
-            self._fail(told.request_id, route)
+        if route is not None and route.ownership.disowned(told.epoch):
+            self._lose(told.request_id, route)
 
     def _request_lost(self, lost: RequestLost) -> None:
         route = self.live.get(lost.request_id)
-        if route is not None and route.ownership.lost_in(lost.hop):
-            self._fail(lost.request_id, route, lost.owner)
+        if route is not None and route.ownership.lost_in(lost.epoch):
+            self._lose(lost.request_id, route, lost.owner)
 
     def _fence_asked(self, asked: FenceAsked) -> None:
-        """Fences a hop. A request that is over here has no owner: its source may have it back, and
-        is told to abort it."""
+        """Fences a hop. A request that is over here, or that was lost, has no owner: its source may
+        have it back, and is told to stop it."""
         request_id, owner = asked.request_id, asked.owner
         route = self.live.get(request_id)
-        fenced = route is None or route.ownership.fence(owner, asked.hop)
+        fenced: bool | None = True
+        if route is not None and not route.waiting:
+            fenced = route.ownership.fence(owner, asked.epoch)
         if route is not None and fenced is None:  # of one that was taken for dead
             if route.ownership.to_ask is not None:
                 return  # it asks again, and the destination has answered by then
-            self._fail(request_id, route, owner)
-            route, fenced = None, True
-        self.send(owner.address, FenceAnswered(request_id, asked.hop, bool(fenced)))
-        if route is None:
+            self._lose(request_id, route, owner)
+        self.send(
+            owner.address, FenceAnswered(request_id, asked.hop, fenced is not False, asked.attempt)
+        )
+        if request_id not in self.live:
             self.send(owner.address, AbortRequests((request_id,)))
+        elif route is not None and (route.waiting or asked.attempt < route.attempt):
+            self._stop(owner, request_id, asked.epoch)
 
     def _move_timed(self, timed: MoveTimed) -> None:
         route = self.live.get(timed.record.request_id)
@@ -199,20 +216,25 @@ class Routes:
     def _lose_holder(self, request_id: str, route: Route, holder: InstanceRef) -> None:
         match route.ownership.lost(holder.instance_id, holder.incarnation):
             case Loss.REQUEST:
-                self._fail(request_id, route)
+                self._lose(request_id, route)
             case Loss.ASK:
                 self.find_unclear(request_id, route)
                 self._ask_about(request_id, route, asyncio.get_running_loop().time())
 
-    def _fail(self, request_id: str, route: Route, owner: InstanceRef | None = None) -> None:
+    def _lose(self, request_id: str, route: Route, owner: InstanceRef | None = None) -> None:
         owner = owner or route.ownership.owner
-        why = f"instance {owner.instance_id} died while it ran this request; send it again"
-        self._end_failed(request_id, why, f"lost-{owner.instance_id}-{owner.incarnation}")
+        if not route.waiting:
+            what = f"instance {owner.instance_id} died while it ran this request"
+            self.on_lost(request_id, owner, what)
 
-    def _end_failed(self, request_id: str, why: str, cause_id: str | None = None) -> None:
-        if self.live.pop(request_id, None) is not None:
-            self._book.ended(request_id, RequestState.FAILED, why, cause_id)
-            self._on_failed(request_id, why)
+    def find(self, request_id: str, route: Route) -> None:
+        """Call it when another instance turns out to own the request in the same attempt."""
+        if route.waiting:
+            route.waiting = False
+            self.on_found(request_id)
+
+    def _stop(self, holder: InstanceRef, request_id: str, epoch: Epoch) -> None:
+        self.send(holder.address, OutputsUnread(((request_id, *epoch),)))
 
     # -- what is missing -----------------------------------------------------------------
 
@@ -223,11 +245,12 @@ class Routes:
 
     def unread(self, sender: InstanceRef, item: OutputItem) -> None:
         """Notes tokens that are not read; the next turn of `keep_asking` tells their sender. A
-        request that ended with such tokens has no other end, and may have to fail."""
+        request that ended with such tokens has no other end, and may be lost."""
+        epoch = Epoch(item.attempt, item.hop)
         if item.finish_reason is None:
-            self._unread.setdefault(sender.address, set()).add((item.request_id, item.hop))
-        elif (route := self.live.get(item.request_id)) and route.ownership.lost_in(item.hop):
-            self._fail(item.request_id, route, sender)
+            self._unread.setdefault(sender.address, set()).add((item.request_id, *epoch))
+        elif (route := self.live.get(item.request_id)) and route.ownership.lost_in(epoch):
+            self._lose(item.request_id, route, sender)
 
     async def keep_asking(self) -> None:
         """Asks for missing tokens and owners, and tells senders of unread tokens."""
@@ -245,7 +268,11 @@ class Routes:
 
     def _look_for_what_is_missing(self, request_id: str, now_s: float) -> None:
         route = self.live.get(request_id)
-        if route is None or not (route.ownership.to_ask or route.ownership.order.gap):
+        if (
+            route is None
+            or route.waiting
+            or not (route.ownership.to_ask or route.ownership.order.gap)
+        ):
             self._unclear.discard(request_id)
         elif now_s - route.unclear_s >= UNCLEAR_S:
             self._unclear.discard(request_id)
@@ -254,20 +281,23 @@ class Routes:
             self._ask_about(request_id, route, now_s)
 
     def _give_up(self, request_id: str, route: Route) -> None:
-        """Ends the request, and aborts it at its holders, which would decode to its end."""
+        """Takes the request for lost, and aborts it at its holders, which would decode to its
+        end."""
         for holder in route.ownership.holders:
             self.send(holder.address, AbortRequests((request_id,)))
         if route.ownership.to_ask is not None:
-            self._fail(request_id, route)
+            self._lose(request_id, route)
         else:
-            self._end_failed(request_id, "tokens of it were lost on their way; send it again")
+            owner = route.ownership.owner
+            self.on_lost(request_id, owner, "tokens of it were lost on their way")
 
     def _ask_about(self, request_id: str, route: Route, now_s: float) -> None:
         ownership = route.ownership
         route.asked_s = now_s
         if ownership.to_ask is not None:
-            destination, hop = ownership.to_ask
-            self.send(destination.address, OwnerAsked(request_id, self._mailbox.address, hop))
+            destination, (attempt, hop) = ownership.to_ask
+            asked = OwnerAsked(request_id, self._mailbox.address, hop, attempt)
+            self.send(destination.address, asked)
         elif ownership.order.gap is not None:
             missing = OutputsMissing(request_id, *ownership.order.gap)
             self.send(ownership.owner.address, missing)

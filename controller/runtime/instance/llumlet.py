@@ -122,7 +122,8 @@ class Llumlet:
 
     def _refuse_early(self, add: AddRequest, _payload: Sequence[memoryview]) -> None:
         why = "its instance has restarted; send it again"
-        self._send(add.reply_to, RequestRefused(add.request_id, why, retryable=True))
+        refused = RequestRefused(add.request_id, why, retryable=True, attempt=add.attempt)
+        self._send(add.reply_to, refused)
 
     def _refuse_early_move(self, asked: MoveAsked) -> None:
         unknown = MoveAnswered(asked.query_id, MoveRefusal.UNKNOWN)

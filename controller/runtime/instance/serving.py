@@ -15,6 +15,7 @@ import msgspec
 from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import QueueHead
 from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.ports.engine import Engine, EngineEvent, StepOutputs
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
@@ -28,6 +29,7 @@ from controller.runtime.instance.moves.live_request import LiveRequest
 from controller.runtime.instance.moves.ordered_moves import OrderedMoves
 from controller.runtime.instance.moves.relief_moves import ReliefMoves
 from controller.runtime.instance.moves.room_moves import RoomMoves
+from controller.runtime.instance.reentries import Reentries
 from controller.runtime.member import Membership
 from controller.runtime.messages.codec import encode
 from controller.runtime.messages.inbox import Handlers, PayloadHandlers
@@ -101,10 +103,12 @@ class Serving:
             self.instance_moves.request_finished,
         )
         self.encode_kept = self.emission.encode_kept
+        self._reentries = Reentries(self, engine.moves, thread.account)
         self._ticking = asyncio.create_task(self._tick_moves())
 
     def close(self) -> None:
         self._ticking.cancel()
+        self._reentries.close()
 
     @property
     def handlers(self) -> Handlers:
@@ -166,12 +170,16 @@ class Serving:
             self._member.member_id,
             self._member.incarnation,
             live.hop,
+            live.attempt,
         )
         self.send(live.frontend, confirmed)
 
     def _take_in(self, add: AddRequest, payload: Sequence[memoryview]) -> None:
         if add.incarnation != self._member.incarnation:
             self.refuse(add, "its instance has restarted; send it again", retryable=True)
+            return
+        if add.attempt > 0:
+            self._reentries.take(add, payload)
             return
         try:
             prepared = self.prepare(payload, add.reply_to)
@@ -190,29 +198,32 @@ class Serving:
         self._thread.add(add, prepared, self.refuse)
 
     def refuse(self, add: AddRequest, message: str, *, retryable: bool = False) -> None:
-        self.requests.pop(add.request_id, None)
-        self.send(add.reply_to, RequestRefused(add.request_id, message, retryable))
+        live = self.requests.get(add.request_id)
+        if live is not None and live.attempt <= add.attempt:
+            del self.requests[add.request_id]
+        self.send(add.reply_to, RequestRefused(add.request_id, message, retryable, add.attempt))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        hops = {r: live.hop for r in request_ids if (live := self.requests.pop(r, None))}
+        epochs = {r: live.epoch for r in request_ids if (live := self.requests.pop(r, None))}
+        self._reentries.forget(request_ids)
         self._thread.command(lambda engine: engine.abort(request_ids))
         self._thread.push_status()
         for request_id in request_ids:
-            self.instance_moves.client_left(request_id, hops.get(request_id, 0))
+            self.instance_moves.client_left(request_id, epochs.get(request_id, FIRST_EPOCH))
 
     def _on_unread(self, unread: OutputsUnread) -> None:
-        for request_id, hop in unread.items:
-            self._stop_unread(request_id, hop)
+        for request_id, attempt, hop in unread.items:
+            self._stop_unread(request_id, Epoch(attempt, hop))
 
-    def _stop_unread(self, request_id: str, hop: int) -> None:
-        """Aborts the request unless it runs here in another hop, or may have moved on: then its
+    def _stop_unread(self, request_id: str, epoch: Epoch) -> None:
+        """Aborts the request unless it runs here in another epoch, or may have moved on: then its
         tokens are read."""
         live = self.requests.get(request_id)
-        if live is None or live.hop != hop or self.instance_moves.handed_on(request_id, hop):
+        if live is None or live.epoch != epoch or self.instance_moves.handed_on(request_id, epoch):
             return
-        log.warning("request %s is read by nobody in hop %d: aborted", request_id, hop)
+        log.warning("request %s is read by nobody in %s: aborted", request_id, epoch)
         self.abort((request_id,))
-        self.send(live.frontend, RequestLost(request_id, self.me, hop))
+        self.send(live.frontend, RequestLost(request_id, self.me, epoch.hop, epoch.attempt))
 
     def fenced(self) -> None:
         """Another incarnation begins: no request and no move of this one goes on."""
@@ -220,7 +231,7 @@ class Serving:
         self.relief_moves.fenced()
         self._chosen.fenced()
         self.instance_moves.fenced()
-        self.abort(tuple(self.requests))
+        self.abort((*self.requests, *self._reentries.request_ids))
 
     def address_lost(self, address: str) -> None:
         """A peer is gone. If it was a frontend, its requests are aborted, as nobody reads their
@@ -228,6 +239,7 @@ class Serving:
         self._peer_lost(lambda peer: peer.address == address)
         self.instance_moves.frontend_lost(address)
         orphans = [r for r, live in self.requests.items() if live.frontend == address]
+        orphans += self._reentries.of_frontend(address)
         if orphans:
             log.warning("frontend at %s is gone: aborting %d requests", address, len(orphans))
             self.abort(orphans)
@@ -331,11 +343,12 @@ class Serving:
             self._frontends.append(frontend)
         return self._engine.prepare(frames, self._frontends.index(frontend))
 
-    def end(self, request_id: str, hop: int) -> None:
-        if request_id in self.requests:
+    def end(self, request_id: str, epoch: Epoch) -> None:
+        live = self.requests.get(request_id)
+        if live is None:
+            self.instance_moves.client_left(request_id, epoch)
+        elif live.attempt <= epoch.attempt:
             self.abort((request_id,))
-        else:
-            self.instance_moves.client_left(request_id, hop)
 
     def _tell_transfer(self, peer: InstanceRef, frames: Frames) -> None:
         self.send(peer.address, TransferMessage(self.me), frames)

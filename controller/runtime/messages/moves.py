@@ -1,5 +1,7 @@
 """Messages about moves: between source and destination, with the request's frontend, and between
 the controller and a source.
+
+A hop is one of the attempt that the message names.
 """
 
 import msgspec
@@ -9,6 +11,7 @@ from controller.core.migration.order import MoveOrder
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.record import MovePlan, MoveRecord
 from controller.core.rescheduling.candidate import PastMoves
+from controller.core.token_order import Epoch
 from controller.runtime.messages.message import Message
 
 
@@ -107,6 +110,11 @@ class MoveAnnounced(Message, frozen=True):
     request_id: str
     destination: InstanceRef
     hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class RequestMoved(Message, frozen=True):
@@ -116,6 +124,11 @@ class RequestMoved(Message, frozen=True):
     owner: InstanceRef
     hop: int
     began_index: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class RequestNotMoved(Message, frozen=True):
@@ -123,6 +136,11 @@ class RequestNotMoved(Message, frozen=True):
 
     request_id: str
     hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class RequestLost(Message, frozen=True):
@@ -132,6 +150,11 @@ class RequestLost(Message, frozen=True):
     request_id: str
     owner: InstanceRef
     hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class OwnerAsked(Message, frozen=True):
@@ -140,6 +163,11 @@ class OwnerAsked(Message, frozen=True):
     request_id: str
     frontend: str
     hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class FenceAsked(Message, frozen=True):
@@ -148,12 +176,22 @@ class FenceAsked(Message, frozen=True):
     request_id: str
     owner: InstanceRef
     hop: int
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class FenceAnswered(Message, frozen=True):
     request_id: str
     hop: int
     fenced: bool
+    attempt: int = 0
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
 
 class MoveTimed(Message, frozen=True):

@@ -6,6 +6,7 @@ from controller.core.instance_ref import InstanceRef
 from controller.core.load.snapshot import InstanceSnapshot, Level
 from controller.core.overload.key_limits import KeyLimits
 from controller.core.record.request_record import RequestState
+from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from controller.ports.engine import StepPhase
 from controller.runtime.messages.message import Message
@@ -78,13 +79,15 @@ class RankSet(Message, frozen=True):
 
 
 class RankConfirmed(Message, frozen=True):
-    """Owner to frontend: I have the request, in `hop`, with this change of its rank."""
+    """Owner to frontend: I have the request, in this attempt and hop, with this change of its
+    rank."""
 
     request_id: str
     change: int
     instance_id: str
     incarnation: int
     hop: int
+    attempt: int = 0
 
 
 class AbortAsked(Message, frozen=True):
@@ -139,3 +142,4 @@ class FrontendLimits(Message, frozen=True):
     key_limits: KeyLimits = KeyLimits()
     """Of each API key, in the whole cluster: a frontend goes by its part while the controller is
     away."""
+    replay: ReplayConfig = msgspec.field(default_factory=ReplayConfig)

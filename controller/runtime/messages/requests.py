@@ -69,7 +69,9 @@ class Refused(Message, frozen=True):
 
 
 class AddRequest(Message, frozen=True):
-    """Frontend to instance; payload frames: the engine's own request encoding."""
+    """Frontend to instance; payload frames: the engine's own request encoding. If the request had
+    `num_output_tokens` elsewhere, they are in one more frame, as 32-bit integers. A higher attempt
+    replaces an older one that the instance has."""
 
     request_id: str
     reply_to: str
@@ -79,6 +81,7 @@ class AddRequest(Message, frozen=True):
     attempt: int = 0
     hop: int = 0
     rank: int = 0
+    num_output_tokens: int = 0
 
 
 class DispatchUnused(Message, frozen=True):
@@ -117,11 +120,11 @@ class OutputsReceived(Message, frozen=True):
 
 
 class OutputsUnread(Message, frozen=True):
-    """Frontend to an instance whose outputs it does not read, and never will: (request id, hop).
-    The request is over for its client, or another instance owns it, or the frontend took the
+    """Frontend to an instance whose outputs it does not read, and never will: (request id, attempt,
+    hop). The request is over for its client, or another instance owns it, or the frontend took the
     instance for dead."""
 
-    items: tuple[tuple[str, int], ...]
+    items: tuple[tuple[str, int, int], ...]
 
 
 class OutputsMissing(Message, frozen=True):
@@ -139,3 +142,4 @@ class RequestRefused(Message, frozen=True):
     request_id: str
     message: str
     retryable: bool = False
+    attempt: int = 0

@@ -248,7 +248,7 @@ class Pair:
                 case Say(message=message):
                     self._put("to_destination", message)
                 case src.AnnounceMove(hop=hop):
-                    self.ownership.announce(DESTINATION, hop)
+                    self.ownership.announce(DESTINATION, Epoch(0, hop))
                 case src.AskFence(hop=hop):
                     self.todo.append(("fence_asked", hop))
                 case src.PlanStage() | src.Suspend():
@@ -283,14 +283,14 @@ class Pair:
 
     def _fence_asked(self, hop: int) -> None:
         if self.client == "reads":
-            granted = self.ownership.fence(SOURCE, hop)
+            granted = self.ownership.fence(SOURCE, Epoch(0, hop))
             if granted is not None and self.source.state is SourceState.FENCING:
                 self.tell_source(src.EpochFenced() if granted else src.AlreadyMoved())
         else:
             self.engine_aborts_at(SOURCE)
 
     def _lost_told(self, hop: int) -> None:
-        if self.client == "reads" and self.ownership.lost_in(hop):
+        if self.client == "reads" and self.ownership.lost_in(Epoch(0, hop)):
             self.client = "error"
 
     def _copy(self, stage: int) -> None:
@@ -340,7 +340,7 @@ class Pair:
                 case dst.TellFrontend(moved=True, hop=hop):
                     self.todo.append(("moved_told", hop))
                 case dst.TellFrontend(moved=False):
-                    if self.ownership.disowned(1):
+                    if self.ownership.disowned(Epoch(0, 1)):
                         self.client = "error"
 
     def _forget_reserve(self) -> None:
@@ -388,7 +388,7 @@ class Pair:
 
     def _moved_told(self, hop: int) -> None:
         if self.client == "reads":
-            self.ownership.moved(DESTINATION, hop, NUM_TOKENS)
+            self.ownership.moved(DESTINATION, Epoch(0, hop), NUM_TOKENS)
         else:
             self.engine_aborts_at(DESTINATION)
 

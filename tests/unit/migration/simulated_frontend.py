@@ -87,7 +87,7 @@ class Frontend:
                 continue
             route.asked_s = self.network.now_s
             if ownership.to_ask is not None:
-                destination, hop = ownership.to_ask
+                destination, (_, hop) = ownership.to_ask
                 self.network.send(FRONTEND, destination, OwnerAsked(request_id, hop))
             elif ownership.order.gap is not None:
                 missing = Missing(request_id, *ownership.order.gap)
@@ -103,17 +103,17 @@ class Frontend:
             case Emitted() as emitted:
                 self._emitted(sender, route, emitted)
             case Announced(destination=destination, hop=hop):
-                ownership.announce(destination, hop)
+                ownership.announce(destination, Epoch(0, hop))
                 if destination.key in self.dead:
                     self._lose(request_id, route, destination.key)
             case Moved(owner=owner, hop=hop, began_index=began):
-                if ownership.moved(owner, hop, began):
+                if ownership.moved(owner, Epoch(0, hop), began):
                     self.network.note("moved", request_id, owner.key, hop)
             case NotMoved(hop=hop):
-                if ownership.disowned(hop):
+                if ownership.disowned(Epoch(0, hop)):
                     self._close(request_id, "error")
             case FenceAsked(owner=owner, hop=hop):
-                fenced = ownership.fence(owner, hop)
+                fenced = ownership.fence(owner, Epoch(0, hop))
                 self.network.note("fence", request_id, owner.key, hop, fenced)
                 if fenced is not None:
                     self.network.send(FRONTEND, sender, FenceAnswered(request_id, hop, fenced))
@@ -121,7 +121,7 @@ class Frontend:
                     self._close(request_id, "error")
                     self.network.send(FRONTEND, sender, Abort(request_id))
             case LostThere(hop=hop):
-                if ownership.lost_in(hop):
+                if ownership.lost_in(Epoch(0, hop)):
                     self._close(request_id, "error")
         ownership.check()
 
@@ -139,7 +139,7 @@ class Frontend:
         offered = route.ownership.offer(sender, epoch, first_index, num_tokens, emitted)
         if offered is None:
             self._not_wanted(sender, emitted)
-            if emitted.finished and route.ownership.lost_in(emitted.hop):
+            if emitted.finished and route.ownership.lost_in(Epoch(0, emitted.hop)):
                 self._close(request_id, "error")
             return
         for item, num_skip in offered:

@@ -84,13 +84,13 @@ def test_source_dies__commit_in_doubt__its_late_words_give_the_request_to_nobody
     """The frontend knows that the source is dead, and asks, when the source's last messages
     come: it takes tokens of that epoch, but no fence and no later epoch."""
     ownership: Ownership[str] = Ownership(SOURCE)
-    ownership.announce(DESTINATION, 1)
+    ownership.announce(DESTINATION, Epoch(0, 1))
     assert ownership.lost(*SOURCE.key) is Loss.ASK
-    assert ownership.fence(SOURCE, 2) is None
+    assert ownership.fence(SOURCE, Epoch(0, 2)) is None
     assert ownership.offer(SOURCE, Epoch(0, 2), 0, 1, "later epoch") is None
     assert [each.item for each in ownership.offer(SOURCE, Epoch(0, 0), 0, 1, "0")] == ["0"]
-    assert ownership.to_ask == (DESTINATION, 1)
-    assert ownership.moved(DESTINATION, 1, 1)
+    assert ownership.to_ask == (DESTINATION, Epoch(0, 1))
+    assert ownership.moved(DESTINATION, Epoch(0, 1), 1)
     assert ownership.owner == DESTINATION
     ownership.check()
 
@@ -156,12 +156,12 @@ def test_destination_dies__commit_in_doubt__lost_if_the_client_reads_it_already(
 def test_destination_dies__commit_in_doubt__its_late_words_give_it_nothing() -> None:
     """What it sent comes when the frontend knows of its death: the source gets its fence."""
     ownership: Ownership[str] = Ownership(SOURCE)
-    ownership.announce(DESTINATION, 1)
+    ownership.announce(DESTINATION, Epoch(0, 1))
     assert ownership.lost(*DESTINATION.key) is Loss.NONE
-    assert not ownership.moved(DESTINATION, 1, 0)
+    assert not ownership.moved(DESTINATION, Epoch(0, 1), 0)
     assert ownership.offer(DESTINATION, Epoch(0, 1), 0, 1, "0") is None
     assert ownership.owner == SOURCE
-    assert ownership.fence(SOURCE, 2) is True
+    assert ownership.fence(SOURCE, Epoch(0, 2)) is True
     ownership.check()
 
 

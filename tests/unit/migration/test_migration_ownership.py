@@ -16,36 +16,36 @@ def _ownership() -> Ownership[str]:
 def test_a_move_announced_before_the_first_token_of_its_hop_is_not_forgotten() -> None:
     """The source has the request back, and moves it on before it decoded again."""
     ownership = _ownership()
-    ownership.announce(B, 1)
-    ownership.announce(C, 3)
+    ownership.announce(B, Epoch(0, 1))
+    ownership.announce(C, Epoch(0, 3))
     ownership.offer(A, Epoch(0, 2), 0, 1, "0")
     assert ownership.holders == [A, C]
     assert ownership.lost(*A.key) is Loss.ASK
-    assert ownership.to_ask == (C, 3)
+    assert ownership.to_ask == (C, Epoch(0, 3))
     ownership.check()
 
 
 def test_an_announcement_of_a_hop_that_is_over_says_nothing() -> None:
     ownership = _ownership()
-    assert ownership.fence(A, 2)
-    ownership.announce(B, 1)
+    assert ownership.fence(A, Epoch(0, 2))
+    ownership.announce(B, Epoch(0, 1))
     assert ownership.holders == [A]
 
 
 def test_a_fence_is_granted_once_and_again_and_not_to_one_whose_destination_was_heard() -> None:
     ownership = _ownership()
-    assert ownership.fence(A, 2)
-    assert ownership.fence(A, 2)
-    assert not ownership.moved(B, 1, 0)
-    assert ownership.moved(B, 3, 0)
-    assert not ownership.fence(A, 4)
+    assert ownership.fence(A, Epoch(0, 2))
+    assert ownership.fence(A, Epoch(0, 2))
+    assert not ownership.moved(B, Epoch(0, 1), 0)
+    assert ownership.moved(B, Epoch(0, 3), 0)
+    assert not ownership.fence(A, Epoch(0, 4))
     assert ownership.owner == B
 
 
 @pytest.mark.parametrize("asked_first", [False, True])
 def test_both_dead_is_lost(asked_first: bool) -> None:
     ownership = _ownership()
-    ownership.announce(B, 1)
+    ownership.announce(B, Epoch(0, 1))
     dead = (A, B) if asked_first else (B, A)
     found = [ownership.lost(*each.key) for each in dead]
     assert found == ([Loss.ASK, Loss.REQUEST] if asked_first else [Loss.NONE, Loss.REQUEST])
@@ -53,25 +53,72 @@ def test_both_dead_is_lost(asked_first: bool) -> None:
 
 def test_who_was_asked_and_says_no_in_that_hop_ends_it() -> None:
     ownership = _ownership()
-    ownership.announce(B, 1)
-    assert not ownership.disowned(1), "nobody asked"
+    ownership.announce(B, Epoch(0, 1))
+    assert not ownership.disowned(Epoch(0, 1)), "nobody asked"
     ownership.lost(*A.key)
-    assert not ownership.disowned(3)
-    assert ownership.disowned(1)
+    assert not ownership.disowned(Epoch(0, 3))
+    assert ownership.disowned(Epoch(0, 1))
 
 
 def test_a_dead_one_is_announced_to_nobody() -> None:
     ownership = _ownership()
     ownership.lost(*B.key)
-    ownership.announce(B, 1)
+    ownership.announce(B, Epoch(0, 1))
     assert ownership.lost(*A.key) is Loss.REQUEST
 
 
 def test_a_request_given_to_one_that_died_unheard_is_lost() -> None:
     ownership = _ownership()
-    ownership.announce(B, 1)
+    ownership.announce(B, Epoch(0, 1))
     assert ownership.lost(*B.key) is Loss.NONE
-    assert ownership.lost_in(1)
+    assert ownership.lost_in(Epoch(0, 1))
     heard = _ownership()
-    heard.moved(B, 1, 0)
-    assert not heard.lost_in(1), "its death itself says so"
+    heard.moved(B, Epoch(0, 1), 0)
+    assert not heard.lost_in(Epoch(0, 1)), "its death itself says so"
+
+
+def test_a_replay_is_a_new_attempt_from_the_tokens_delivered_so_far() -> None:
+    ownership = _ownership()
+    ownership.offer(A, Epoch(), 0, 2, "01")
+    ownership.offer(A, Epoch(), 5, 1, "5")
+    assert ownership.lost(*A.key) is Loss.REQUEST
+    assert ownership.replayed(B) == Epoch(1, 0)
+    assert (ownership.owner, ownership.holders, ownership.to_ask) == (B, [B], None)
+    assert ownership.order.gap is None, "what the old attempt said of later tokens is forgotten"
+    assert ownership.offer(A, Epoch(0, 0), 2, 1, "2") is None, "the old attempt goes on"
+    assert ownership.offer(A, Epoch(0, 1), 2, 1, "2") is None, "or moved"
+    delivered = ownership.offer(B, Epoch(1, 0), 2, 1, "2")
+    assert delivered is not None
+    assert [each.item for each in delivered] == ["2"]
+    ownership.check()
+
+
+def test_what_is_said_of_an_earlier_attempt_counts_for_nothing() -> None:
+    ownership = _ownership()
+    ownership.announce(B, Epoch(0, 1))
+    ownership.lost(*A.key)
+    ownership.replayed(C)
+    assert not ownership.disowned(Epoch(0, 1))
+    assert not ownership.moved(B, Epoch(0, 1), 0)
+    ownership.announce(B, Epoch(0, 5))
+    assert ownership.holders == [C]
+    assert not ownership.lost_in(Epoch(0, 5))
+    assert ownership.fence(A, Epoch(0, 6)), "and its source may stop it"
+    assert ownership.owner == C
+    assert ownership.lost(*B.key) is Loss.NONE
+    assert ownership.lost(*C.key) is Loss.REQUEST
+    ownership.check()
+
+
+def test_a_replayed_request_moves_and_is_lost_as_any_other() -> None:
+    ownership = _ownership()
+    ownership.lost(*A.key)
+    ownership.replayed(B)
+    ownership.announce(C, Epoch(1, 1))
+    assert ownership.lost(*B.key) is Loss.ASK
+    assert ownership.to_ask == (C, Epoch(1, 1))
+    assert ownership.moved(C, Epoch(1, 1), 0)
+    assert ownership.lost(*C.key) is Loss.REQUEST
+    assert ownership.replayed(C) == Epoch(2, 0), "its connection broke, and it is chosen again"
+    assert ownership.fence(C, Epoch(2, 2))
+    ownership.check()

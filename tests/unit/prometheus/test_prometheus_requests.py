@@ -119,7 +119,7 @@ def test_more_requests_are_no_more_series(
     assert "req-" not in text
     assert "mine-" not in text
     for name, labels in labels_of(text).items():
-        assert labels <= {"level", "outcome"}, name
+        assert labels <= {"level", "outcome", "reason"}, name
 
 
 def test_a_registry_takes_them_once(registry: CollectorRegistry, metrics: RequestMetrics) -> None:

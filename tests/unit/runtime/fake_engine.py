@@ -46,11 +46,15 @@ class FakeRequest(msgspec.Struct, array_like=True):
 
 
 class FakeOutput(msgspec.Struct, array_like=True):
-    """What `Router.accept` wants of an output: an id and whether it is the last."""
+    """What `Router.accept` wants of an output: an id and its tokens."""
 
     request_id: str
     tokens: list[int]
     finished: bool
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        return self.tokens
 
 
 def token_at(request_id: str, position: int) -> int:
@@ -549,6 +553,20 @@ class FakeMoves:
 
     def drop(self, request_id: str) -> None:
         self._engine.forget(request_id)
+
+    # replay
+
+    def drawn_generator(self, prepared: FakeRequest, num_output_tokens: int) -> tuple[str, int]:
+        return prepared.request_id, num_output_tokens
+
+    def reenter(
+        self, prepared: FakeRequest, output_token_ids: Sequence[int], generator: tuple[str, int]
+    ) -> None:
+        assert generator == (prepared.request_id, len(output_token_ids))
+        if self.reserve(prepared, output_token_ids, 0) is MoveRefusal.NOT_TAKEN:
+            raise ValueError("its outputs are not its own")
+        self._engine.waiting[prepared.request_id] = self.arriving.pop(prepared.request_id).request
+        self._engine.evicted.add(prepared.request_id)
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from controller.core.replay.config import ReplayConfig
 from controller.core.scheduler_events import DispatchRequested
 from controller.ports.engine import Engine
 from controller.runtime.frontend.request_book import RequestBook
@@ -76,7 +77,7 @@ class Instance:
 class Frontend:
     """A client per request, without vLLM's app in between."""
 
-    def __init__(self, network: FakeNetwork) -> None:
+    def __init__(self, network: FakeNetwork, max_replays: int = 3) -> None:
         mailbox = network.mailbox("mem://f-0")
         member = Membership(
             "frontend", "f-0", mailbox, CONTROLLER, "n", lambda: self.router.num_live_reqs
@@ -100,6 +101,7 @@ class Frontend:
                 on_limits=lambda limits: None,
             ),
         )
+        self.router.replays.config = ReplayConfig(max_replays)
         self.router.inbox.with_payload[OutputsEmitted] = self.on_outputs
         self.router.start()
         member.report("active")

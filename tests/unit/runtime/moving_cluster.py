@@ -117,7 +117,7 @@ class MovingCluster:
         self.network = network
         self.clock = clock
         self.controller = ScriptedController(network)
-        self.frontend = Frontend(network)
+        self.frontend = Frontend(network, max_replays=0)
         self.instances = {
             i: Instance(network, i, engine=FakeEngine(num_gpu_blocks))
             for i in ("i-0", "i-1", "i-2")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.instance_ref import InstanceRef
+from controller.core.replay.config import ReplayConfig
 from controller.core.scheduler_events import Dispatch, DispatchRequested
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.request_book import RequestBook
@@ -48,7 +49,9 @@ class Told:
 
 
 class Bed:
-    def __init__(self, network: FakeNetwork) -> None:
+    """Without replays, unless a test wants them: what is lost shows as failed."""
+
+    def __init__(self, network: FakeNetwork, max_replays: int = 0) -> None:
         self.network = network
         self.controller = network.peer("mem://controller")
         self.instances = {i: network.peer(f"mem://{i}") for i in ("i-0", "i-1")}
@@ -65,6 +68,7 @@ class Bed:
         )
         self.book = RequestBook("f-0", {0: "normal"}, on_event=member.tell)
         self.router = Router(member, self.mailbox, self.book, events)
+        self.router.replays.config = ReplayConfig(max_replays)
         self.router.inbox.with_payload[OutputsEmitted] = lambda emitted, _: (
             self.told.outputs.append(emitted)
         )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from controller.core.replay.config import ReplayConfig
 from controller.core.rescheduling.config import ReschedulingConfig
 from tests.unit.runtime.controlled_cluster import ControlledCluster
 from tests.unit.runtime.fake_engine import tokens_of
@@ -49,7 +50,7 @@ async def test_many_requests_each_with_exactly_its_tokens(cluster: ControlledClu
     assert all(record.last_dispatch_seq > 10 for record in records.values()), "both took part"
 
 
-async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
+async def test_an_instance_s_death_replays_its_own_requests_and_no_other(
     cluster: ControlledCluster,
 ) -> None:
     frontend, dying = cluster.frontend, cluster.instances["i-0"]
@@ -63,7 +64,7 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
     for instance in cluster.instances.values():
         instance.engine.allow(10)
     await cluster.until(lambda: sum(map(len, frontend.tokens.values())) >= 50)
-    doomed = {
+    lost = {
         r
         for r in list(frontend.router.routes.live)
         if (route := frontend.router.routes.live.get(r))
@@ -71,12 +72,14 @@ async def test_an_instance_s_death_fails_its_own_requests_and_no_other(
     }
     cluster.network.lose(dying.address)
     cluster.instances["i-1"].engine.go_on()
-    ends = dict(zip(frontend.tokens, await asyncio.gather(*work), strict=True))
-    assert {r for r, end in ends.items() if end == "failed"} == doomed
+    ends = await asyncio.wait_for(asyncio.gather(*work), PATIENCE_S)
+    assert set(ends) == {"finished"}
     for request_id, tokens in frontend.tokens.items():
-        whole = tokens_of(request_id, 30)
-        assert tokens == (whole[: len(tokens)] if request_id in doomed else whole)
-    assert 0 < len(doomed) < 20
+        assert tokens == tokens_of(request_id, 30)
+    assert 0 < len(lost) < 20
+    found = await cluster.controller.queries.requests(["f-0"])
+    assert {r.request_id for r in found.requests if r.num_replays} == lost
+    assert {r.num_replays for r in found.requests} == {0, 1}
     await dying.end()
     cluster.instances["i-0"] = Instance(cluster.network, "i-0", process=1)
     records = cluster.controller.scheduler.instances
@@ -126,10 +129,12 @@ async def test_what_happened_is_told_everywhere(cluster: ControlledCluster) -> N
     assert p99_s is not None
 
 
-async def test_requests_that_fail_with_their_instance_share_its_cause(
-    cluster: ControlledCluster,
+@pytest.mark.parametrize(("max_replays", "kind"), [(0, "failed"), (3, "replayed")])
+async def test_requests_that_are_lost_with_their_instance_share_its_cause(
+    cluster: ControlledCluster, max_replays: int, kind: str
 ) -> None:
     frontend = cluster.frontend
+    frontend.router.replays.config = ReplayConfig(max_replays)
     for instance in cluster.instances.values():
         instance.engine.hold()
     running = [asyncio.create_task(frontend.request(f"r{n}", 8, 5)) for n in range(4)]
@@ -144,6 +149,7 @@ async def test_requests_that_fail_with_their_instance_share_its_cause(
             by_kind.setdefault(event.kind.value, []).append(event.cause_id)
         return by_kind
 
-    await cluster.until(lambda: len(causes().get("finished", [])) == 2)
-    await cluster.until(lambda: len(causes().get("failed", [])) == 2)
-    assert set(causes()["failed"]) == set(causes()["instance_died"]) == {"lost-i-0-1"}
+    num_finished = 4 if max_replays else 2
+    await cluster.until(lambda: len(causes().get("finished", [])) == num_finished)
+    await cluster.until(lambda: len(causes().get(kind, [])) == 2)
+    assert set(causes()[kind]) == set(causes()["instance_died"]) == {"lost-i-0-1"}

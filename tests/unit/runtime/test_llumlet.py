@@ -98,11 +98,11 @@ async def test_what_nobody_reads_is_aborted_in_its_hop(bed: Bed) -> None:
     bed.add("r", max_tokens=200, hop=2)
     bed.engine.allow(1)
     await bed.output()
-    bed.f0.send(HERE, OutputsUnread((("r", 1), ("unknown", 1))))
+    bed.f0.send(HERE, OutputsUnread((("r", 0, 1), ("unknown", 0, 1))))
     bed.engine.allow(1)
     await bed.output()
     assert bed.llumlet.num_live_reqs == 1
-    bed.f0.send(HERE, OutputsUnread((("r", 2),)))
+    bed.f0.send(HERE, OutputsUnread((("r", 0, 2),)))
     me = InstanceRef("i-0", 1, HERE)
     assert await bed.f0.receive(RequestLost) == RequestLost("r", me, 2)
     bed.engine.go_on()

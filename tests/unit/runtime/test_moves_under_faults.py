@@ -413,7 +413,7 @@ async def test_what_the_destination_may_have_is_not_aborted_as_unread(
 ) -> None:
     await moving.stream()
     phase = await hold(moving)
-    moving.frontend.router.routes.send(moving.a.address, OutputsUnread((("r", 0),)))
+    moving.frontend.router.routes.send(moving.a.address, OutputsUnread((("r", 0, 0),)))
     phase.let_go()
     await moving.finishes()
     await moving.nothing_is_left()

@@ -12,7 +12,11 @@ from controller.core.scheduler_events import (
     Reject,
     RejectCode,
 )
-from controller.runtime.frontend.dispatcher import CONTROLLER_SILENCE_S, NotDispatchedError
+from controller.runtime.frontend.dispatcher import (
+    CONTROLLER_SILENCE_S,
+    GONE_WAITS_S,
+    NotDispatchedError,
+)
 from controller.runtime.messages.members import (
     Directory,
     DrainFrontend,
@@ -160,13 +164,44 @@ async def test_a_lost_question_is_asked_again(network: FakeNetwork) -> None:
 async def test_a_dispatch_to_an_incarnation_that_died_in_between(network: FakeNetwork) -> None:
     bed = Bed(network)
     await bed.know()
+    submitted = bed.submit()
     for dispatch in (Dispatch("r", "f-0", "i-0", 2, 1), Dispatch("r", "f-0", "i-7", 1, 1)):
-        submitted = bed.submit()
         await bed.controller.receive(DispatchAsked)
+        bed.controller.inbox.clear()
         bed.say(Dispatched(dispatch))
-        with pytest.raises(NotDispatchedError, match="unavailable"):
-            await submitted
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 2)))
+    await submitted
+    assert (await bed.instances["i-1"].receive(AddRequest)).dispatch_seq == 2
+
+
+@virtual_time
+async def test_a_request_is_not_asked_for_without_end(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    for _ in range(len(GONE_WAITS_S) + 1):
+        await bed.controller.receive(DispatchAsked)
+        bed.controller.inbox.clear()
+        bed.say(Dispatched(Dispatch("r", "f-0", "i-7", 1, 1)))
+    with pytest.raises(NotDispatchedError, match="unavailable"):
+        await submitted
     assert bed.router.num_live_reqs == 0
+
+
+@virtual_time
+async def test_an_abort_before_a_dispatch_is_asked_for_again(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.know()
+    submitted = bed.submit()
+    await bed.controller.receive(DispatchAsked)
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-7", 1, 1)))
+    await settle()
+    bed.controller.inbox.clear()
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
+    await submitted
+    assert bed.router.num_live_reqs == 0
+    assert bed.controller.received(DispatchAsked) == []
 
 
 @virtual_time
@@ -179,12 +214,14 @@ async def test_a_dispatch_to_one_that_is_not_listed_is_declined_once_it_is(
     submitted = bed.submit()
     await bed.controller.receive(DispatchAsked)
     bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 7)))
-    with pytest.raises(NotDispatchedError, match="unavailable"):
-        await submitted
+    await settle()
     assert bed.instances["i-0"].inbox == []
     await bed.know()
     await bed.know()
     assert bed.instances["i-0"].received(DispatchUnused) == [DispatchUnused(1, 7)]
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 1, 8)))
+    await submitted
+    assert (await bed.instances["i-0"].receive(AddRequest)).dispatch_seq == 8
 
 
 # -- without the controller ---------------------------------------------------------------

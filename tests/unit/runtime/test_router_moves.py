@@ -241,7 +241,7 @@ async def test_who_was_fenced_off_is_told_to_stop_and_not_for_each_token(
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
     assert bed.emit(I1, 1, 8, 9) == []
     await asyncio.sleep(MISSING_S * 3)
-    assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 1),))]
+    assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 0, 1),))]
     assert bed.instances["i-0"].received(OutputsUnread) == []
 
 
@@ -253,7 +253,7 @@ async def test_an_instance_that_was_lost_by_mistake_is_told_to_stop(network: Fak
     assert bed.emit(I0, 0, 5, 6) == []
     assert bed.emit(I0, 0, 6, 7, last=True) == []
     await asyncio.sleep(MISSING_S * 3)
-    assert bed.instances["i-0"].received(OutputsUnread) == [OutputsUnread((("r", 0),))]
+    assert bed.instances["i-0"].received(OutputsUnread) == [OutputsUnread((("r", 0, 0),))]
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -269,7 +269,7 @@ async def test_a_request_that_moved_to_one_lost_by_mistake_ends(
     if not finished:
         assert bed.told.failed == []
         await asyncio.sleep(MISSING_S * 3)
-        assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 1),))]
+        assert bed.instances["i-1"].received(OutputsUnread) == [OutputsUnread((("r", 0, 1),))]
         await bed.hear(RequestLost("r", I1, 1))
     assert [request_id for request_id, _ in bed.told.failed] == ["r"]
 

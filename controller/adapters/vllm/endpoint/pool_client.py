@@ -30,6 +30,7 @@ from controller.adapters.vllm.grammars import app_checks as grammar_checks
 from controller.adapters.vllm.grammars.process import Grammar
 from controller.adapters.vllm.grammars.trials import GrammarRefusedError, GrammarTrials
 from controller.core.record.request_record import RequestState
+from controller.core.replay.refusals import ReplayRefusal
 from controller.core.scheduler_events import DispatchRequested, RejectCode
 from controller.core.token_order import Delivery
 from controller.runtime.frontend.dispatcher import NotDispatchedError
@@ -154,7 +155,14 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
             )
             client_request_id = request.external_req_id or request.request_id
             parent_id = self._app.parent_of(request.request_id)
-            await self._router.submit(asked, payload, client_request_id, parent_id, token_ids)
+            await self._router.submit(
+                asked,
+                payload,
+                client_request_id,
+                parent_id,
+                token_ids,
+                _not_replayable(request),
+            )
         except GrammarRefusedError as refused:
             self._refuse(request.request_id, RefusedError(refused.status, str(refused)))
         except NotDispatchedError as refusal:
@@ -201,6 +209,16 @@ class PoolClient(EngineCoreClient):  # type: ignore[misc]  # its base is Any to 
 def _max_output_tokens(request: EngineCoreRequest) -> int | None:
     params = request.sampling_params
     return None if params is None else params.max_tokens
+
+
+def _not_replayable(request: EngineCoreRequest) -> ReplayRefusal | None:
+    """Why no engine can go on with the request from its outputs, as `cannot_move` of
+    moves/source.py has it. A pooling request has no outputs, and begins anew."""
+    if request.mm_features:
+        return ReplayRefusal.MULTIMODAL
+    if request.prompt_embeds is not None or request.prompt_token_ids is None:
+        return ReplayRefusal.PROMPT_EMBEDS
+    return ReplayRefusal.STREAMED_PROMPT if request.resumable else None
 
 
 def _grammar_of(request: EngineCoreRequest) -> Grammar | None:

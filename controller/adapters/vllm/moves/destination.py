@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from controller.adapters.vllm.engine.batch_slots import BatchSlots
 from controller.adapters.vllm.engine.parts import EngineParts
 from controller.adapters.vllm.moves import request_state, worker_state
@@ -27,7 +29,7 @@ from controller.adapters.vllm.moves.grammar_replay import GrammarReplay
 from controller.adapters.vllm.moves.request_state import RequestState
 from controller.adapters.vllm.moves.source import cannot_move
 from controller.core.load.snapshot import blocks_for
-from controller.core.migration.refusals import MoveRefusal
+from controller.core.migration.refusals import SENTENCES, MoveRefusal
 from controller.ports.frames import Frames
 from controller.ports.moves import ReservedBlocks
 
@@ -127,11 +129,45 @@ class DestinationMoves:
         if not found.output_token_ids:
             self._start_anew(request)
             return
-        request.prefill_stats = None  # the source has told them
         if arrival.queued:
-            request.status = self._evicted
+            self._enqueue(request, generator)
         else:
             self._fill_blocks(request)
+            self._register(request, generator)
+            self._slots.enter(request)
+
+    def reenter(self, prepared: Any, output_token_ids: Sequence[int], generator: Any) -> None:
+        request = prepared
+        refusal = self._parts.refusal or cannot_move(request) or self._not_taken(request)
+        if refusal is not None:
+            raise ValueError(SENTENCES[refusal])
+        if request.num_prompt_tokens + len(output_token_ids) >= self._scheduler.max_model_len:
+            raise ValueError("it is as long as the model's context already")
+        if request.use_structured_output:
+            manager = self._parts.core.structured_output_manager
+            GrammarReplay(manager, request).finish(output_token_ids)
+        request.append_output_token_ids(list(output_token_ids))
+        request.num_preemptions = 1
+        self._enqueue(request, generator)
+
+    def drawn_generator(self, prepared: Any, num_output_tokens: int) -> torch.Generator | None:
+        if self._parts.runner is None:
+            return None  # `reenter` refuses the request
+        return worker_state.drawn_generator(self._parts.runner, prepared, num_output_tokens)
+
+    def drop(self, request_id: str) -> None:
+        self._scheduler.finish_requests(request_id, self._aborted)
+
+    # -- details ---------------------------------------------------------------------------
+
+    def _enqueue(self, request: Any, generator: torch.Generator | None) -> None:
+        request.status = self._evicted
+        self._register(request, generator)
+        self._scheduler._enqueue_waiting_request(request)
+
+    def _register(self, request: Any, generator: torch.Generator | None) -> None:
+        request.prefill_stats = None  # an instance before has told them
+        request_id = request.request_id
         worker_state.register(
             self._parts.runner, request, self._parts.block_ids(request_id), generator
         )
@@ -140,15 +176,6 @@ class DestinationMoves:
         self._scheduler.finished_req_ids.discard(request_id)
         self._scheduler.prev_step_scheduled_req_ids.discard(request_id)
         self._scheduler.requests[request_id] = request
-        if arrival.queued:
-            self._scheduler._enqueue_waiting_request(request)
-        else:
-            self._slots.enter(request)
-
-    def drop(self, request_id: str) -> None:
-        self._scheduler.finish_requests(request_id, self._aborted)
-
-    # -- details ---------------------------------------------------------------------------
 
     def _not_taken(self, request: Any) -> MoveRefusal | None:
         request_id = request.request_id

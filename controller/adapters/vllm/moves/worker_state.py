@@ -6,7 +6,9 @@ if it had run in this worker and had had no turn in the last step.
 
 Touch points of vLLM: v1/worker/gpu_model_runner.py `requests`, `input_batch`, `device`,
 `uses_mrope`, `_init_mrope_positions`, `_update_states`; v1/worker/gpu_input_batch.py
-`CachedRequestState`, `InputBatch.remove_request`; sampling_params.py `SamplingType.RANDOM_SEED`.
+`CachedRequestState`, `InputBatch.remove_request`, `vocab_size`; sampling_params.py
+`SamplingType.RANDOM_SEED`; v1/sample/ops/topk_topp_sampler.py `forward`, `forward_cpu`,
+`random_sample`, `use_fp64_gumbel`.
 """
 
 from typing import Any
@@ -41,6 +43,29 @@ def generator_from(runner: Any, request: Any, state: bytes | None) -> torch.Gene
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     except RuntimeError as error:
         raise ValueError(f"not the state of a {runner.device.type} generator") from error
+    return generator
+
+
+def drawn_generator(runner: Any, request: Any, num_tokens: int) -> torch.Generator | None:
+    """A seeded request's generator after so many tokens, for each of which the sampler draws once:
+    on CPU a seed for its kernel, elsewhere and with 64-bit noise a row of noise as wide as the
+    vocabulary. None if the request is not seeded."""
+    if not is_seeded(request):
+        return None
+    generator = torch.Generator(device=runner.device)
+    generator.manual_seed(request.sampling_params.seed)
+    sampler = runner.sampler.topk_topp_sampler
+    wide = sampler.use_fp64_gumbel
+    if sampler.forward == sampler.forward_cpu and not wide:
+        torch.randint(0, 2**31, (num_tokens,), generator=generator)
+        return generator
+    noise = torch.empty(
+        runner.input_batch.vocab_size,
+        dtype=torch.float64 if wide else torch.float32,
+        device=runner.device,
+    )
+    for _ in range(num_tokens):
+        noise.exponential_(generator=generator)
     return generator
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.record.event_log import LoggedEvent
+from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.frames import Frames
 from controller.ports.kv_transfer import KvTransfer
@@ -56,6 +57,6 @@ class MoveHost(Protocol):
     def set_rank(self, request_id: str, rank: int) -> None:
         """Sets the rank of a request that is here, also during a move."""
 
-    def end(self, request_id: str, hop: int) -> None:
+    def end(self, request_id: str, epoch: Epoch) -> None:
         """The client left: frees the request, or has it freed at the instance to which it moved in
-        or after `hop`."""
+        or after `epoch`. A later attempt of it that is here goes on."""

@@ -13,14 +13,15 @@ from controller.core.migration.destination import DestinationMove
 from controller.core.migration.machine import CancelCopy, Say, SetRank, StageCopied, StageLost
 from controller.core.migration.protocol import MoveMessage
 from controller.core.migration.refusals import MoveRefusal
+from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.kv_transfer import StageCopy
 from controller.ports.moves import ReservedBlocks
-from controller.runtime.instance.moves import output_tokens
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.kv_digest import KvDigest
 from controller.runtime.instance.moves.live_request import Kept, LiveRequest
 from controller.runtime.instance.moves.past_instances import PastInstances
+from controller.runtime.messages import output_tokens
 from controller.runtime.messages.moves import (
     ArrivingRequest,
     CommittedRequest,
@@ -64,9 +65,9 @@ class IncomingMove:
         return self._arriving.frontend
 
     @property
-    def hop(self) -> int:
-        """The hop in which the request will run here."""
-        return self._arriving.hop + 1
+    def epoch(self) -> Epoch:
+        """In which the request will run here."""
+        return Epoch(self._arriving.attempt, self._arriving.hop + 1)
 
     def begin(self, refusal: MoveRefusal | None) -> None:
         """`refusal`: this llumlet's own reason not to take the request."""
@@ -130,11 +131,11 @@ class IncomingMove:
                 self._apply(rank)
             case destination.Drop(hop=hop):
                 live = host.requests.get(request_id)
-                if live is not None and live.hop == hop:  # it may have come back in a later one
+                if live is not None and live.epoch == self._in(hop):  # else it came back later
                     del host.requests[request_id]
                     host.between_steps(lambda engine: engine.moves.drop(request_id))
             case destination.EndRequest():
-                host.end(request_id, self.machine.hop)
+                host.end(request_id, self._in(self.machine.hop))
             case SetRank(rank=rank):
                 self._set_rank(rank)
             case Say(message=message):
@@ -282,7 +283,9 @@ class IncomingMove:
             ),
         )
         live.kept.extend(self._kept)
-        self._host.requests[self.request_id] = live
+        newer = self._host.requests.get(self.request_id)
+        if newer is None or newer.attempt < live.attempt:  # else it ended this attempt
+            self._host.requests[self.request_id] = live
         self.handle(destination.CommitApplied())
 
     def _set_rank(self, rank: int) -> None:
@@ -290,7 +293,7 @@ class IncomingMove:
         instance a newer one."""
         assert self._committed is not None
         live = self._host.requests.get(self.request_id)
-        if live is None or live.hop != self.machine.hop:
+        if live is None or live.epoch != self._in(self.machine.hop):
             return
         if live.rank_change == self._committed.rank_change:
             self._host.set_rank(self.request_id, rank)
@@ -303,12 +306,16 @@ class IncomingMove:
         )
         self._host.send(self.source.address, envelope)
 
+    def _in(self, hop: int) -> Epoch:
+        return Epoch(self._arriving.attempt, hop)
+
     def _tell_frontend(self, moved: bool, hop: int) -> None:
+        attempt = self._arriving.attempt
         if not moved:
-            not_moved = RequestNotMoved(self.request_id, hop or self.hop)
+            not_moved = RequestNotMoved(self.request_id, hop or self.epoch.hop, attempt)
             self._host.send(self._arriving.frontend, not_moved)
             return
         assert self._committed is not None
         began = self._committed.num_output_tokens
-        moved_here = RequestMoved(self.request_id, self._host.me, hop, began)
+        moved_here = RequestMoved(self.request_id, self._host.me, hop, began, attempt)
         self._host.send(self._arriving.frontend, moved_here)

@@ -16,6 +16,7 @@ from controller.core.migration.protocol import FROM_SOURCE, IllegalMoveError, Mo
 from controller.core.migration.record import MoveInFlight, MoveRecord
 from controller.core.migration.refusals import MoveRefusal
 from controller.core.record.event_log import Number
+from controller.core.token_order import FIRST_EPOCH, Epoch
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.incoming import IncomingMove
 from controller.runtime.instance.moves.outgoing import OutgoingMove
@@ -107,23 +108,29 @@ class InstanceMoves:
         if move := self._live_of(request_id):
             move.handle(source.RequestEnded("finished"))
 
-    def client_left(self, request_id: str, hop: int = 0) -> None:
+    def client_left(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> None:
         """The request's frontend says that its client left, or is gone itself; the engine has been
-        told. A request that is not here any more is followed to where it went last. `hop`: the hop
-        in which it was here; moves of earlier hops do not count, as it has come back since."""
-        if move := self._live_of(request_id) or self._last_of(request_id, hop):
+        told. A request that is not here any more is followed to where it went last. `epoch`: in
+        which it was here; earlier moves do not count, as it has come back since."""
+        if move := self._live_of(request_id) or self._last_of(request_id, epoch):
             move.handle(source.RequestEnded("client_left"))
         for arriving in list(self._incoming.values()):
             if arriving.request_id == request_id:
                 arriving.handle(destination.ClientLeft())
 
-    def handed_on(self, request_id: str, hop: int) -> bool:
-        """Whether another instance has the request in a later hop, or may have it."""
+    def is_arriving(self, request_id: str) -> bool:
+        """Whether a move to here may still hold something in the engine, though called off."""
+        moves = self._incoming.values()
+        return any(move.request_id == request_id and not move.machine.over for move in moves)
+
+    def handed_on(self, request_id: str, epoch: Epoch) -> bool:
+        """Whether another instance has the request in a later hop of this attempt, or may have
+        it."""
         handed = (source.SourceState.MIGRATED, *source.IN_DOUBT)
         moves = self._outgoing.values()
         return any(
             move.order.request_id == request_id
-            and move.machine.hop >= hop
+            and move.epoch >= epoch
             and move.machine.state in handed
             for move in moves
         )
@@ -192,22 +199,25 @@ class InstanceMoves:
 
     def fence_answered(self, answer: FenceAnswered) -> None:
         move = self._live_of(answer.request_id)
-        if move is not None and move.machine.hop + 2 == answer.hop:
+        if move is not None and (move.epoch.attempt, move.epoch.hop + 2) == answer.epoch:
             fenced = source.EpochFenced() if answer.fenced else source.AlreadyMoved()
             if move.machine.state is source.SourceState.FENCING:
                 move.handle(fenced)
 
     def owner_asked(self, asked: OwnerAsked) -> None:
         for arriving in reversed(self._incoming.values()):  # the last move of that hop counts
-            if (arriving.request_id, arriving.hop) == (asked.request_id, asked.hop):
+            if (arriving.request_id, arriving.epoch) == (asked.request_id, asked.epoch):
                 arriving.handle(destination.OwnerAsked())
                 return
         live = self._host.requests.get(asked.request_id)
-        if live is not None and live.hop >= asked.hop:
-            moved = RequestMoved(asked.request_id, self._host.me, live.hop, live.next_index)
+        if live is not None and live.attempt == asked.attempt and live.hop >= asked.hop:
+            moved = RequestMoved(
+                asked.request_id, self._host.me, live.hop, live.next_index, live.attempt
+            )
             self._host.send(asked.frontend, moved)
         else:
-            self._host.send(asked.frontend, RequestNotMoved(asked.request_id, asked.hop))
+            not_moved = RequestNotMoved(asked.request_id, asked.hop, asked.attempt)
+            self._host.send(asked.frontend, not_moved)
 
     def receive(self, envelope: MoveEnvelope, payload: Sequence[Any]) -> None:
         """Takes a message of the other side of a move, which may be forgotten here. A new request
@@ -307,14 +317,14 @@ class InstanceMoves:
         move = self._leaving.get(request_id)
         return None if move is None or move.machine.over else move
 
-    def _last_of(self, request_id: str, hop: int) -> OutgoingMove | None:
-        """The last move away that began in that hop or later."""
+    def _last_of(self, request_id: str, epoch: Epoch) -> OutgoingMove | None:
+        """The last move away that began in that epoch or later."""
         gone = (
             move
             for move in self._outgoing.values()
-            if move.order.request_id == request_id and move.machine.hop >= hop
+            if move.order.request_id == request_id and move.epoch >= epoch
         )
-        return max(gone, key=lambda move: move.machine.hop, default=None)
+        return max(gone, key=lambda move: move.epoch, default=None)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.migration.record import MoveRecord
+from controller.core.token_order import Epoch
 from controller.runtime.instance.moves.past_instances import PastInstances
 
 
@@ -42,6 +43,10 @@ class LiveRequest:
     past_instances: PastInstances = field(default_factory=PastInstances)
     told: set[str] = field(default_factory=set)
     """Codes for which the frontend knows that this request was not moved."""
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.hop)
 
     def keep(self, num_tokens: int, body: Any) -> None:
         """Call it before `next_index` counts the tokens."""

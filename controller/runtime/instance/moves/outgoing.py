@@ -20,13 +20,14 @@ from controller.core.migration.sentences import why
 from controller.core.migration.source import SourceMove
 from controller.core.migration.stages import blocks_to_reserve, is_last
 from controller.core.record.event_log import EventKind, LoggedEvent, Number
+from controller.core.token_order import Epoch
 from controller.ports.engine import Engine
 from controller.ports.frames import Frames
 from controller.ports.moves import PinnedBlocks, SuspendedRequest
-from controller.runtime.instance.moves import output_tokens
 from controller.runtime.instance.moves.host import MoveHost
 from controller.runtime.instance.moves.kv_digest import KvDigest
 from controller.runtime.instance.moves.live_request import LiveRequest
+from controller.runtime.messages import output_tokens
 from controller.runtime.messages.moves import (
     ArrivingRequest,
     CommittedRequest,
@@ -68,6 +69,7 @@ class OutgoingMove:
         self._host = host
         self._block_size = block_size
         self._live: LiveRequest = host.requests[order.request_id]
+        self._attempt = self._live.attempt
         self.machine = SourceMove(self._live.hop, host.now_s())
         self._began_s = host.now_s()
         self._queued = False
@@ -90,6 +92,11 @@ class OutgoingMove:
         self._encoded: dict[int, Frames] = {}
         self._stages: list[StageRecord] = []
         self._copying = ""
+
+    @property
+    def epoch(self) -> Epoch:
+        """In which the request runs here, or ran here last."""
+        return Epoch(self._attempt, self.machine.hop)
 
     def begin(self) -> None:
         self._carry_out(self.machine.start())
@@ -138,7 +145,7 @@ class OutgoingMove:
             case Say(message=message):
                 self._send(message)
             case source.AnnounceMove(hop=hop):
-                announced = MoveAnnounced(order.request_id, order.destination, hop)
+                announced = MoveAnnounced(order.request_id, order.destination, hop, self._attempt)
                 host.send(self._live.frontend, announced)
                 self._encode_kept()  # now, while the request still decodes
             case source.CopyStage(stage=stage):
@@ -151,15 +158,18 @@ class OutgoingMove:
                 self._live.hop = hop
                 host.between_steps(self._resume)
             case source.Release():
-                host.requests.pop(order.request_id, None)
+                live = host.requests.get(order.request_id)
+                if live is not None and live.attempt == self._attempt:
+                    del host.requests[order.request_id]
                 host.between_steps(lambda engine: engine.moves.release(order.request_id))
                 host.push_status()
             case source.Unpin():
                 self.unpin()
             case source.AskFence(hop=hop):
-                host.send(self._live.frontend, FenceAsked(order.request_id, host.me, hop))
+                asked = FenceAsked(order.request_id, host.me, hop, self._attempt)
+                host.send(self._live.frontend, asked)
             case source.TellLost(hop=hop):
-                lost = RequestLost(order.request_id, order.destination, hop)
+                lost = RequestLost(order.request_id, order.destination, hop, self._attempt)
                 host.send(self._live.frontend, lost)
             case SetRank(rank=rank):
                 host.between_steps(lambda engine: engine.moves.set_rank(order.request_id, rank))

@@ -1,5 +1,5 @@
-"""Output tokens on their way to a destination: 32-bit integers, in the byte order of all machines
-that run vLLM."""
+"""Output tokens on their way to another instance: 32-bit integers, in the byte order of all
+machines that run vLLM."""
 
 from array import array
 from collections.abc import Sequence

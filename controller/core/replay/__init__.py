@@ -1,0 +1,1 @@
+"""Which requests are replayed after the death of their instance, and why others are not."""

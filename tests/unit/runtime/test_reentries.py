@@ -1,0 +1,166 @@
+"""Requests that come again to an instance, in a new attempt; its peers are played by the test."""
+
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+
+import pytest
+
+from controller.runtime.messages import output_tokens
+from controller.runtime.messages.moves import RequestLost
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    AddRequest,
+    OutputItem,
+    OutputsEmitted,
+    OutputsUnread,
+    RequestRefused,
+)
+from tests.unit.runtime.fake_engine import decode_outputs, request_frames, tokens_of
+from tests.unit.runtime.fakes import FakeNetwork, settle, until
+from tests.unit.runtime.llumlet_bed import HERE, Bed
+
+T = tokens_of("r", 20)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.runtime.instance.engine_thread.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("controller.runtime.member.HELLO_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+async def bed(network: FakeNetwork) -> AsyncIterator[Bed]:
+    bed = Bed(network)
+    await bed.start()
+    yield bed
+    await bed.end()
+
+
+def send(bed: Bed, num_outputs: int, attempt: int = 1, seq: int = 3, max_tokens: int = 8) -> None:
+    add = AddRequest(
+        "r",
+        bed.f0.address,
+        1,
+        seq,
+        attempt=attempt,
+        num_output_tokens=num_outputs,
+    )
+    frames = [bytes(frame) for frame in request_frames("r", 4, max_tokens)]
+    if num_outputs:
+        frames.append(output_tokens.encode(T[:num_outputs]))
+    bed.f0.send(HERE, add, frames)
+
+
+async def next_item(bed: Bed) -> tuple[OutputItem, list[int]]:
+    emitted, payload = await bed.f0.receive_with_payload(OutputsEmitted)
+    (item,), (output,) = emitted.items, decode_outputs(payload)
+    return item, output.tokens
+
+
+@pytest.mark.parametrize("num_outputs", [0, 1, 5])
+async def test_it_goes_on_from_its_outputs(bed: Bed, num_outputs: int) -> None:
+    send(bed, num_outputs)
+    for index in range(num_outputs, 8):
+        item, tokens = await next_item(bed)
+        assert (item.attempt, item.hop, item.first_index) == (1, 0, index)
+        assert tokens == T[index : index + 1]
+    assert item.finish_reason == "length"
+    assert ("r" in bed.engine.evicted) == (num_outputs > 0)
+    await bed.status(lambda s: s.last_dispatch_seq == 3 and s.snapshot.num_free_blocks == 64)
+    assert bed.llumlet.num_live_reqs == 0
+
+
+async def test_an_older_attempt_here_is_dropped_with_what_it_has_just_put_out(bed: Bed) -> None:
+    bed.engine.hold()
+    send(bed, 0, attempt=0, seq=1)
+    bed.engine.allow(2)
+    await next_item(bed)
+    await next_item(bed)
+    await until(lambda: bed.engine.num_begun == 3)  # one step of the old attempt is under way
+    send(bed, 1)
+    await settle()
+    bed.engine.go_on()
+    item, tokens = await next_item(bed)
+    assert (item.attempt, item.first_index, tokens) == (1, 1, T[1:2])
+    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].finish_reason == "length")
+    bed.engine.check()
+
+
+async def test_an_old_attempt_is_stopped_and_not_the_new_one(bed: Bed) -> None:
+    bed.engine.hold()
+    send(bed, 3, attempt=2, max_tokens=12)
+    bed.engine.allow(1)
+    await next_item(bed)
+    bed.f0.send(HERE, OutputsUnread((("r", 1, 0), ("r", 0, 2))))
+    bed.engine.allow(1)
+    assert (await next_item(bed))[0].attempt == 2
+    assert bed.f0.received(RequestLost) == []
+    bed.f0.send(HERE, OutputsUnread((("r", 2, 0),)))
+    lost = await bed.f0.receive(RequestLost)
+    assert (lost.attempt, lost.hop) == (2, 0)
+    bed.engine.go_on()
+
+
+async def test_it_waits_for_its_grammar_and_others_go_on(bed: Bed) -> None:
+    compiling: Future[None] = Future()
+    bed.engine.moves.compiles["r"] = compiling
+    send(bed, 2)
+    bed.add("other")
+    await bed.f0.receive(OutputsEmitted, lambda e: e.items[0].finish_reason is not None)
+    assert bed.llumlet.num_live_reqs == 0
+    compiling.set_result(None)
+    item, tokens = await next_item_of(bed, "r")
+    assert (item.first_index, tokens) == (2, T[2:3])
+
+
+async def next_item_of(bed: Bed, request_id: str) -> tuple[OutputItem, list[int]]:
+    emitted, payload = await bed.f0.receive_with_payload(
+        OutputsEmitted, lambda e: e.items[0].request_id == request_id
+    )
+    return emitted.items[0], decode_outputs(payload)[0].tokens
+
+
+async def test_a_grammar_that_does_not_compile_is_refused(bed: Bed) -> None:
+    compiling: Future[None] = Future()
+    bed.engine.moves.compiles["r"] = compiling
+    send(bed, 2)
+    compiling.set_exception(ValueError("secret"))
+    refused = await bed.f0.receive(RequestRefused)
+    assert refused == RequestRefused("r", "its grammar does not compile there", attempt=1)
+    await bed.status(lambda s: s.last_dispatch_seq == 3)
+
+
+async def test_outputs_that_are_not_its_own_are_refused(bed: Bed) -> None:
+    frames = [bytes(frame) for frame in request_frames("r", 4, 8)]
+    add = AddRequest("r", bed.f0.address, 1, 3, attempt=1, num_output_tokens=1)
+    bed.f0.send(HERE, add, [*frames, output_tokens.encode([T[0] + 1])])
+    refused = await bed.f0.receive(RequestRefused)
+    assert (refused.attempt, refused.retryable) == (1, False)
+    assert bed.llumlet.num_live_reqs == 0
+
+
+@pytest.mark.parametrize("how", ["aborted", "frontend lost", "replaced"])
+async def test_one_that_is_over_before_its_grammar_is_there(bed: Bed, how: str) -> None:
+    compiling: Future[None] = Future()
+    bed.engine.moves.compiles["r"] = compiling
+    send(bed, 2)
+    await bed.pull()
+    if how == "aborted":
+        bed.f0.send(HERE, AbortRequests(("r",)))
+    elif how == "replaced":
+        send(bed, 3, attempt=2, seq=4)
+    else:
+        bed.add("told", max_tokens=2)
+        await bed.f0.receive(OutputsEmitted)
+        bed.network.lose(bed.f0.address)
+    await bed.status(lambda s: s.last_dispatch_seq >= 3)
+    compiling.set_result(None)
+    if how == "replaced":
+        item, _ = await next_item(bed)
+        assert (item.attempt, item.first_index) == (2, 3)
+        return
+    await bed.pull()
+    await bed.pull()
+    assert bed.llumlet.num_live_reqs == 0
+    assert not bed.engine.running
+    assert not bed.engine.waiting

@@ -1,0 +1,339 @@
+"""A frontend's requests go on elsewhere: controller and instances are played by the test."""
+
+import asyncio
+
+import pytest
+
+from controller.core.record.event_log import EventKind, LoggedEvent
+from controller.core.record.request_record import RequestState
+from controller.core.replay.config import ReplayConfig
+from controller.core.scheduler_events import Dispatch, Reject, RejectCode
+from controller.runtime.frontend import replays
+from controller.runtime.messages import output_tokens
+from controller.runtime.messages.members import InstanceLost
+from controller.runtime.messages.moves import (
+    FenceAnswered,
+    FenceAsked,
+    MoveAnnounced,
+    RequestLost,
+    RequestMoved,
+)
+from controller.runtime.messages.operations import AbortAsked, RankChangeAsked, RankSet
+from controller.runtime.messages.requests import (
+    AbortRequests,
+    AddRequest,
+    DispatchAsked,
+    Dispatched,
+    DispatchWithdrawn,
+    OutputsUnread,
+    Refused,
+    RequestRefused,
+    RequestsAsked,
+)
+from tests.unit.runtime.fake_engine import tokens_of
+from tests.unit.runtime.fakes import FakeNetwork, directory, idle_snapshot, settle, virtual_time
+from tests.unit.runtime.router_bed import HERE, I0, I1, Bed, new_tokens
+
+T = tokens_of("r", 20)
+
+
+async def lose(bed: Bed, instance_id: str = "i-0", incarnation: int = 1) -> None:
+    bed.say(InstanceLost(instance_id, incarnation))
+    await settle()
+
+
+async def dispatch(bed: Bed, instance_id: str, seq: int = 9) -> tuple[AddRequest, list[bytes]]:
+    await bed.controller.receive(DispatchAsked)
+    bed.controller.inbox.clear()
+    bed.say(Dispatched(Dispatch("r", "f-0", instance_id, 1, seq)))
+    return await bed.instances[instance_id].receive_with_payload(AddRequest)
+
+
+async def running(network: FakeNetwork, num_tokens: int = 3) -> Bed:
+    """On i-0, with so many tokens."""
+    bed = Bed(network, max_replays=3)
+    await bed.know()
+    await bed.runs_on("i-0")
+    if num_tokens:
+        bed.accept(0, T[:num_tokens])
+    bed.controller.inbox.clear()
+    return bed
+
+
+def why_failed(bed: Bed) -> str:
+    ((request_id, why),) = bed.told.failed
+    assert request_id == "r"
+    assert bed.router.num_live_reqs == 0
+    assert bed.router.replays.num_tokens_kept == 0
+    return why
+
+
+def history(bed: Bed) -> tuple[LoggedEvent, ...]:
+    asked = RequestsAsked("q", None, (), "r", history=True, max_requests=1)
+    ((record,), _) = bed.book.answer(asked)
+    return record.history
+
+
+@virtual_time
+async def test_a_lost_request_is_sent_elsewhere_with_its_outputs(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await lose(bed)
+    asked = (await bed.controller.receive(DispatchAsked)).asked
+    assert asked.replayed
+    assert (asked.num_prompt_tokens, asked.arrival_time_s) == (13, 5.0)
+    found = bed.book.find("r")
+    assert found is not None
+    assert (found.state, found.instance_id) == (RequestState.DISPATCHING, None)
+    assert bed.router.num_live_reqs == 1, "though it is also asked for"
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    add, payload = await bed.instances["i-1"].receive_with_payload(AddRequest)
+    assert add == AddRequest("r", HERE, 1, 9, 5.0, attempt=1, num_output_tokens=3)
+    assert payload == [b"x", output_tokens.encode(T[:3])]
+    assert bed.accept(3, T[3:4]) == [], "of the old attempt"
+    assert new_tokens(bed.accept(3, T[3:5], epoch=(1, 0), last=True)) == T[3:5]
+    assert bed.told.failed == []
+    assert bed.router.replays.num_tokens_kept == 0
+    events = {event.kind: event for event in history(bed)}
+    replayed = events[EventKind.REPLAYED]
+    assert replayed.cause_id == events[EventKind.DISPATCHED].cause_id == "lost-i-0-1"
+    assert replayed.reason == "from i-0 to i-1"
+    assert replayed.numbers["num_tokens"] == 13
+    assert replayed.numbers["attempt"] == 1
+    assert replayed.numbers["downtime_s"] is not None
+    record = bed.book.find("r")
+    assert record is not None
+    assert (record.num_replays, record.num_output_tokens) == (1, 5)
+
+
+@virtual_time
+async def test_one_without_outputs_is_sent_as_it_came(network: FakeNetwork) -> None:
+    bed = await running(network, num_tokens=0)
+    await lose(bed)
+    add, payload = await dispatch(bed, "i-1")
+    assert (add.attempt, add.num_output_tokens, payload) == (1, 0, [b"x"])
+    assert new_tokens(bed.accept(0, T[:1], epoch=(1, 0), last=True)) == T[:1]
+    (replayed,) = [e for e in history(bed) if e.kind is EventKind.REPLAYED]
+    assert replayed.numbers["downtime_s"] is None
+
+
+@virtual_time
+async def test_late_tokens_of_the_dead_are_delivered_and_not_computed_again(
+    network: FakeNetwork,
+) -> None:
+    bed = await running(network)
+    await lose(bed)
+    assert new_tokens(bed.accept(3, T[3:6])) == T[3:6]
+    add, payload = await dispatch(bed, "i-1")
+    assert add.num_output_tokens == 6
+    assert payload[-1] == output_tokens.encode(T[:6])
+
+
+@virtual_time
+async def test_a_late_end_calls_the_replay_off(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    assert new_tokens(bed.accept(3, T[3:6], last=True)) == T[3:6]
+    assert await bed.controller.receive(DispatchWithdrawn)
+    assert bed.router.num_live_reqs == 0
+    assert bed.told.failed == []
+
+
+@virtual_time
+async def test_it_is_replayed_as_often_as_allowed(network: FakeNetwork) -> None:
+    bed = await running(network)
+    for number, (lost, there) in enumerate([("i-0", "i-1"), ("i-1", "i-0"), ("i-0", "i-1")]):
+        await lose(bed, lost)
+        await bed.know()  # it comes back
+        add, _ = await dispatch(bed, there)
+        assert add.attempt == number + 1
+        bed.accept(3 + number, T[3 + number : 4 + number], epoch=(add.attempt, 0))
+    await lose(bed, "i-1")
+    assert "it was replayed as often as allowed" in why_failed(bed)
+    record = bed.book.find("r")
+    assert record is not None
+    assert (record.num_replays, record.not_replayable) == (3, "too_often")
+
+
+@virtual_time
+async def test_tokens_beyond_the_limit_are_not_kept(network: FakeNetwork) -> None:
+    bed = Bed(network, max_replays=3)
+    bed.router.replays.config = ReplayConfig(max_tokens_kept=15)
+    await bed.know()
+    await bed.runs_on("i-0")
+    bed.accept(0, T[:5])
+    assert bed.router.replays.num_tokens_kept == 15
+    await bed.runs_on("i-0", "other")
+    other = bed.book.find("other")
+    assert other is not None
+    assert other.not_replayable == "not_kept", "beforehand"
+    bed.accept(5, T[5:6])
+    assert bed.router.replays.num_tokens_kept == 0
+    await lose(bed)
+    assert {r for r, _ in bed.told.failed} == {"r", "other"}
+    assert all("too many tokens were kept" in why for _, why in bed.told.failed)
+
+
+@pytest.mark.parametrize("how", ["client", "operator"])
+@virtual_time
+async def test_an_abort_while_it_waits(network: FakeNetwork, how: str) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    if how == "client":
+        bed.router.abort(["r"], RequestState.ABORTED, "the client left")
+    else:
+        bed.say(AbortAsked("q", "r", dry_run=False, cause_id="op", actor="me", reason=""))
+    await bed.controller.receive(DispatchWithdrawn)
+    await settle()
+    assert bed.router.num_live_reqs == 0
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    await settle()
+    assert bed.instances["i-1"].received(AddRequest) == []
+    assert bed.instances["i-0"].received(AbortRequests) == [], "nobody listens there"
+
+
+@virtual_time
+async def test_an_abort_of_a_replayed_one_goes_where_it_is_now(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await dispatch(bed, "i-1")
+    bed.router.abort(["r"], RequestState.ABORTED, "the client left")
+    assert (await bed.instances["i-1"].receive(AbortRequests)).request_ids == ("r",)
+
+
+@virtual_time
+async def test_a_rank_that_changes_while_it_waits(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    bed.say(RankChangeAsked("q", "r", 1, "op", "me", "", dry_run=False))
+    asked = (await bed.controller.receive(DispatchAsked, lambda a: a.asked.rank == 1)).asked
+    assert asked.replayed
+    await asyncio.sleep(1.0)
+    assert bed.instances["i-0"].received(RankSet) == []
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-1", 1, 9)))
+    add = await bed.instances["i-1"].receive(AddRequest)
+    assert add.rank == 1
+    told = await bed.instances["i-1"].receive(RankSet)
+    assert (told.rank, told.change) == (1, 1)
+
+
+@virtual_time
+async def test_a_refusal_by_one_that_restarted_is_no_replay(network: FakeNetwork) -> None:
+    bed = await running(network, num_tokens=0)
+    for attempt in range(replays.MAX_REFUSALS):
+        at = bed.instances[f"i-{attempt % 2}"]
+        bed.say(RequestRefused("r", "restarted", retryable=True, attempt=attempt), at)
+        bed.say(RequestRefused("r", "restarted", retryable=True, attempt=attempt), at)
+        add, _ = await dispatch(bed, f"i-{1 - attempt % 2}")
+        assert add.attempt == attempt + 1
+    record = bed.book.find("r")
+    assert record is not None
+    assert record.num_replays == 0
+    bed.say(RequestRefused("r", "restarted", retryable=True, attempt=replays.MAX_REFUSALS))
+    await settle()
+    assert why_failed(bed) == "restarted"
+
+
+@virtual_time
+async def test_an_engine_that_cannot_go_on_with_it(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await dispatch(bed, "i-1")
+    bed.say(RequestRefused("r", "of the old attempt"), bed.instances["i-1"])
+    bed.say(RequestRefused("r", "the engine decodes speculatively", attempt=1))
+    await settle()
+    assert "cannot be replayed: the engine decodes speculatively" in why_failed(bed)
+    record = bed.book.find("r")
+    assert record is not None
+    assert record.not_replayable == "not_taken"
+
+
+@virtual_time
+async def test_no_instance_for_long(network: FakeNetwork) -> None:
+    bed = await running(network)
+    began_s = asyncio.get_running_loop().time()
+    await lose(bed)
+    while not bed.told.failed:
+        await bed.controller.receive(DispatchAsked)
+        bed.controller.inbox.clear()
+        bed.say(Refused(Reject("r", "f-0", RejectCode.UNAVAILABLE)))
+        await settle()
+        if not bed.told.failed:
+            await asyncio.sleep(1.0)
+    assert "no instance could take it in time" in why_failed(bed)
+    waited_s = asyncio.get_running_loop().time() - began_s
+    assert replays.PATIENCE_S <= waited_s < replays.PATIENCE_S + 3
+
+
+@virtual_time
+async def test_a_silent_controller_is_bypassed_for_a_replay_too(network: FakeNetwork) -> None:
+    bed = await running(network)
+    bed.network.lose("mem://controller")
+    bed.network.lose("mem://i-0")
+    await asyncio.sleep(3.0)
+    (add,) = bed.instances["i-1"].received(AddRequest)
+    assert (add.attempt, add.num_output_tokens, add.dispatch_seq) == (1, 3, 0)
+
+
+@virtual_time
+async def test_one_that_had_moved_before_its_source_died_is_not_replayed(
+    network: FakeNetwork,
+) -> None:
+    """The source's announcement was lost with it."""
+    bed = await running(network)
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    bed.say(RequestMoved("r", I1, 1, 3), bed.instances["i-1"])
+    assert await bed.controller.receive(DispatchWithdrawn)
+    await settle()
+    assert new_tokens(bed.accept(3, T[3:4], epoch=(0, 1), last=True)) == T[3:4]
+    record = bed.book.find("r")
+    assert record is not None
+    assert (record.num_replays, record.instance_id) == (0, "i-1")
+    assert bed.instances["i-1"].received(AddRequest) == []
+
+
+@virtual_time
+async def test_words_of_an_old_attempt_count_for_nothing_and_it_is_stopped(
+    network: FakeNetwork,
+) -> None:
+    bed = await running(network)
+    await lose(bed)
+    await dispatch(bed, "i-1")
+    old = bed.instances["i-0"]
+    bed.say(MoveAnnounced("r", I0, 3), old)
+    bed.say(RequestLost("r", I0, 3), old)
+    bed.say(RequestMoved("r", I0, 1, 3), old)
+    assert (await old.receive(OutputsUnread)).items == (("r", 0, 1),)
+    bed.say(FenceAsked("r", I0, 2), old)
+    assert await old.receive(FenceAnswered) == FenceAnswered("r", 2, fenced=True)
+    assert (await old.receive(OutputsUnread)).items == (("r", 0, 2),)
+    assert old.received(AbortRequests) == [], "which would end a new attempt there too"
+    assert new_tokens(bed.accept(3, T[3:4], epoch=(1, 0))) == T[3:4]
+    assert bed.told.failed == []
+
+
+@virtual_time
+async def test_tokens_that_were_lost_on_their_way_are_computed_again(network: FakeNetwork) -> None:
+    bed = await running(network)
+    assert bed.accept(5, T[5:6]) == [], "3 and 4 do not come"
+    add, _ = await dispatch(bed, "i-1")
+    assert add.num_output_tokens == 3
+    assert await bed.instances["i-0"].receive(AbortRequests)
+    assert new_tokens(bed.accept(3, T[3:7], epoch=(1, 0), last=True)) == T[3:7]
+
+
+@virtual_time
+async def test_a_replay_to_the_only_instance_waits_for_it(network: FakeNetwork) -> None:
+    bed = await running(network)
+    await bed.know(directory(idle_snapshot("i-0")))
+    await lose(bed)
+    await bed.controller.receive(DispatchAsked)
+    await asyncio.sleep(5.0)
+    assert bed.told.failed == []
+    await bed.know(directory(idle_snapshot("i-0", 2)))
+    bed.say(Dispatched(Dispatch("r", "f-0", "i-0", 2, 1)))
+    add = await bed.instances["i-0"].receive(AddRequest, lambda a: a.attempt == 1)
+    assert (add.incarnation, add.num_output_tokens) == (2, 3)
