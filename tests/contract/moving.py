@@ -219,6 +219,15 @@ class Readers:
         self.at[request_id] = to
         return reserved
 
+    def replay(self, request_id: str, to: VllmEngine) -> None:
+        """Its engine has died, and it goes on at `to`. Raises ValueError if it cannot."""
+        self.at[request_id].abort([request_id])
+        outputs = self.told[request_id].tokens
+        self.prepared[request_id] = prepared = to.prepare(self.messages[request_id], 0)
+        self._compiled(request_id, to)
+        to.moves.reenter(prepared, outputs, to.moves.drawn_generator(prepared, len(outputs)))
+        self.at[request_id] = to
+
     def _suspend(self, request_id: str) -> SuspendedRequest | None:
         """Once the step in flight, if there is one, has given the request its token."""
         source = self.at[request_id]

@@ -1,0 +1,109 @@
+"""Requests that go on at another real engine from their outputs: their readers cannot tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import STEP_TOKENS
+from test_vllm_moves import KINDS, evict, unmoved
+
+from controller.adapters.vllm.engine.engine import VllmEngine
+from controller.adapters.vllm.moves import worker_state
+from controller.core.migration.refusals import SENTENCES, MoveRefusal
+from tests.contract.moving import Readers, message
+
+SEEDED = {"temperature": 1.0, "seed": 7}
+
+
+@pytest.fixture
+def readers(model_path: Path, engine: VllmEngine, uncached_engine: VllmEngine) -> Readers:
+    return Readers(model_path, engine, uncached_engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reader_cannot_tell(readers: Readers, kind: str) -> None:
+    """Its engines die at its first token, in the middle, and one token before its end."""
+    here, there = readers.engines
+    options = {"max_tokens": 60} | KINDS[kind]
+    alone = unmoved(readers, "r", **options)
+    readers.add("beside", **SEEDED)
+    readers.add("r", **options)
+    half, last = len(alone.tokens) // 2, len(alone.tokens) - 1
+    for num_tokens, to in ((1, there), (half, here), (half + 1, here), (last, there)):
+        readers.run("r", num_tokens)
+        readers.replay("r", to)
+    readers.finish()
+    told = readers.told["r"]
+    assert told.tokens == alone.tokens
+    assert told.logprobs == alone.logprobs
+    assert told.finish_reason == alone.finish_reason
+    assert len(told.prefill_stats) == 1, "of its first instance"
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties"])
+def test_a_prefill_that_takes_several_steps(readers: Readers, kind: str) -> None:
+    """vLLM draws in each of them, and takes it back."""
+    here, there = readers.engines
+    options = {"max_tokens": 30, "num_prompt_tokens": 2 * STEP_TOKENS + 5} | KINDS[kind]
+    alone = unmoved(readers, "r", **options)
+    readers.add("r", **options)
+    readers.run("r", 11)
+    readers.replay("r", there)
+    readers.run("r", 20)
+    evict(there, "r")
+    readers.run("r", 24)
+    readers.replay("r", here)
+    assert readers.finish()["r"] == alone.tokens
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 19])
+@pytest.mark.parametrize("sampling", [SEEDED, SEEDED | {"top_k": 40, "top_p": 0.9}])
+def test_a_generator_drawn_forward_is_that_of_an_undisturbed_request(
+    readers: Readers, engine: VllmEngine, sampling: dict[str, Any], num_tokens: int
+) -> None:
+    readers.add("r", **sampling)
+    readers.run("r", num_tokens)
+    undisturbed = worker_state.generator_state(engine.moves._parts.runner, "r")
+    prepared = engine.prepare(message("other", readers.model_path, **sampling), 0)
+    drawn = engine.moves.drawn_generator(prepared, num_tokens)
+    assert drawn is not None
+    assert bytes(drawn.get_state().numpy()) == undisturbed
+
+
+def test_a_request_without_a_seed_has_no_generator(readers: Readers, engine: VllmEngine) -> None:
+    prepared = engine.prepare(message("r", readers.model_path, temperature=1.0), 0)
+    assert engine.moves.drawn_generator(prepared, 5) is None
+
+
+def test_one_replayed_moves_and_is_replayed_as_any_other(readers: Readers) -> None:
+    here, there = readers.engines
+    options = {"max_tokens": 60} | KINDS["penalties"]
+    alone = unmoved(readers, "r", **options)
+    readers.add("r", **options)
+    readers.run("r", 10)
+    readers.replay("r", there)
+    readers.move("r", here)  # it waits yet
+    readers.run("r", 20)
+    readers.move("r", there, num_stages=1)
+    readers.run("r", 40)
+    readers.replay("r", here)
+    assert readers.finish()["r"] == alone.tokens
+
+
+def test_what_an_engine_cannot_go_on_with(readers: Readers, engine: VllmEngine) -> None:
+    readers.add("r")
+    readers.run("r", 2)
+    again = engine.prepare(readers.messages["r"], 0)
+    with pytest.raises(ValueError, match=SENTENCES[MoveRefusal.NOT_TAKEN]):
+        engine.moves.reenter(again, readers.told["r"].tokens, None)
+    other = engine.prepare(message("o", readers.model_path, guided={"regex": "[a-z]{30}"}), 0)
+    compiling = engine.moves.compiling(other)
+    assert compiling is not None
+    compiling.exception(timeout=60)
+    with pytest.raises(ValueError, match="does not accept"):
+        engine.moves.reenter(other, [5, 6], None)
+    full = engine.prepare(message("f", readers.model_path), 0)
+    with pytest.raises(ValueError, match="context"):
+        engine.moves.reenter(full, [400] * (engine.max_model_len - 40), None)
+    assert readers.told["r"].finish_reason is None
+    readers.finish()
