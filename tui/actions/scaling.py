@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from controller.api.client import ControlClient
 from controller.api.text import drains as words
+from controller.api.text.autoscale import RELEASE
 from controller.api.wire.operations import ScaleReport, ScaleRequest
 from tui.actions.drains import departure
 from tui.actions.order import Outcome, Plan
@@ -60,6 +61,8 @@ class Scale(SpecOrder):
             lines += [f"{words.would_move(each)}, then it is removed" for each in report.draining]
             lines.append(words.capacity(client.status(), going))
             lines += [departure(item) for each in report.draining for item in each.plan]
+        if report.holds_autoscale:
+            lines.append(f"auto-scaling would leave it there, until {RELEASE}")
         wanted = ScaleRequest(target=report.target, draining=going, if_revision=report.revision)
         return Plan(tuple(lines), Scale(wanted))
 
@@ -74,5 +77,7 @@ class Scale(SpecOrder):
         facts += [f"{each} starts" for each in report.added]
         facts += [f"{each} stays" for each in report.undrained]
         facts += [f"{each.instance_id} goes" for each in report.draining]
+        if report.holds_autoscale:
+            facts.append(f"auto-scaling leaves it there, until {RELEASE}")
         changed = report.added or report.undrained or report.draining
         return Outcome(", ".join(facts), can_undo=bool(changed), awaits=awaited_of_scale(report))

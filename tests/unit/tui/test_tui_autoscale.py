@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controller.api.settings.live_settings import changed
 from controller.api.wire.autoscale import (
     AutoscaleCheck,
     AutoscaleHoldStatus,
@@ -127,6 +128,17 @@ async def test_it_is_typed() -> None:
         await bed.type("colon", "autoscale often")
         assert "no mode 'often'" in await bed.bottom()
         assert len(bed.control.calls) == 1
+
+
+async def test_a_scale_by_hand_says_that_it_wins() -> None:
+    async with acting() as bed:
+        bed.control.tuned = changed(bed.control.tuned, {"autoscale.mode": "on"})
+        await bed.type("colon", "scale 14")
+        assert "auto-scaling would leave it there, until llumctl autoscale on" in await drawn(
+            bed.pilot
+        )
+        await bed.press("y")
+        assert "auto-scaling leaves it there, until" in await bed.bottom()
 
 
 async def test_not_where_the_screen_shows_no_present() -> None:

@@ -239,6 +239,7 @@ class FakeControl:
             dry_run=wanted.dry_run,
             added=tuple(f"i-{place}" for place in range(12, target)),
             draining=tuple(DrainReport(instance_id=each, state="active") for each in drained),
+            holds_autoscale=self.tuned.autoscale.mode != "off",
         )
         return self._done(key, report)
 
