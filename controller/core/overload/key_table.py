@@ -99,8 +99,10 @@ class KeyTable:
             by_code[found.code] = by_code.get(found.code, 0) + 1
             return found
         part = self._part(key, request.frontend_id)
-        part.num_live = request.num_live_of_key
-        part.num_tokens = request.num_tokens_of_key + request.num_prompt_tokens
+        # A request that is asked for again has old numbers; the frontend's next word has new ones.
+        part.num_live = max(part.num_live, request.num_live_of_key)
+        num_tokens = request.num_tokens_of_key + request.num_prompt_tokens
+        part.num_tokens = max(part.num_tokens, num_tokens)
         return None
 
     def frontend_died(self, frontend_id: str) -> None:

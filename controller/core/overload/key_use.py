@@ -48,6 +48,8 @@ class KeyUse:
         self._live[request.request_id] = _Live(request.api_key, request.num_prompt_tokens, now_s)
         used.num_live += 1
         used.window.add(request.num_prompt_tokens, now_s)
+        # The controller counts it by its own question. If nothing comes of it, it has to hear so.
+        self._told.pop(request.api_key, None)
         return replace(request, num_live_of_key=used.num_live, num_tokens_of_key=num_tokens)
 
     def emitted(self, request_id: str, num_tokens: int, now_s: float) -> None:

@@ -96,6 +96,7 @@ class Dispatcher:
         if is_another:
             for asked in self.asked.values():
                 if not asked.answer.done():
+                    asked.request = self._keys.asks_again(asked.request)
                     self._send(DispatchAsked(asked.request))
         unused, self._unused = self._unused, []
         for dispatch in unused:

@@ -137,6 +137,28 @@ def test_no_key_ever_has_more_live_requests_than_it_may(steps: list[tuple[str, s
     assert sum(total.num_live for total in table.totals()) == num_live
 
 
+def test_a_question_that_is_asked_again_does_not_make_the_count_less() -> None:
+    table, use = KeyTable(KeyLimits(live_requests=3)), KeyUse()
+    asked = [use.began(of_key(f"r{number}"), 0.0) for number in range(3)]
+    assert [table.asked(each) for each in (*asked, asked[0])] == [None] * 4
+    other = KeyUse().began(of_key("s", frontend_id="g"), 0.0)
+    assert table.asked(other) is not None
+    use.ended("r2", ran=True)
+    table.told(KeysTold("f", use.news(0.0)))
+    assert table.asked(other) is None
+
+
+def test_a_client_that_leaves_before_an_instance_is_found_is_told_of() -> None:
+    table, use = KeyTable(KeyLimits(live_requests=1)), KeyUse()
+    use.began(of_key("before"), 0.0)
+    use.ended("before", ran=True)
+    table.told(KeysTold("f", use.news(0.0)))
+    assert table.asked(use.began(of_key("left"), 0.0)) is None
+    use.ended("left", ran=False)
+    table.told(KeysTold("f", use.news(0.0)))
+    assert table.asked(KeyUse().began(of_key("r", frontend_id="g"), 0.0)) is None
+
+
 def test_the_tokens_of_all_frontends_count() -> None:
     table = KeyTable(KeyLimits(tokens_per_minute=1000))
     f, g = KeyUse(), KeyUse()
