@@ -90,7 +90,8 @@ class Chaos:
 
     def run(self, cluster: Cluster, nodes: RayNodes | None) -> None:
         options = self.options
-        kinds = [kind for kind in Kind if nodes or kind not in NEEDS_TWO_HOSTS]
+        kinds = [Kind[name] for name in options.kinds.split(",") if name] or list(Kind)
+        kinds = [kind for kind in kinds if nodes or kind not in NEEDS_TWO_HOSTS]
         acts = Faults(cluster, options.instances, nodes)
         if options.engine == "vllm":
             self.answers = asyncio.run(undisturbed(cluster.url, options.tokens))
@@ -272,6 +273,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=200, help="of an answer by vllm")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--max-faulty", type=int, default=5, help="turns, before it gives up")
+    names = ",".join(kind.name for kind in Kind)
+    parser.add_argument("--kinds", default="", help=f"only these, of {names}")
     parser.add_argument("--one-host", action="store_true", help="no faults of the network")
     parser.add_argument("--inside", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,0 +1,40 @@
+"""A hung instance is fenced: its requests go on elsewhere, and it drops them when it wakes."""
+
+import os
+import signal
+
+from tests.e2e.cluster import Cluster, is_empty, wait_for
+from tests.e2e.emulated import Answer
+from tests.e2e.steering import Story, change, instance, left_as_found, num_running
+
+NUM_ANSWERS = 12
+
+
+def test_a_hung_instance_is_fenced_and_wakes_as_another(six: Cluster) -> None:
+    with six.control() as client, left_as_found(client):
+        change(client, {"scheduler.stall_timeout_s": 1.0, "scheduler.fence_after_s": 2.5})
+        story = Story(client)
+        answers = [Answer(six, 60, 300) for _ in range(NUM_ANSWERS)]
+        for answer in answers:
+            assert answer.wait_tokens(1)
+        hung = instance(client, next(i for i in ("i-0", "i-1") if num_running(client, i)))
+        assert hung.pid is not None
+        os.kill(hung.pid, signal.SIGSTOP)
+        try:
+            replayed = wait_for(lambda: story.events("replayed"), "replays")
+            for answer in answers:
+                answer.check()
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+        (died,) = story.events("instance_died")
+        assert (died.instance_id, "fenced" in died.reason) == (hung.id, True)
+        assert {event.labels["from"] for event in replayed} == {hung.id}
+
+        def awake() -> bool:
+            found = instance(client, hung.id)
+            return found.incarnation > hung.incarnation and is_empty(found.model_dump())
+
+        wait_for(awake, "it to wake as another, without what it ran")
+        assert instance(client, hung.id).pid == hung.pid, "its process was replaced"
+        again = Answer(six, 20, 10)
+        again.check()
