@@ -225,6 +225,7 @@ WARM_UP = 2_000
 MAX_GROWN_BYTES = 4 << 20
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
 async def test_refused_requests_take_no_memory(
     cluster: Cluster, client: ControlClient, number: int
