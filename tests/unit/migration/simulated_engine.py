@@ -111,6 +111,13 @@ class SimulatedEngine:
         request = HeldRequest(asked, asked.rank, asked.prompt(), [])
         self.requests[asked.request_id] = request
 
+    def reenter(self, asked: Asked, outputs: Sequence[Token]) -> None:
+        """As if it had been evicted here."""
+        if asked.request_id in self.requests or asked.request_id in self.reserved:
+            raise EngineError(f"{asked.request_id} comes again while it is here")
+        values = [*asked.prompt(), *(token.value for token in outputs)]
+        self.requests[asked.request_id] = HeldRequest(asked, asked.rank, values, list(outputs))
+
     def abort(self, request_id: str) -> None:
         if request := self.requests.pop(request_id, None):
             self._give_back(request)

@@ -6,7 +6,7 @@ from typing import Any
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.ownership import Loss, Ownership
 from controller.core.token_order import Epoch
-from tests.unit.migration.simulated_engine import Asked, next_value
+from tests.unit.migration.simulated_engine import Asked, Token, next_value
 from tests.unit.migration.simulated_instance import Violation
 from tests.unit.migration.simulated_messages import (
     FRONTEND,
@@ -37,13 +37,18 @@ class Route:
     num_read: int = 0
     asked_s: float = 0.0
     owners: list[tuple[str, int]] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    num_replays: int = 0
+    waiting: bool = False
+    """It was lost, and no instance has its next attempt yet."""
 
 
 class Frontend:
     """`outcomes` by request: finished, aborted or error, in the order in which they came."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, max_replays: int) -> None:
         self.network = network
+        self.max_replays = max_replays
         self.routes: dict[str, Route] = {}
         self.outcomes: dict[str, list[str]] = {}
         self.dead: set[tuple[str, int]] = set()
@@ -57,15 +62,17 @@ class Frontend:
     def client_leaves(self, request_id: str) -> None:
         route = self.routes[request_id]
         self._close(request_id, "aborted")
-        for holder in route.ownership.holders:
+        for holder in () if route.waiting else route.ownership.holders:
             self.network.send(FRONTEND, holder, Abort(request_id))
 
-    def reads(self, sender: InstanceRef, request_id: str, hop: int) -> bool:
+    def reads(self, sender: InstanceRef, request_id: str, epoch: Epoch) -> bool:
         """Or has not heard of it yet."""
         if (route := self.routes.get(request_id)) is None:
             return False
-        read = route.ownership.order.epoch.hop
-        return read < hop or (read == hop and route.ownership.owner == sender)
+        read = route.ownership.order.epoch
+        if route.waiting:
+            return epoch == read
+        return read < epoch or (read == epoch and route.ownership.owner == sender)
 
     def instance_died(self, key: tuple[str, int]) -> None:
         self.dead.add(key)
@@ -81,14 +88,17 @@ class Frontend:
         """Asks again for what is missing, and for who owns what."""
         for request_id, route in list(self.routes.items()):
             ownership = route.ownership
+            if route.waiting:
+                self._replay(request_id, route)
+                continue
             if ownership.to_ask is None and ownership.order.gap is None:
                 continue
             if self.network.now_s - route.asked_s < ASK_AGAIN_S:
                 continue
             route.asked_s = self.network.now_s
             if ownership.to_ask is not None:
-                destination, (_, hop) = ownership.to_ask
-                self.network.send(FRONTEND, destination, OwnerAsked(request_id, hop))
+                destination, epoch = ownership.to_ask
+                self.network.send(FRONTEND, destination, OwnerAsked(request_id, epoch))
             elif ownership.order.gap is not None:
                 missing = Missing(request_id, *ownership.order.gap)
                 self.network.send(FRONTEND, ownership.owner, missing)
@@ -102,28 +112,44 @@ class Frontend:
         match body:
             case Emitted() as emitted:
                 self._emitted(sender, route, emitted)
-            case Announced(destination=destination, hop=hop):
-                ownership.announce(destination, Epoch(0, hop))
+            case Announced() | NotMoved() | LostThere() if route.waiting:
+                pass
+            case Announced(destination=destination, epoch=epoch):
+                ownership.announce(destination, epoch)
                 if destination.key in self.dead:
                     self._lose(request_id, route, destination.key)
-            case Moved(owner=owner, hop=hop, began_index=began):
-                if ownership.moved(owner, Epoch(0, hop), began):
-                    self.network.note("moved", request_id, owner.key, hop)
-            case NotMoved(hop=hop):
-                if ownership.disowned(Epoch(0, hop)):
-                    self._close(request_id, "error")
-            case FenceAsked(owner=owner, hop=hop):
-                fenced = ownership.fence(owner, Epoch(0, hop))
-                self.network.note("fence", request_id, owner.key, hop, fenced)
-                if fenced is not None:
-                    self.network.send(FRONTEND, sender, FenceAnswered(request_id, hop, fenced))
-                elif ownership.to_ask is None:
-                    self._close(request_id, "error")
-                    self.network.send(FRONTEND, sender, Abort(request_id))
-            case LostThere(hop=hop):
-                if ownership.lost_in(Epoch(0, hop)):
-                    self._close(request_id, "error")
+            case Moved(epoch=epoch) if epoch.attempt < ownership.order.epoch.attempt:
+                self.network.send(FRONTEND, sender, Unread(request_id, epoch))
+            case Moved(owner=owner, epoch=epoch, began_index=began):
+                if ownership.moved(owner, epoch, began):
+                    self.network.note("moved", request_id, owner.key, epoch)
+                    route.waiting = False
+            case NotMoved(epoch=epoch):
+                if ownership.disowned(epoch):
+                    self._lost(request_id, route)
+            case FenceAsked() as asked:
+                self._fence_asked(sender, route, asked)
+            case LostThere(epoch=epoch):
+                if ownership.lost_in(epoch):
+                    self._lost(request_id, route)
         ownership.check()
+
+    def _fence_asked(self, sender: InstanceRef, route: Route, asked: FenceAsked) -> None:
+        request_id, ownership = asked.request_id, route.ownership
+        fenced: bool | None = True
+        if not route.waiting:
+            fenced = ownership.fence(asked.owner, asked.epoch)
+            self.network.note("fence", request_id, asked.owner.key, asked.epoch, fenced)
+        if fenced is None:
+            if ownership.to_ask is not None:
+                return
+            self._lost(request_id, route)
+        answer = FenceAnswered(request_id, asked.epoch, fenced is not False)
+        self.network.send(FRONTEND, sender, answer)
+        if request_id not in self.routes:
+            self.network.send(FRONTEND, sender, Abort(request_id))
+        elif route.waiting or asked.epoch.attempt < ownership.order.epoch.attempt:
+            self.network.send(FRONTEND, sender, Unread(request_id, asked.epoch))
 
     def _not_wanted(self, sender: InstanceRef, body: Any) -> None:
         """The request is over here, or read from another; whoever believes to own it hears so."""
@@ -131,17 +157,20 @@ class Frontend:
             case FenceAsked() | Moved():
                 self.network.send(FRONTEND, sender, Abort(body.request_id))
             case Emitted(finished=False):
-                self.network.send(FRONTEND, sender, Unread(body.request_id, body.hop))
+                self.network.send(FRONTEND, sender, Unread(body.request_id, body.epoch))
 
     def _emitted(self, sender: InstanceRef, route: Route, emitted: Emitted) -> None:
-        request_id, epoch = emitted.request_id, Epoch(0, emitted.hop)
+        request_id, epoch = emitted.request_id, emitted.epoch
+        owner = route.ownership.owner
         first_index, num_tokens = emitted.first_index, len(emitted.tokens)
         offered = route.ownership.offer(sender, epoch, first_index, num_tokens, emitted)
         if offered is None:
             self._not_wanted(sender, emitted)
-            if emitted.finished and route.ownership.lost_in(Epoch(0, emitted.hop)):
-                self._close(request_id, "error")
+            if emitted.finished and route.ownership.lost_in(epoch):
+                self._lost(request_id, route)
             return
+        if route.ownership.owner is not owner:
+            route.waiting = False
         for item, num_skip in offered:
             if item.first_index + num_skip != route.num_read:
                 raise Violation(f"{request_id}: token {route.num_read} was skipped or repeated")
@@ -149,6 +178,7 @@ class Frontend:
                 if token.value != next_value(route.value, token.drawn_by):
                     raise Violation(f"{request_id}: tokens of two owners are mixed")
                 route.value = token.value
+                route.tokens.append(token)
                 route.num_read += 1
             if item.finished:
                 if route.num_read != route.asked.max_output_tokens:
@@ -157,7 +187,25 @@ class Frontend:
 
     def _lose(self, request_id: str, route: Route, key: tuple[str, int]) -> None:
         if route.ownership.lost(*key) is Loss.REQUEST:
+            self._lost(request_id, route)
+
+    def _lost(self, request_id: str, route: Route) -> None:
+        """No instance has it any more."""
+        if route.waiting:
+            return
+        if route.num_replays == self.max_replays:
             self._close(request_id, "error")
+        else:
+            route.num_replays += 1
+            route.waiting = True
+
+    def _replay(self, request_id: str, route: Route) -> None:
+        if (to := self.network.choose()) is None:
+            return
+        route.waiting = False
+        epoch = route.ownership.replayed(to)
+        self.network.note("replay", request_id, to.key, epoch)
+        self.network.send(FRONTEND, to, Add(route.asked, epoch, tuple(route.tokens)))
 
     def _close(self, request_id: str, outcome: str) -> None:
         del self.routes[request_id]

@@ -20,6 +20,7 @@ from controller.core.migration.protocol import FROM_SOURCE, MoveMessage, Verb
 from controller.core.migration.source import SourceMove
 from controller.core.migration.source_terms import SourceState
 from controller.core.migration.stages import blocks_to_reserve, is_last
+from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import BLOCK_SIZE, Asked, SimulatedEngine, State, Token
 from tests.unit.migration.simulated_messages import (
     FRONTEND,
@@ -54,7 +55,7 @@ class Live:
     """A request that runs here. `tokens` are all its outputs so far that were sent."""
 
     asked: Asked
-    hop: int
+    epoch: Epoch
     tokens: list[Token]
 
 
@@ -64,13 +65,18 @@ class Outgoing:
     def __init__(self, here: "Instance", migration_id: str, live: Live, to: InstanceRef) -> None:
         self.here, self.migration_id, self.live, self.to = here, migration_id, live, to
         self.request_id = live.asked.request_id
-        self.machine = SourceMove(live.hop, here.now_s, TIMING)
+        self.attempt = live.epoch.attempt
+        self.machine = SourceMove(live.epoch.hop, here.now_s, TIMING)
         self.queued = False
         self.taken_out = False
         self.pinned: list[int] = []
         self.num_copied = 0
         self.num_reserved = 0
         self.state: State | None = None
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(self.attempt, self.machine.hop)
 
     def begin(self) -> None:
         self._carry_out(self.machine.start())
@@ -91,7 +97,7 @@ class Outgoing:
                 case Say(message=message):
                     self._send(message)
                 case src.AnnounceMove(hop=hop):
-                    here.tell_frontend(Announced(request_id, self.to, hop))
+                    here.tell_frontend(Announced(request_id, self.to, Epoch(self.attempt, hop)))
                 case src.CopyStage(stage=stage):
                     self._copy(stage)
                 case CancelCopy():
@@ -99,17 +105,18 @@ class Outgoing:
                 case src.Suspend():
                     here.between_steps(self._suspend, self._on_found)
                 case src.Resume(hop=hop):
-                    self.live.hop = hop
+                    self.live.epoch = Epoch(self.attempt, hop)
                     here.between_steps(self._resume)
                 case src.Release():
-                    here.live.pop(request_id, None)
+                    if here.live.get(request_id) is self.live:
+                        del here.live[request_id]
                     here.between_steps(lambda: here.engine.release(request_id))
                 case src.Unpin():
                     here.between_steps(lambda: here.engine.unpin(request_id))
                 case src.AskFence(hop=hop):
-                    here.tell_frontend(FenceAsked(request_id, here.ref, hop))
+                    here.tell_frontend(FenceAsked(request_id, here.ref, Epoch(self.attempt, hop)))
                 case src.TellLost(hop=hop):
-                    here.tell_frontend(LostThere(request_id, hop))
+                    here.tell_frontend(LostThere(request_id, Epoch(self.attempt, hop)))
                 case SetRank(rank=rank):
                     here.set_rank(request_id, rank)
                 case src.Close(outcome=outcome):
@@ -183,7 +190,7 @@ class Outgoing:
 
     def _send(self, message: MoveMessage) -> None:
         first = message.verb is Verb.PRE_ALLOC and message.stage == 0
-        arriving = (self.live.asked, self.live.hop) if first else None
+        arriving = (self.live.asked, self.live.epoch) if first else None
         state = self.state if message.verb is Verb.COMMIT else None
         envelope = MoveEnvelope(
             self.migration_id, self.request_id, self.here.ref, self.to, message, arriving, state
@@ -198,8 +205,8 @@ class Incoming:
         assert first.arriving is not None
         self.here, self.migration_id = here, first.migration_id
         self.request_id, self.source = first.request_id, first.source
-        self.asked, from_hop = first.arriving
-        self.hop = from_hop + 1
+        self.asked, (self.attempt, from_hop) = first.arriving
+        self.epoch = Epoch(self.attempt, from_hop + 1)
         self.machine = DestinationMove(here.now_s, TIMING)
         self.holds_something = False
         self.num_received = 0
@@ -238,18 +245,18 @@ class Incoming:
                 case dst.Apply(rank=rank):
                     here.between_steps(partial(self._commit, rank), self._on_committed)
                 case dst.Drop(hop=hop):
-                    here.drop(request_id, hop)
+                    here.drop(request_id, Epoch(self.attempt, hop))
                 case dst.EndRequest():
-                    here.end(request_id, self.machine.hop)
+                    here.end(request_id, Epoch(self.attempt, self.machine.hop))
                 case SetRank(rank=rank):
                     here.set_rank(request_id, rank)
                 case Say(message=message):
                     self._answer(message)
                 case dst.TellFrontend(moved=True, hop=hop):
                     began = len(self.state.outputs) if self.state else 0
-                    here.tell_frontend(Moved(request_id, here.ref, hop, began))
+                    here.tell_frontend(Moved(request_id, here.ref, Epoch(self.attempt, hop), began))
                 case dst.TellFrontend(moved=False):
-                    here.tell_frontend(NotMoved(request_id, self.hop))
+                    here.tell_frontend(NotMoved(request_id, self.epoch))
 
     def _reserve(self, stage: int, num_blocks: int) -> object:
         engine = self.here.engine
@@ -294,8 +301,10 @@ class Incoming:
 
     def _on_committed(self, _none: object) -> None:
         assert self.state is not None
-        hop = self.machine.hop
-        self.here.live[self.request_id] = Live(self.asked, hop, list(self.state.outputs))
+        epoch = Epoch(self.attempt, self.machine.hop)
+        newer = self.here.live.get(self.request_id)
+        if newer is None or newer.epoch < epoch:
+            self.here.live[self.request_id] = Live(self.asked, epoch, list(self.state.outputs))
         self.handle(dst.CommitApplied())
 
     def _answer(self, message: MoveMessage) -> None:
@@ -320,6 +329,10 @@ class Instance:
         self.ref, self.engine, self.network = ref, engine, network
         self.live: dict[str, Live] = {}
         self.finished: dict[str, Live] = {}
+        self.entering: dict[str, Add] = {}
+        """Replays, until nothing of an earlier attempt is left here."""
+        self.entered: dict[str, Add] = {}
+        """Replays that the engine takes between two steps."""
         self.outgoing: dict[str, Outgoing] = {}
         self.incoming: dict[str, Incoming] = {}
         self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
@@ -333,7 +346,14 @@ class Instance:
     def quiet(self) -> bool:
         """Nothing is here, and nothing is remembered."""
         engine = self.engine
-        held = engine.requests or engine.pins or engine.reserved or self.live
+        held = (
+            engine.requests
+            or engine.pins
+            or engine.reserved
+            or self.live
+            or self.entering
+            or self.entered
+        )
         return not (held or self.outgoing or self.incoming or self._work or self._done)
 
     @property
@@ -370,8 +390,29 @@ class Instance:
     def loop_turn(self) -> None:
         while self._done:
             self._done.popleft()()
+        for request_id, add in list(self.entering.items()):
+            if not self.is_arriving(request_id):
+                self._enter(add)
         _tick(self.outgoing, self.now_s)
         _tick(self.incoming, self.now_s)
+
+    def is_arriving(self, request_id: str) -> bool:
+        moves = self.incoming.values()
+        return any(m.request_id == request_id and not m.machine.over for m in moves)
+
+    def _enter(self, add: Add) -> None:
+        del self.entering[add.request_id]
+        self.end(add.request_id, Epoch(add.epoch.attempt - 1))
+        self.entered[add.request_id] = add
+        self.between_steps(
+            lambda: self.engine.reenter(add.asked, add.outputs), lambda _: self._on_entered(add)
+        )
+
+    def _on_entered(self, add: Add) -> None:
+        if self.entered.get(add.request_id) is not add:
+            return
+        del self.entered[add.request_id]
+        self.live[add.request_id] = Live(add.asked, add.epoch, list(add.outputs))
 
     def _on_output(self, output: Any) -> None:
         live = self.live.get(output.request_id)
@@ -382,7 +423,7 @@ class Instance:
         live.tokens.append(output.token)
         self.tell_frontend(
             Emitted(
-                output.request_id, live.hop, output.first_index, (output.token,), output.finished
+                output.request_id, live.epoch, output.first_index, (output.token,), output.finished
             )
         )
         if output.finished:
@@ -433,19 +474,28 @@ class Instance:
             if arriving.source.key == key:
                 arriving.handle(dst.SourceDied())
 
-    def drop(self, request_id: str, hop: int) -> None:
+    def drop(self, request_id: str, epoch: Epoch) -> None:
         live = self.live.get(request_id)
-        if live is not None and live.hop == hop:
+        if live is not None and live.epoch == epoch:
             del self.live[request_id]
             self.between_steps(lambda: self.engine.drop(request_id))
 
-    def end(self, request_id: str, hop: int = 0) -> None:
+    def end(self, request_id: str, epoch: Epoch | None = None) -> None:
         """Its client left. One that is not here any more is followed to where it went last, if
         it went in that hop or later: else it would be followed in a circle."""
-        if (live := self.live.pop(request_id, None)) is not None:
-            hop = live.hop
+        live, entered = self.live.get(request_id), None
+        if epoch is None:
+            self.entering.pop(request_id, None)
+            entered = self.entered.pop(request_id, None)
+        elif live is not None and live.epoch.attempt > epoch.attempt:
+            return
+        epoch = epoch or FIRST_EPOCH
+        if live is not None:
+            epoch = live.epoch
+            del self.live[request_id]
+        if live is not None or entered is not None:
             self.between_steps(lambda: self.engine.abort(request_id))
-        for move in self._live_of(request_id) or self._last_of(request_id, hop):
+        for move in self._live_of(request_id) or self._last_of(request_id, epoch):
             move.handle(src.RequestEnded("client_left"))
         for arriving in list(self.incoming.values()):
             if arriving.request_id == request_id:
@@ -462,49 +512,52 @@ class Instance:
         moves = self.outgoing.values()
         return [m for m in moves if m.request_id == request_id and not m.machine.over]
 
-    def _last_of(self, request_id: str, hop: int = 0) -> list[Outgoing]:
+    def _last_of(self, request_id: str, epoch: Epoch = FIRST_EPOCH) -> list[Outgoing]:
         if request_id in self.live:
             return []
         gone = [m for m in self.outgoing.values() if m.request_id == request_id]
-        return [m for m in gone if m.machine.hop >= hop][-1:]
+        return [m for m in gone if m.epoch >= epoch][-1:]
 
     # -- messages ------------------------------------------------------------------------
 
     def receive(self, body: Any) -> None:
         match body:
+            case Add(asked=asked, epoch=epoch) as add if epoch.attempt:
+                self.end(asked.request_id)
+                self.entering[asked.request_id] = add
             case Add(asked=asked):
-                self.live[asked.request_id] = Live(asked, 0, [])
+                self.live[asked.request_id] = Live(asked, FIRST_EPOCH, [])
                 self.between_steps(lambda: self.engine.add(asked))
             case Abort(request_id=request_id):
                 self.end(request_id)
-            case Unread(request_id=request_id, hop=hop):
-                self._unread(request_id, hop)
+            case Unread(request_id=request_id, epoch=epoch):
+                self._unread(request_id, epoch)
             case Missing() as missing:
                 self._send_again(missing)
             case MoveEnvelope() as envelope if envelope.message.verb in FROM_SOURCE:
                 self._source_said(envelope)
             case MoveEnvelope() as envelope:
                 self._destination_said(envelope)
-            case FenceAnswered(request_id=request_id, hop=hop, fenced=fenced):
+            case FenceAnswered(request_id=request_id, epoch=(attempt, hop), fenced=fenced):
                 for move in self._live_of(request_id):
                     fencing = move.machine.state is SourceState.FENCING
-                    if fencing and move.machine.hop + 2 == hop:
+                    if fencing and (move.attempt, move.machine.hop + 2) == (attempt, hop):
                         move.handle(src.EpochFenced() if fenced else src.AlreadyMoved())
             case OwnerAsked() as asked_for:
                 self._owner_asked(asked_for)
 
-    def _unread(self, request_id: str, hop: int) -> None:
+    def _unread(self, request_id: str, epoch: Epoch) -> None:
         """What another may have by now, or has, is left alone."""
         live = self.live.get(request_id)
-        if live is None or live.hop != hop or self._handed_on(request_id, hop):
+        if live is None or live.epoch != epoch or self._handed_on(request_id, epoch):
             return
         self.end(request_id)
-        self.tell_frontend(LostThere(request_id, hop))
+        self.tell_frontend(LostThere(request_id, epoch))
 
-    def _handed_on(self, request_id: str, hop: int) -> bool:
+    def _handed_on(self, request_id: str, epoch: Epoch) -> bool:
         return any(
             move.request_id == request_id
-            and move.machine.hop >= hop
+            and move.epoch >= epoch
             and move.machine.state in (SourceState.MIGRATED, *src.IN_DOUBT)
             for move in self.outgoing.values()
         )
@@ -515,7 +568,7 @@ class Instance:
             first = missing.first_index
             tokens = tuple(live.tokens[first : missing.end_index])
             if tokens:
-                self.tell_frontend(Emitted(missing.request_id, live.hop, first, tokens, False))
+                self.tell_frontend(Emitted(missing.request_id, live.epoch, first, tokens, False))
 
     def _source_said(self, envelope: MoveEnvelope) -> None:
         known = self.incoming.get(envelope.migration_id)
@@ -557,15 +610,16 @@ class Instance:
 
     def _owner_asked(self, asked: OwnerAsked) -> None:
         for arriving in reversed(self.incoming.values()):
-            if (arriving.request_id, arriving.hop) == (asked.request_id, asked.hop):
+            if (arriving.request_id, arriving.epoch) == (asked.request_id, asked.epoch):
                 arriving.handle(dst.OwnerAsked())
                 return
         live = self.live.get(asked.request_id)
-        if live is not None and live.hop >= asked.hop:
-            moved = Moved(asked.request_id, self.ref, live.hop, len(live.tokens))
+        same = live is not None and live.epoch.attempt == asked.epoch.attempt
+        if live is not None and same and live.epoch >= asked.epoch:
+            moved = Moved(asked.request_id, self.ref, live.epoch, len(live.tokens))
             self.tell_frontend(moved)
         else:
-            self.tell_frontend(NotMoved(asked.request_id, asked.hop))
+            self.tell_frontend(NotMoved(asked.request_id, asked.epoch))
 
     # -- what must hold at any time --------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from controller.core.instance_ref import InstanceRef
 from controller.core.migration.protocol import MoveMessage, MoveTiming
+from controller.core.token_order import FIRST_EPOCH, Epoch
 from tests.unit.migration.simulated_engine import Asked, State, Token
 
 TIMING = MoveTiming(
@@ -24,7 +25,15 @@ FRONTEND = InstanceRef("frontend", 1, "frontend")
 
 @dataclass(frozen=True, slots=True)
 class Add:
+    """With `outputs` of earlier attempts."""
+
     asked: Asked
+    epoch: Epoch = FIRST_EPOCH
+    outputs: tuple[Token, ...] = ()
+
+    @property
+    def request_id(self) -> str:
+        return self.asked.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class Emitted:
     request_id: str
-    hop: int
+    epoch: Epoch
     first_index: int
     tokens: tuple[Token, ...]
     finished: bool
@@ -44,7 +53,7 @@ class Emitted:
 @dataclass(frozen=True, slots=True)
 class Unread:
     request_id: str
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +65,14 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class MoveEnvelope:
-    """`arriving` (request, hop) with the first PRE_ALLOC, `state` with COMMIT."""
+    """`arriving` (request, epoch) with the first PRE_ALLOC, `state` with COMMIT."""
 
     migration_id: str
     request_id: str
     source: InstanceRef
     destination: InstanceRef
     message: MoveMessage
-    arriving: tuple[Asked, int] | None = None
+    arriving: tuple[Asked, Epoch] | None = None
     state: State | None = None
 
 
@@ -71,47 +80,47 @@ class MoveEnvelope:
 class Announced:
     request_id: str
     destination: InstanceRef
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     request_id: str
     owner: InstanceRef
-    hop: int
+    epoch: Epoch
     began_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotMoved:
     request_id: str
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerAsked:
     request_id: str
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAsked:
     request_id: str
     owner: InstanceRef
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
     request_id: str
-    hop: int
+    epoch: Epoch
     fenced: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LostThere:
     request_id: str
-    hop: int
+    epoch: Epoch
 
 
 @dataclass(slots=True)
@@ -148,6 +157,9 @@ class Network(Protocol):
 
     def cancel(self, owner: InstanceRef, stage_id: str) -> None:
         """Of a copy that this side sends or expects: it fails a little later."""
+
+    def choose(self) -> InstanceRef | None:
+        """An instance for a replay, as far as the frontend knows one."""
 
     def note(self, *what: Any) -> None:
         """For the history."""

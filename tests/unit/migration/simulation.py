@@ -3,7 +3,8 @@
 Three instances and a frontend exchange messages through a network that loses, doubles, delays
 and reorders what two instances say to each other (that between an instance and the frontend is
 a stream: in order and whole, but slow at times, and cut by a death). Instances crash and come
-back as a new incarnation, or stop for a while, or the frontend takes one for dead that lives;
+back as a new incarnation, or stop for a while, or the frontend takes one for dead that lives; what
+was lost with one begins anew at another, as often as the frontend of this history allows;
 blocks run short; clients leave, priorities change, moves are called off. Then all is healed, and
 soon nothing may be left of any move. An instance that hears and is heard never decodes for long
 what the frontend does not read.
@@ -76,7 +77,7 @@ class Simulation:
         self.loss = 0.0 if self.in_order else rng.choice([0.0, 0.05, 0.3])
         self.doubling = 0.0 if self.in_order else rng.choice([0.0, 0.05, 0.3])
         self.slowness_s = rng.choice([0.05, 0.2, 0.6])
-        self.frontend = Frontend(self)
+        self.frontend = Frontend(self, max_replays=rng.choice([0, 1, 3]))
         self.hosts: dict[str, Host] = {}
         for instance_id in INSTANCE_IDS:
             self.hosts[instance_id] = Host(self._new_instance(instance_id, 1))
@@ -116,6 +117,10 @@ class Simulation:
 
     def cancel(self, owner: InstanceRef, stage_id: str) -> None:
         self.after(self.rng.uniform(0, 0.3), self._cancelled, owner, stage_id)
+
+    def choose(self) -> InstanceRef | None:
+        alive = self._alive()
+        return self.rng.choice(alive) if alive else None
 
     def note(self, *what: Any) -> None:
         self.trace.append((round(self.now_s, 6), *what))
@@ -467,17 +472,17 @@ class Simulation:
     def check_owners(self) -> None:
         """At most one instance decodes in the epoch that the frontend reads."""
         for request_id, route in self.frontend.routes.items():
-            hop = route.ownership.order.epoch.hop
+            epoch = route.ownership.order.epoch
             owners = [
                 instance.ref.key
                 for instance in self._instances()
                 if request_id in instance.live
-                and instance.live[request_id].hop == hop
+                and instance.live[request_id].epoch == epoch
                 and request_id in instance.engine.requests
                 and instance.engine.requests[request_id].place != "suspended"
             ]
             if len(owners) > 1:
-                raise Violation(f"{request_id} has two owners in hop {hop}: {owners}")
+                raise Violation(f"{request_id} has two owners in {epoch}: {owners}")
 
     def check_read(self) -> None:
         """What an instance decodes the frontend reads, or it will, or it says that it does not."""
@@ -487,7 +492,7 @@ class Simulation:
                 request = instance.engine.requests.get(request_id)
                 if request is None or request.place != "running" or self._is_held_up(instance.ref):
                     continue
-                if self.frontend.reads(instance.ref, request_id, live.hop):
+                if self.frontend.reads(instance.ref, request_id, live.epoch):
                     continue
                 orphan = instance.ref.key, request_id
                 self._unread_since_s[orphan] = since_s.get(orphan, self.now_s)

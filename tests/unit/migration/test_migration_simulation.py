@@ -26,17 +26,20 @@ def test_histories_are_not_all_alike() -> None:
     closed: dict[str, int] = {}
     outcomes: dict[str, int] = {}
     fences = {True: 0, False: 0}
+    num_replays = 0
     for seed in range(300):
         simulation = run_seed(seed)
         for _, what, *rest in simulation.trace:
             if what == "closed":
                 closed[rest[1]] = closed.get(rest[1], 0) + 1
+            num_replays += what == "replay"
             if what == "fence" and rest[3] is not None:
                 fences[rest[3]] += 1
         for (outcome,) in simulation.frontend.outcomes.values():
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
     assert min(closed[outcome] for outcome in ("migrated", "kept", "resumed", "ended")) > 20
     assert min(outcomes[outcome] for outcome in ("finished", "aborted", "error")) > 20
+    assert num_replays > 50
     assert min(fences.values()) > 5, "the frontend granted some fences, and refused some"
 
 
