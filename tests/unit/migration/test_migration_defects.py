@@ -77,7 +77,7 @@ DEFECTS: dict[str, tuple[PutBack, str]] = {
     ),
     "lease_frees_blocks_and_no_slot": (
         _lease_frees_no_slot,
-        "a move that is holding holds nothing, but takes a slot",
+        "a move that is holding holds nothing, but takes a slot|KeyError",
     ),
     "lost_bytes_free_no_blocks": (
         _lost_bytes_free_nothing,

@@ -49,6 +49,7 @@ class Wires:
         self.bytes: dict[str, Bytes] = {}
         self.expected: dict[str, tuple[InstanceRef, Expected]] = {}
         self.cancelled: list[tuple[InstanceRef, str]] = []
+        self.choose: Callable[[], InstanceRef | None] = lambda: None
 
     def send(self, sender: InstanceRef, receiver: InstanceRef, body: Any) -> None:
         if isinstance(body, MoveEnvelope):
@@ -80,7 +81,8 @@ class MigrationMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wires = Wires()
-        self.frontend = Frontend(self.wires)
+        self.wires.choose = self._choose
+        self.frontend = Frontend(self.wires, max_replays=1)
         self.instances: dict[str, Instance] = {}
         self.inboxes: dict[str, list[Callable[[], None]]] = {}
         """Of those that are paused: what came meanwhile."""
@@ -335,6 +337,11 @@ class MigrationMachine(RuleBasedStateMachine):
         elif stage_id in self.wires.expected and self.wires.expected[stage_id][0] == owner:
             self._there(owner, lambda: self._fail_expected(stage_id))
 
+    def _choose(self) -> InstanceRef | None:
+        """For a replay: the last instance that the frontend takes for living."""
+        refs = [instance.ref for instance in self.instances.values()]
+        return next((ref for ref in reversed(refs) if ref.key not in self.frontend.dead), None)
+
     # -- what must hold --------------------------------------------------------------------
 
     @invariant()
@@ -345,12 +352,12 @@ class MigrationMachine(RuleBasedStateMachine):
     @invariant()
     def one_owner_is_read(self) -> None:
         for request_id, route in self.frontend.routes.items():
-            hop = route.ownership.order.epoch.hop
+            epoch = route.ownership.order.epoch
             owners = [
                 instance.ref.key
                 for instance in self.instances.values()
                 if request_id in instance.live
-                and instance.live[request_id].hop == hop
+                and instance.live[request_id].epoch == epoch
                 and request_id in instance.engine.requests
                 and instance.engine.requests[request_id].place != "suspended"
             ]
