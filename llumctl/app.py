@@ -17,6 +17,7 @@ from llumctl.commands import (
     doctor,
     down,
     drain,
+    evacuate,
     events,
     explain,
     get,
@@ -64,6 +65,7 @@ app.command("priority")(priority.priority)
 app.command("abort")(abort.abort)
 app.command("drain")(drain.drain)
 app.command("undrain")(undrain.undrain)
+app.command("evacuate")(evacuate.evacuate)
 app.command("restart")(restart.restart)
 app.command("scale", cls=scale.ScaleCommand)(scale.scale)
 app.command("autoscale")(autoscale.autoscale)

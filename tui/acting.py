@@ -12,6 +12,7 @@ from tui.actions.aborts import Abort
 from tui.actions.autoscaling import Autoscale, modes
 from tui.actions.choice import Choices
 from tui.actions.drains import Undrain, drains
+from tui.actions.evacuations import Evacuate
 from tui.actions.lock import why_locked
 from tui.actions.order import Order, Planned, Together
 from tui.actions.outbox import Call, Phase
@@ -35,6 +36,7 @@ Make = Callable[[Sequence[Target], ClusterStatus], Sequence[Order] | Choices]
 ORDERS: Mapping[str, Make] = {
     "drain": lambda targets, _: drains([each.instance_id for each in targets]),
     "undrain": lambda targets, _: [Undrain(each.instance_id) for each in targets],
+    "evacuate": lambda targets, _: [Evacuate(each.instance_id) for each in targets],
     "restart": lambda targets, _: [Restart(each.instance_id) for each in targets],
     "abort": lambda targets, _: [Abort(each.request_id) for each in targets],
     "priority": levels,

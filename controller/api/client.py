@@ -50,6 +50,7 @@ from controller.api.wire.operations import (
     DrainList,
     DrainReport,
     DrainRequest,
+    EvacuateRequest,
     PriorityReport,
     PriorityRequest,
     RestartRequest,
@@ -258,6 +259,11 @@ class ControlClient:
         path = f"/v1/instances/{quote(instance_id, safe='')}/restart"
         return self._once(DrainReport, path, wanted, key)
 
+    def evacuate(self, instance_id: str, wanted: EvacuateRequest, *, key: str = "") -> DrainReport:
+        """Returns when it has begun; it goes on without this client."""
+        path = f"/v1/instances/{quote(instance_id, safe='')}/evacuate"
+        return self._once(DrainReport, path, wanted, key)
+
     def undrain(self, instance_id: str, wanted: UndrainRequest, *, key: str = "") -> DrainReport:
         """Raises NotDrainingError: the instance is not being drained."""
         path = f"/v1/instances/{quote(instance_id, safe='')}/undrain"
@@ -374,7 +380,7 @@ class ControlClient:
         self,
         answer: type[Answer],
         path: str,
-        wanted: DrainRequest | RestartRequest | AbortRequest | RollingRequest,
+        wanted: DrainRequest | RestartRequest | EvacuateRequest | AbortRequest | RollingRequest,
         key: str,
     ) -> Answer:
         """Calls what has another effect the second time: with a key of its own, unless the caller

@@ -5,10 +5,12 @@ loads the OpenAI app.
 """
 
 import asyncio
+import contextlib
 import gc
 import ipaddress
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -142,7 +144,16 @@ async def llumlet(member_id: str, plan_json: str, controller_address: str, start
         plan.settings.scheduler.status_interval_s,
         _kv_transfer(plan, member, mailbox.address),
     )
+    if start.notice is not None:
+        loop, notice_s = asyncio.get_running_loop(), plan.settings.evacuate.notice_s
+        start.notice.listen(lambda: _threadsafe(loop, partial(service.must_go, notice_s)))
     await service.run()
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From a signal's handler on the main thread, which must return at once."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends anyway
+        loop.call_soon_threadsafe(call)
 
 
 def _engine_factory(plan: ClusterPlan) -> EngineFactory:

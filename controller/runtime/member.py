@@ -52,6 +52,7 @@ class Membership:
         self._phase: Phase = "starting"
         self._detail = ""
         self._info: EngineInfo | None = None
+        self._leaves_at_s: float | None = None
         self._untold: list[LoggedEvent] = []
         self._num_told = 0
 
@@ -75,9 +76,14 @@ class Membership:
         if phase == "active":
             self._on_active()
 
+    def must_go(self, within_s: float) -> None:
+        """Tells the controller, now and from now on, that this process will be ended."""
+        self._leaves_at_s = time.monotonic() + within_s
+        self.say_hello()
+
     def say_hello(self, *, asks: bool = False) -> None:
         """`asks`: for a Welcome, even if nothing has changed."""
-        served = self._served_lately()
+        served, leaves_at_s = self._served_lately(), self._leaves_at_s
         hello = Hello(
             kind=self.kind,
             member_id=self.member_id,
@@ -96,6 +102,7 @@ class Membership:
             tpot_p99_s=served.tpot_p99_s,
             num_first_tokens=served.num_first_tokens,
             asks=asks,
+            leaves_in_s=None if leaves_at_s is None else leaves_at_s - time.monotonic(),
         )
         self._mailbox.send(self.controller_address, encode(hello), droppable=True)
 

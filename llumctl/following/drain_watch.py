@@ -182,7 +182,8 @@ def check(
 def _is_late(report: DrainReport, now_s: float) -> bool:
     if report.state == "restarting":
         return False  # the deadline was about emptying it
-    grace_s = GIVE_UP_S if report.on_deadline == "abort" else 0.0
+    ends_then = report.on_deadline == "abort" or report.evacuates_instance
+    grace_s = GIVE_UP_S if ends_then else 0.0
     return report.deadline_s is not None and now_s >= report.deadline_s + grace_s
 
 

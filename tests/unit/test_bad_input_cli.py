@@ -186,6 +186,7 @@ NEEDED = {
     "priority": ["r-1", "high"],
     "abort": ["r-1"],
     "restart": ["i-1", "-y"],
+    "evacuate": ["i-1", "-y"],
 }
 """What a command wants before it looks at anything else."""
 WANTS_TERMINAL = ("top",)

@@ -159,6 +159,8 @@ CASES = [
     steer("broken JSON", "instances/i-0/restart", b'{"now": '),
     steer("an unknown word", "instances/i-0/restart", b'{"soon": true}'),
     steer("now and later", "instances/i-0/restart", b'{"now": true, "deadline_s": 5}'),
+    steer("no time to evacuate", "instances/i-0/evacuate", b'{"within_s": 0}'),
+    steer("no number", "rolling-restart", b'{"at_once": "all"}'),
     steer("no time", "instances/i-0/restart", b'{"deadline_s": 0}'),
     Case("an abort to look at", 405, "method_not_allowed", "/v1/requests/r-99/abort"),
     Case("a priority of nothing", 404, "not_found", "/v1/requests//priority", "POST"),

@@ -52,6 +52,7 @@ def modules(tmp_path: Path, *arguments: str) -> tuple[int, list[str], str]:
         (("scale", "-1"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("priority", "r-1", "high"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("restart", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
+        (("evacuate", "i-1", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("restart", "--rolling", "-y"), 3, ("httpx", "rich", "yaml", "psutil")),
         (("undo",), 3, ("httpx", "rich", "yaml", "psutil")),
         (("abort", "r-1"), 3, ("httpx", "rich", "yaml", "psutil")),

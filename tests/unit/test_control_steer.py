@@ -115,6 +115,39 @@ async def bed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
         yield Bed(listener, client)
 
 
+# -- evacuate ------------------------------------------------------------------------------
+
+
+async def test_an_evacuation_is_planned_begun_and_taken_back(bed: Bed) -> None:
+    answer = await bed.posts("instances/i-0/evacuate", within_s=20, dry_run=True)
+    plan = DrainReport.model_validate_json(answer.content)
+    assert (plan.dry_run, plan.removes_instance, plan.evacuates_instance) == (True, True, True)
+    assert [(each.to_instance_id, each.code) for each in plan.plan] == [("i-1", "")]
+    answer = await bed.posts("instances/i-0/evacuate", within_s=0.2, dry_run=True)
+    plan = DrainReport.model_validate_json(answer.content)
+    assert [(each.to_instance_id, each.code) for each in plan.plan] == [(None, "too_late")]
+    assert bed.revision == 0
+    answer = await bed.posts("instances/i-0/evacuate", within_s=20, reason="spot")
+    begun = DrainReport.model_validate_json(answer.content)
+    assert (begun.state, begun.evacuates_instance, begun.changes) == ("draining", True, True)
+    assert begun.deadline_s == pytest.approx(time.time() + 20, abs=10)
+    told = bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1]
+    assert told.leaves_in_s == pytest.approx(20, abs=5)
+    assert [each["action"] for each in bed.audited()] == ["evacuate i-0 within 20s"] * 2
+    assert bed.audited()[-1]["undo"]["kind"] == "undrain"
+    await bed.undrain()
+    assert bed.cluster.mailbox.sent_to("mem://i-0", DrainSet)[-1] == DrainSet(draining=False)
+
+
+async def test_the_last_instance_is_evacuated_by_force_only(bed: Bed) -> None:
+    for each in ("i-1", "i-2"):
+        await bed.drain(each)
+    assert await bed.refused("instances/i-0/evacuate") == (409, "last_instance")
+    assert (await bed.posts("instances/i-0/evacuate", force=True)).status_code == 200
+    assert await bed.refused("instances/i-9/evacuate") == (404, "no_such_instance")
+    assert (await bed.posts("instances/i-0/evacuate", within_s=0)).status_code == 400
+
+
 # -- drain --------------------------------------------------------------------------------
 
 

@@ -155,6 +155,15 @@ ACTIONS: tuple[Action, ...] = (
         change=Change(Kind.INSTANCE, "llumctl restart ID", Danger.CONFIRM, several=False),
     ),
     Action(
+        "evacuate",
+        (),
+        "",
+        "move an instance's requests to others within 30 s, and remove it then",
+        Place.ROWS,
+        typed="evacuate ID",
+        change=Change(Kind.INSTANCE, "llumctl evacuate ID", Danger.CONFIRM, several=False),
+    ),
+    Action(
         "rolling",
         (),
         "",

@@ -9,6 +9,7 @@ from controller.api.wire.operations import (
     CannotMove,
     DrainReport,
     DrainRequest,
+    EvacuateRequest,
     PlannedDeparture,
     RestartRequest,
     ScaleReport,
@@ -22,6 +23,9 @@ from controller.core.operations.drain import DrainState
 from controller.core.operations.drain_pace import estimate_s, measured_pace
 from controller.core.operations.scaling import ScalePlan
 from controller.core.rescheduling.choose_destination import NO_DESTINATION
+from controller.core.rescheduling.evacuation import evacuation
+from controller.core.rescheduling.refusals import SENTENCES, ReliefRefusal
+from controller.core.rescheduling.worth import Link
 from controller.runtime.controller.controller import Controller
 from controller.runtime.controller.operations.departures import Leaving
 from controller.runtime.controller.operations.drains import DrainProgress
@@ -62,6 +66,7 @@ class SteerReports:
                 "reason": order.reason,
                 "actor": order.actor,
                 "removes_instance": order.removes,
+                "evacuates_instance": order.evacuates,
                 "restarts_instance": bool(order.restarts),
             }
         )
@@ -122,6 +127,23 @@ class SteerReports:
         changes = restart_differs(order, wanted)
         known = {"plan": plan, "restarts_instance": True, "changes": changes}
         return report.model_copy(update=known)
+
+    async def planned_evacuation(self, instance_id: str, wanted: EvacuateRequest) -> DrainReport:
+        """What an evacuation that began now would do, by the pace of the last moves."""
+        drain = DrainRequest(deadline_s=wanted.within_s, reason=wanted.reason)
+        report = await self.planned(instance_id, drain, (), removes=True)
+        leaving = await self._controller.departures.lately(instance_id)
+        pace = measured_pace(move.record for move in self._controller.operator_moves.log.recent)
+        link = Link(1, None if pace is None else pace.blocks_per_s)  # in blocks
+        requests = (each.request for each in leaving.departures if each.destination_id)
+        late = evacuation(requests, link, wanted.within_s).too_late
+        code = ReliefRefusal.TOO_LATE
+        stays = {"to_instance_id": None, "code": str(code), "why": SENTENCES[code]}
+        plan = tuple(
+            each.model_copy(update=stays) if each.request_id in late else each
+            for each in report.plan
+        )
+        return report.model_copy(update={"plan": plan, "evacuates_instance": True, "changes": True})
 
     async def planned_scale(self, plan: ScalePlan, wanted: ScaleRequest) -> ScaleReport:
         """Plans each drain as if it were the only one, but moves no request to an instance that

@@ -30,6 +30,7 @@ from controller.api.wire.audit import Undo
 from controller.api.wire.operations import (
     DrainList,
     DrainRequest,
+    EvacuateRequest,
     RestartRequest,
     ScaleRequest,
     UndrainRequest,
@@ -61,6 +62,7 @@ class SteerApi:
             Route("/v1/instances/{instance_id}/drain", once(self._drain), methods=["POST"]),
             Route("/v1/instances/{instance_id}/undrain", once(self._undrain), methods=["POST"]),
             Route("/v1/instances/{instance_id}/restart", once(self._restart), methods=["POST"]),
+            Route("/v1/instances/{instance_id}/evacuate", once(self._evacuate), methods=["POST"]),
             Route("/v1/scale", once(self._scale), methods=["POST"]),
         ]
 
@@ -132,6 +134,28 @@ class SteerApi:
                 operation.undo = Undo(kind="undrain", target=instance_id, previous={}, made={})
             self._controller.drains.begin([order])
             return self._controller.keeper.spec.revision
+
+    async def _evacuate(self, request: Request) -> Response:
+        """An evacuation that goes on gets another deadline by another call."""
+        wanted = EvacuateRequest.model_validate_json(await request.body() or b"{}")
+        instance_id = self._instance_id(request)
+        if wanted.dry_run:
+            self._check_evacuate(instance_id, wanted)
+            return json_answer(await self._reports.planned_evacuation(instance_id, wanted))
+        async with self._changing:
+            self._check_evacuate(instance_id, wanted)
+            deed = (f"evacuate {instance_id} within {duration(wanted.within_s)}", instance_id)
+            async with self._log.operation(request.scope, deed, reason=wanted.reason) as operation:
+                self._check_evacuate(instance_id, wanted)  # again: the audit log took time
+                drains = self._controller.keeper.spec.drains
+                if instance_id not in drains:
+                    operation.undo = Undo(kind="undrain", target=instance_id, previous={}, made={})
+                drain = DrainRequest(deadline_s=wanted.within_s, reason=wanted.reason)
+                order = _order(instance_id, drain, operation)
+                self._controller.drains.begin([replace(order, removes=True, evacuates=True)])
+                revision = self._controller.keeper.spec.revision
+        report = await self._reports.of(instance_id, revision)
+        return json_answer(report.model_copy(update={"changes": True}))
 
     async def _undrain(self, request: Request) -> Response:
         wanted = UndrainRequest.model_validate_json(await request.body() or b"{}")
@@ -241,6 +265,14 @@ class SteerApi:
             with as_api_errors():
                 self._controller.drains.check([instance_id], "restart {} --now")
         return member.nonce
+
+    def _check_evacuate(self, instance_id: str, wanted: EvacuateRequest) -> None:
+        self._check_revision(wanted.if_revision)
+        self._check_still_there(instance_id)
+        goes = instance_id in self._controller.keeper.spec.drains
+        if not (wanted.force or goes):
+            with as_api_errors():
+                self._controller.drains.check([instance_id], "evacuate {} --force")
 
     def _check_undrain(self, instance_id: str, wanted: UndrainRequest) -> None:
         self._check_revision(wanted.if_revision)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.adapters.ray import log_rotation, starts
+from controller.adapters.ray.end_notice import EndNotice
 from controller.adapters.ray.starts import Start
 from controller.runtime import log_records
 
@@ -33,7 +34,7 @@ class RayMember:
         log_file = Path(log_dir) / f"{member_id}.log"
         _log_to(log_file)
         log_rotation.keep_small(log_file)
-        start = starts.begin(log_file, run)
+        start = starts.begin(log_file, run, EndNotice())
         threading.current_thread().name = member_id
         threading.Thread(
             target=_run_role, args=(role, arguments, start), name=f"{member_id}-loop", daemon=True

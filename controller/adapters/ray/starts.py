@@ -13,6 +13,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from controller.adapters.ray.end_notice import EndNotice
 from controller.api.state import private_file
 from controller.core.restarts import MAX_FAILED_STARTS, delay_s, is_given_up
 
@@ -48,9 +49,11 @@ class Starts:
 class Start:
     """The present start of a member, as its role sees it."""
 
-    def __init__(self, path: Path, starts: Starts) -> None:
+    def __init__(self, path: Path, starts: Starts, notice: EndNotice | None = None) -> None:
         self._path = path
         self._starts = starts
+        self.notice = notice
+        """Tells that the process will be ended soon; None where no signal is handled."""
 
     @property
     def delay_s(self) -> float:
@@ -84,7 +87,7 @@ class Start:
         _write(self._path, starts)
 
 
-def begin(log_file: Path, run: str) -> Start:
+def begin(log_file: Path, run: str, notice: EndNotice | None = None) -> Start:
     """A process of the member begins. Its output goes to `log_file` already."""
     path = log_file.with_suffix(".starts")
     before = _read(path, run) or Starts(run)
@@ -96,7 +99,7 @@ def begin(log_file: Path, run: str) -> Start:
         size = log_file.stat().st_size
     now = replace(before, is_open=True, log_bytes=size)
     _write(path, now)
-    return Start(path, now)
+    return Start(path, now, notice)
 
 
 def failure_of(log_dir: Path, member_id: str, run: str) -> tuple[str, bool]:

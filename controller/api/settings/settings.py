@@ -12,6 +12,7 @@ from controller.api.settings.autoscale import AutoscaleTable
 from controller.api.settings.bounds import MAX_INSTANCES
 from controller.api.settings.console import ConsoleTable
 from controller.api.settings.endpoint_options import EndpointOptions, Words, words
+from controller.api.settings.evacuate import EvacuateTable
 from controller.api.settings.own_commands import OwnCommandTable
 from controller.api.settings.table import Port, Seconds, Table
 
@@ -250,6 +251,7 @@ class Settings(Table):
     migration: MigrationTable = MigrationTable()
     autoscale: AutoscaleTable = AutoscaleTable()
     replay: ReplayTable = ReplayTable()
+    evacuate: EvacuateTable = EvacuateTable()
     priority: tuple[PriorityTable, ...] = DEFAULT_PRIORITIES
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM engine arguments by their Python names, passed through."""

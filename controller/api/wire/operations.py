@@ -61,6 +61,19 @@ class RestartRequest(OrderModel):
         return self
 
 
+class EvacuateRequest(OrderModel):
+    """Empties an instance that will be ended. It goes for good once it is empty, and after
+    `within_s` in any case: what could not be moved by then ends there."""
+
+    within_s: float = Field(default=30.0, gt=0, le=MAX_DEADLINE_S)
+    """Seconds from now."""
+    dry_run: bool = False
+    force: bool = False
+    """Even if no other instance serves."""
+    reason: Reason = ""
+    if_revision: Revision = None
+
+
 class UndrainRequest(OrderModel):
     reason: Reason = ""
     if_revision: Revision = None
@@ -121,6 +134,8 @@ class DrainReport(WireModel):
     actor: str = ""
     removes_instance: bool = False
     """The instance is removed once it is drained (scale-in)."""
+    evacuates_instance: bool = False
+    """It goes at its deadline, whatever is left there."""
     restarts_instance: bool = False
     """Its process is replaced once it is drained, and the drain is over then."""
     incarnation: int | None = None

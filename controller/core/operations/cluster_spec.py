@@ -13,6 +13,7 @@ SettingValue = float | int | str | bool | None
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
     """Times are seconds since the epoch. `removes`: the instance goes for good once it is empty.
+    `evacuates`: it goes at its deadline, whatever is left there.
     `restarts`: the nonce of its process, which is replaced once the instance is empty, or
     `at_once`, and the drain is over then. `plain`: the drain before this order, which goes on if
     the instance is not to go after all, or was restarted."""
@@ -23,6 +24,7 @@ class DrainOrder:
     deadline_s: float | None = None
     on_deadline: Literal["keep", "abort"] = "keep"
     removes: bool = False
+    evacuates: bool = False
     restarts: str = ""
     at_once: bool = False
     actor: str = ""
@@ -34,6 +36,8 @@ class DrainOrder:
         did."""
         if before is None:
             return self
+        if before.evacuates and not self.evacuates:
+            return before if self.removes else replace(before, plain=self)
         order = replace(self, drain_id=before.drain_id, began_s=before.began_s)
         if (order.removes, bool(order.restarts)) == (before.removes, bool(before.restarts)):
             return replace(order, restarts=before.restarts, plain=before.plain)

@@ -65,9 +65,15 @@ def plan_scale(
     if more < 0:
         going = sorted(planned if agreed is None else set(agreed), key=order)[:-more]
         return ScalePlan(len(planned), target, drained=tuple(going))
-    leaving = [each for each in spec.instance_ids if _goes(spec, each) and each not in gone]
+    leaving = [each for each in spec.instance_ids if _may_stay(spec, each) and each not in gone]
     back = sorted(leaving, key=order, reverse=True)[:more]
     return ScalePlan(len(planned), target, more - len(back), tuple(back))
+
+
+def _may_stay(spec: ClusterSpec, instance_id: str) -> bool:
+    """It is to go, and not because it will be ended in any case."""
+    order = spec.drains.get(instance_id)
+    return order is not None and order.removes and not order.evacuates
 
 
 def _goes(spec: ClusterSpec, instance_id: str) -> bool:

@@ -12,6 +12,7 @@ so that all that came of one cause can be read together:
     stall-MEMBER-N         incarnation N of a member fell silent, or reports again
     busy-MEMBER-N          incarnation N of an instance computes without a request, or no more
     held-K                 requests wait at a controller for the Kth time: until none does
+    notice-MEMBER-N        incarnation N of an instance was told to end: its evacuation
     op-HEX                 what an operator asked for, and the drains that came of it
     autoscale-HEX-K        check K of a controller's auto-scaling, and the drain that came of it
     m-HEX-K                move K that a controller ordered: how it went

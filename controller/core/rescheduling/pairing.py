@@ -5,9 +5,10 @@
     balanced    no thresholds: the lowest goes with the highest if it would still be the lower
                 of the two after a request of average size has moved, else the next lowest does
 
-A draining instance is below all others. Each instance is in one pair at most. Pairs may be left
-out: the source then takes the freest destination that remains for it, and a later source may take
-the other one. Pairing takes n log n of instances and pairs left out.
+A draining instance is below all others. One that goes at a moment (`must_go`), and got no partner
+that way, takes the freest that is open at all. Each instance is in one pair at most. Pairs may be
+left out: the source then takes the freest destination that remains for it, and a later source may
+take the other one. Pairing takes n log n of instances and pairs left out.
 """
 
 import math
@@ -27,7 +28,8 @@ class InstanceLoad:
     cooling after a failure; what follows from the other fields need not be in it.
 
     `num_in_batch` counts the running requests, and one more if anything is queued; a running one
-    takes `mean_request_tokens` of room on average.
+    takes `mean_request_tokens` of room on average. `must_go`: it will be ended, whatever
+    it has then.
     """
 
     instance_id: str
@@ -38,6 +40,7 @@ class InstanceLoad:
     may_receive: bool = True
     num_in_batch: int = 0
     mean_request_tokens: float = 0.0
+    must_go: bool = False
 
     @classmethod
     def of(
@@ -47,6 +50,7 @@ class InstanceLoad:
         *,
         may_send: bool,
         may_receive: bool,
+        must_go: bool = False,
     ) -> Self:
         used_tokens = snapshot.block_size * snapshot.num_used_blocks
         return cls(
@@ -58,6 +62,7 @@ class InstanceLoad:
             may_receive,
             num_in_batch(snapshot),
             used_tokens / max(1, snapshot.num_running),
+            must_go,
         )
 
     @property
@@ -121,9 +126,18 @@ def pair(
     loads: Sequence[InstanceLoad], config: ReschedulingConfig, left_out: LeftOut = frozenset()
 ) -> tuple[Pair, ...]:
     """The lowest source first. Raises KeyError for a pairing that is not in `PAIRINGS`."""
+    pairs = PAIRINGS[config.pairing](loads, config, left_out)
+    taken = {each.instance_id for both in pairs for each in both}
+    alone = [load for load in loads if load.instance_id not in taken]
+    pairs += _matched(
+        (load for load in alone if load.must_go and load.may_send),
+        (load for load in alone if load.is_open),
+        left_out,
+        lambda _source, _destination: True,
+    )
     return tuple(
         Pair(source.instance_id, to.instance_id, source.freeness, to.freeness)
-        for source, to in PAIRINGS[config.pairing](loads, config, left_out)
+        for source, to in pairs
     )
 
 

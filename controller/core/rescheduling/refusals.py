@@ -13,6 +13,7 @@ class ReliefRefusal(StrEnum):
     ENDS_FIRST = "ends_first"
     WOULD_OVERLOAD = "would_overload"
     COSTS_MORE = "costs_more"
+    TOO_LATE = "too_late"
 
 
 SENTENCES = {
@@ -21,5 +22,6 @@ SENTENCES = {
     ReliefRefusal.MOVES_OFTEN: "it has moved as often as it may within a minute",
     ReliefRefusal.ENDS_FIRST: "it ends before it could be moved",
     ReliefRefusal.WOULD_OVERLOAD: "the destination would become a source itself",
+    ReliefRefusal.TOO_LATE: "it cannot be copied before its instance goes",
     ReliefRefusal.COSTS_MORE: "copying it takes longer than what it frees would last",
 }

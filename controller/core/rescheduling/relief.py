@@ -4,6 +4,7 @@ It is asked again after each move that begins. A move under way counts as gone f
 as arrived at the destination, so a source stops by itself as soon as it is none any more.
 
     drain         all requests leave: the queue in its order, then the running ones
+    evacuate      all leave that arrive before the instance goes (`evacuation`)
     headroom      only a headroom makes this a source: other requests leave, never its owner
     queue head    the first in the queue does not fit: others make room, or it leaves itself
     balance       the batch has too little room to grow
@@ -24,6 +25,7 @@ from controller.core.record.event_log import Number
 from controller.core.rescheduling.candidate import Candidate
 from controller.core.rescheduling.choose_destination import lacks
 from controller.core.rescheduling.config import ReschedulingConfig
+from controller.core.rescheduling.evacuation import Evacuation, evacuation
 from controller.core.rescheduling.projection import with_arrivals, without
 from controller.core.rescheduling.refusals import ReliefRefusal
 from controller.core.rescheduling.victims import VICTIMS, departing_in_turn
@@ -35,6 +37,7 @@ MINUTE_S = 60.0
 
 class MoveReason(StrEnum):
     DRAIN = "drain"
+    EVACUATE = "evacuate"
     HEADROOM = "headroom"
     QUEUE_HEAD = "queue head"
     BALANCE = "balance"
@@ -47,6 +50,7 @@ class ReliefView:
 
     `sent` are the requests on their way to `destination` that its snapshot does not count yet.
     `bytes_per_s` of the link and `step_time_s` of the source are the last measured, None if never.
+    `leaves_in_s`: how long until the source goes, whatever it has then; None: no such moment.
     """
 
     source: InstanceSnapshot
@@ -58,6 +62,7 @@ class ReliefView:
     block_bytes: int
     bytes_per_s: float | None = None
     step_time_s: float | None = None
+    leaves_in_s: float | None = None
 
 
 @value
@@ -122,6 +127,13 @@ class _Relief:
         return with_arrivals(self._view.destination, taking_room)
 
     @cached_property
+    def _evacuation(self) -> Evacuation | None:
+        view = self._view
+        if not self._draining or view.leaves_in_s is None:
+            return None
+        return evacuation(view.candidates, self._link, view.leaves_in_s, view.step_time_s)
+
+    @cached_property
     def _steps_without_headroom(self) -> float:
         return freeness(self._source, ())
 
@@ -153,6 +165,8 @@ class _Relief:
 
     def reason(self) -> MoveReason | None:
         """Why requests are to leave; None if this is no source any more."""
+        if self._evacuation is not None:
+            return MoveReason.EVACUATE
         if self._draining:
             return MoveReason.DRAIN
         if self._source_steps >= self._enough_steps:
@@ -163,6 +177,10 @@ class _Relief:
         return MoveReason.BALANCE if head_fits else MoveReason.QUEUE_HEAD
 
     def in_turn(self) -> list[Candidate]:
+        if self._evacuation is not None:
+            too_late = self._evacuation.too_late
+            late = (each for each in self._staying if each.request_id in too_late)
+            return [*self._evacuation.in_turn, *late]
         if self._draining:
             return departing_in_turn(self._staying, self._config.victim)
         return sorted(self._tried, key=VICTIMS[self._config.victim].turn)
@@ -173,6 +191,8 @@ class _Relief:
         """Why this request may not go now; a draining instance asks only whether it can."""
         if candidate.refusal is not None:
             return NotMoved(candidate.request_id, candidate.refusal)
+        if self._evacuation is not None and candidate.request_id in self._evacuation.too_late:
+            return self._comes_too_late(candidate)
         refusal = self._lacks_room(candidate)
         if not self._draining:
             refusal = self._keeps_headroom(candidate) or refusal
@@ -186,6 +206,13 @@ class _Relief:
                     or self._costs_more(candidate)
                 )
         return refusal
+
+    def _comes_too_late(self, candidate: Candidate) -> NotMoved:
+        numbers = {
+            "leaves_in_s": self._view.leaves_in_s,
+            "expected_copy_time_s": self._link.copy_time_s(candidate.num_blocks),
+        }
+        return NotMoved(candidate.request_id, ReliefRefusal.TOO_LATE, numbers)
 
     def _keeps_headroom(self, candidate: Candidate) -> NotMoved | None:
         """A request with a headroom would take it along. So it leaves only when no movable one of a

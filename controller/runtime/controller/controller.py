@@ -338,6 +338,8 @@ class Controller:
             log.warning("hello of an unknown member %s", hello.member_id)
             return
         member = change.member
+        if hello.leaves_in_s is not None and not self.stopping:
+            self.drains.must_go(member, hello.leaves_in_s)
         if change.failed:
             self.journal.member(member, member.incarnation, "failed", member.detail)
         if change.died is not None:

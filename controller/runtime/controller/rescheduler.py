@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from controller.core.dispatch.instance_record import InstanceRecord
 from controller.core.load.snapshot import Level
@@ -59,6 +59,8 @@ class Rescheduler:
         self._numbers = itertools.count(1)
         self._ordered: set[str] = set()
         """Sources that have an order."""
+        self.evacuated: Collection[str] = ()
+        """Instances that are to be ended at a moment, whatever they have then."""
         self._fruitless = FruitlessPairs()
 
     @property
@@ -140,6 +142,7 @@ class Rescheduler:
                 may_send=config.enabled or record.snapshot.draining,
                 may_receive=record.instance_id not in kept
                 and not self._cooling.remaining_s(record.instance_id, now_s),
+                must_go=record.instance_id in self.evacuated,
             )
             for record in self._scheduler.instances.values()
             if record.snapshot is not None and self._acts(record, now_s)

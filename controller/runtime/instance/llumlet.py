@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 # Other threads, which work for moves, wait at most so long while the engine thread holds the GIL.
 # The default of 5 ms is a whole step of a small model.
 SWITCH_INTERVAL_S = 0.0005
+# A process that must go leaves its end to the controller for so long beyond its time.
+END_MARGIN_S = 2.0
 
 
 class Llumlet:
@@ -65,7 +67,7 @@ class Llumlet:
             on_loading=lambda detail: member.report("starting", detail),
             on_built=self._serve,
             on_failed=lambda error: member.report("failed", error),
-            on_died=lambda error: self._stopped.set_exception(error),
+            on_died=self._end,
             on_long_turn=lambda: member.say_hello(asks=True),
         )
         self._thread = EngineThread(member, build_engine, status_interval_s, listener)
@@ -90,6 +92,18 @@ class Llumlet:
     @property
     def num_live_reqs(self) -> int:
         return 0 if self.serving is None else len(self.serving.requests)
+
+    def must_go(self, within_s: float) -> None:
+        """This process will be ended: the controller is to empty it within `within_s`. It ends by
+        itself a little later, if nobody ends it before."""
+        log.warning("told to end within %.0f s: its requests are to move", within_s)
+        self._member.must_go(within_s)
+        ended = RuntimeError(f"it was told to end {within_s:.0f} s ago")
+        asyncio.get_running_loop().call_later(within_s + END_MARGIN_S, self._end, ended)
+
+    def _end(self, error: BaseException) -> None:
+        if not self._stopped.done():
+            self._stopped.set_exception(error)
 
     async def run(self) -> None:
         """Serves until the engine thread dies; raises the error that it died of."""

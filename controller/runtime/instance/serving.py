@@ -152,6 +152,9 @@ class Serving:
 
     def _on_drain(self, drain: DrainSet) -> None:
         self.instance_moves.draining = drain.draining
+        leaves_in_s = drain.leaves_in_s
+        leaves_at_s = None if leaves_in_s is None else self.now_s() + leaves_in_s
+        self.instance_moves.leaves_at_s = leaves_at_s
         if not drain.draining:
             self.relief_moves.drain_ended()
         self._thread.push_status()

@@ -54,6 +54,8 @@ class Hello(Message, frozen=True):
     """Of the requests that ended in the last minute."""
     num_first_tokens: int = 0
     """In the last minute."""
+    leaves_in_s: float | None = None
+    """How long until this process is ended, whatever it has then; None: not known to be."""
 
 
 class Welcome(Message, frozen=True):

@@ -116,9 +116,11 @@ class AbortAnswered(Message, frozen=True):
 
 class DrainSet(Message, frozen=True):
     """Controller to instance, when it begins to serve and at each change: whether it drains, takes
-    no moves in, and says so in each status."""
+    no moves in, and says so in each status. `leaves_in_s`: how long until it is ended, whatever it
+    has then; None: once it is empty, or never."""
 
     draining: bool
+    leaves_in_s: float | None = None
 
 
 class StatusPushSet(Message, frozen=True):

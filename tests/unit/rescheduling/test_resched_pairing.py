@@ -283,3 +283,16 @@ def test_nobody_is_left_over_on_both_sides(loads: list[InstanceLoad]) -> None:
     assert len(pairs) == min(num_sources, num_destinations)
     steps = [p.source_freeness for p in pairs]
     assert steps == sorted(steps)
+
+
+def test_one_that_must_go_takes_any_that_is_open() -> None:
+    """The others are below the threshold, or have evicted requests."""
+    must = InstanceLoad("a", -math.inf, draining=True, must_go=True)
+    drains = InstanceLoad("b", -math.inf, draining=True)
+    full = InstanceLoad("c", 60)
+    evicts = InstanceLoad("d", 90, num_evicted_queued=1)
+    assert ids([drains, full, evicts]) == []
+    assert ids([must, drains, full, evicts]) == [("a", "c")]
+    free = InstanceLoad("e", 300)
+    assert ids([must, full, free]) == [("a", "e")]
+    assert ids([replace(must, may_send=False), full]) == []

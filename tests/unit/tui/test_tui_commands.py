@@ -11,6 +11,7 @@ from controller.api.errors import LlumctlError, NotFoundError, UsageError
 from controller.api.wire.operations import (
     AbortRequest,
     DrainRequest,
+    EvacuateRequest,
     PriorityRequest,
     RestartRequest,
 )
@@ -255,6 +256,17 @@ async def test_a_rolling_restart_is_typed_and_stopped() -> None:
             ("rolling", "", RollingRequest(if_revision=7)),
             ("stop_rolling", "", RollingStopRequest(if_revision=8)),
         ]
+
+
+async def test_an_evacuation_is_typed_and_confirmed() -> None:
+    async with acting() as bed:
+        await bed.type("colon", "evacuate i-3")
+        text = await drawn(bed.pilot)
+        assert "Evacuate i-3?" in text
+        assert "after 30s at the latest it is removed, with what is left" in text
+        await bed.press("y")
+        assert bed.control.calls == [("evacuate", "i-3", EvacuateRequest(if_revision=7))]
+        assert "evacuate i-3: 2 left, 0 moving, 0 moved  (U takes it back)" in await bed.bottom()
 
 
 async def test_the_last_instance_is_restarted_with_all_by_a_typed_word_only() -> None:

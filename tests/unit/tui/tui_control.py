@@ -19,6 +19,7 @@ from controller.api.wire.operations import (
     AbortRequest,
     DrainReport,
     DrainRequest,
+    EvacuateRequest,
     PlannedDeparture,
     PriorityReport,
     PriorityRequest,
@@ -91,6 +92,7 @@ class FakeControl:
         """As the audit log does. The values before are those of the reports below."""
         undos = {
             "drain": Undo(kind="undrain", target=id_, previous={}, made={}),
+            "evacuate": Undo(kind="undrain", target=id_, previous={}, made={}),
             "restart": Undo(kind="undrain", target=id_, previous={}, made={}),
             "rolling": Undo(kind="stop_rolling", previous={}, made={}),
             "undrain": Undo(kind="drain", target=id_, previous={}, made={}),
@@ -177,6 +179,24 @@ class FakeControl:
             num_requests_left=self.departures,
             dry_run=wanted.dry_run,
             restarts_instance=True,
+            revision=self.revision,
+            changes=True,
+        )
+        return self._done(key, report)
+
+    def evacuate(self, instance_id: str, wanted: EvacuateRequest, *, key: str = "") -> DrainReport:
+        self._note("evacuate", instance_id, wanted, key)
+        if instance_id in self.last and not wanted.force:
+            raise LastInstanceError(f"{instance_id} is the last one")
+        self.revision += not wanted.dry_run
+        report = DrainReport(
+            instance_id=instance_id,
+            drain_id="" if wanted.dry_run else self.drain_id,
+            state="active" if wanted.dry_run else "draining",
+            num_requests_left=self.departures,
+            dry_run=wanted.dry_run,
+            removes_instance=True,
+            evacuates_instance=True,
             revision=self.revision,
             changes=True,
         )

@@ -126,6 +126,28 @@ class Drains:
         if instance_id in spec.drains:
             self.carry_out(spec.without_drain(instance_id), why, actor)
 
+    def must_go(self, member: Member, within_s: float) -> None:
+        """The instance says that its process will be ended: it is evacuated. Does nothing if it is
+        being evacuated already."""
+        known = self._cluster.keeper.spec.drains.get(member.member_id)
+        is_planned = member.member_id in self._cluster.keeper.spec.instance_ids
+        if not is_planned or (known is not None and known.evacuates):
+            return
+        now_s = self._wall_clock()
+        order = DrainOrder(
+            f"notice-{member.member_id}-{member.incarnation}",
+            member.member_id,
+            now_s,
+            deadline_s=now_s + max(0.0, within_s),
+            removes=True,
+            evacuates=True,
+            reason="its process was told to end",
+        )
+        try:
+            self.begin([order])
+        except LlumctlError as error:  # it says so again in a second
+            log.error("%s must go, and is not evacuated: %s", member.member_id, error)
+
     def following(self, orders: Sequence[DrainOrder]) -> list[DrainOrder]:
         known = self._cluster.keeper.spec.drains
         return [order.following(known.get(order.instance_id)) for order in orders]
@@ -135,6 +157,7 @@ class Drains:
         `actor` are for drains that end. Raises what the keeper raises, and changes nothing then."""
         before = self._cluster.keeper.spec.drains
         self._cluster.keeper.change(spec)
+        self._note_evacuated()
         for instance_id, order in spec.drains.items():
             if order is not before.get(instance_id):
                 self._began(order, before.get(instance_id))
@@ -148,6 +171,7 @@ class Drains:
         self._watch(order).told_overdue = False
         if before is None:
             self._cluster.handle(DrainBegan(order.instance_id))
+        if before is None or order.evacuates:
             self._tell_instance(order.instance_id)
         left = self._num_left(order.instance_id)
         numbers: dict[str, Number] = {"num_requests_left": left}
@@ -189,6 +213,7 @@ class Drains:
     def resume(self) -> None:
         """Goes on with the spec's drains, before any instance is heard."""
         self._began_s = self._cluster.now_s()
+        self._note_evacuated()
         for instance_id in self._cluster.keeper.spec.drains:
             self._cluster.handle(DrainBegan(instance_id))
 
@@ -230,9 +255,12 @@ class Drains:
             return
         if watched.drained:
             if order.removes and now_s >= watched.check_at_s:
-                self._remove(order)
+                self._remove(order, watched)
         elif is_overdue(order, self._wall_clock()):
-            self._overdue(order, watched)
+            if order.evacuates:
+                self._remove(order, watched)
+            else:
+                self._overdue(order, watched)
 
     async def _ask_frontends(self, order: DrainOrder, watched: _Watched) -> None:
         """Asks the frontends whether they have requests there, whose last tokens may be on their
@@ -280,16 +308,21 @@ class Drains:
             {"num_requests_left": len(left), "num_cannot_move": len(stays)},
         )
 
-    def _remove(self, order: DrainOrder) -> None:
+    def _remove(self, order: DrainOrder, watched: _Watched) -> None:
         """Ends the process before it changes the spec: if this controller dies in between, the next
         one starts an empty instance and removes it. The other way round a process would run on that
         nobody knows."""
         instance_id, keeper = order.instance_id, self._cluster.keeper
+        left = 0 if watched.drained else self._num_left(instance_id)
         self._cluster.terminate(instance_id)
         keeper.change(keeper.spec.without_instance(instance_id))
-        watched = self._forget(order)
-        numbers: dict[str, Number] = {"num_moved": watched.num_moved}
-        self._log(EventKind.DRAIN_ENDED, order, "the instance was removed", None, numbers)
+        self._note_evacuated()
+        self._forget(order)
+        numbers: dict[str, Number] = {"num_requests_left": left, "num_moved": watched.num_moved}
+        why = "the instance was removed"
+        if order.evacuates:
+            why = "evacuated in time" if watched.drained else "it had to go with what was left"
+        self._log(EventKind.DRAIN_ENDED, order, why, None, numbers)
         self._cluster.directories.tell()
 
     def _restart(self, order: DrainOrder, watched: _Watched) -> bool:
@@ -357,8 +390,16 @@ class Drains:
     def _tell_instance(self, instance_id: str) -> None:
         member = self._cluster.roster.members.get(instance_id)
         if member is not None and member.serving:
-            draining = instance_id in self._cluster.keeper.spec.drains
-            self._cluster.send(member, DrainSet(draining))
+            order = self._cluster.keeper.spec.drains.get(instance_id)
+            leaves_in_s = None
+            if order is not None and order.evacuates and order.deadline_s is not None:
+                leaves_in_s = order.deadline_s - self._wall_clock()
+            self._cluster.send(member, DrainSet(order is not None, leaves_in_s))
+
+    def _note_evacuated(self) -> None:
+        drains = self._cluster.keeper.spec.drains
+        evacuated = frozenset(key for key, order in drains.items() if order.evacuates)
+        self._cluster.rescheduler.evacuated = evacuated
 
     def _watch(self, order: DrainOrder) -> _Watched:
         return self._watched.setdefault((order.instance_id, order.drain_id), _Watched())
@@ -379,6 +420,8 @@ class Drains:
 
 def _why(order: DrainOrder, before: DrainOrder | None) -> str:
     what = "to be removed" if order.removes else ""
+    if order.evacuates:
+        what = "to be evacuated"
     if order.restarts:
         what = "to be restarted at once" if order.at_once else "to be restarted"
     if before is not None and before.removes and not order.removes:

@@ -43,6 +43,8 @@ class InstanceMoves:
         self._block_size = block_size
         self.max_moves = max_moves
         self.draining = False
+        self.leaves_at_s: float | None = None
+        """When this instance will be ended, by the host's clock; None: not known to be."""
         self._outgoing: dict[str, OutgoingMove] = {}
         self._incoming: dict[str, IncomingMove] = {}
         """By migration id, moves that are over too, as long as anybody may still ask about them."""

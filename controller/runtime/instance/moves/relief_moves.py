@@ -90,8 +90,9 @@ class ReliefMoves:
             self._order = None
 
     def drain_ended(self) -> None:
-        """Cancels moves that the drain began."""
-        self._chosen.cancel(self._chosen.because_of(MoveReason.DRAIN), DRAIN_CANCELLED)
+        """Cancels moves that the drain, or an evacuation, began."""
+        for reason in (MoveReason.DRAIN, MoveReason.EVACUATE):
+            self._chosen.cancel(self._chosen.because_of(reason), DRAIN_CANCELLED)
 
     def fenced(self) -> None:
         self._order = None
@@ -139,7 +140,7 @@ class ReliefMoves:
     def _view(
         self, order: Relief, snapshot: InstanceSnapshot, candidates: Sequence[Candidate]
     ) -> ReliefView:
-        to = order.destination
+        to, leaves_at_s = order.destination, self._moves.leaves_at_s
         return ReliefView(
             source=snapshot,
             candidates=candidates,
@@ -150,6 +151,7 @@ class ReliefMoves:
             block_bytes=self._host.blocks.block_bytes,
             bytes_per_s=self._chosen.links.bytes_per_s(to.instance_id),
             step_time_s=median(self.step_times_s) if self.step_times_s else None,
+            leaves_in_s=None if leaves_at_s is None else leaves_at_s - self._host.now_s(),
         )
 
     # -- moves ---------------------------------------------------------------------------

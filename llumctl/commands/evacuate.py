@@ -1,0 +1,102 @@
+"""`llumctl evacuate`: empty an instance that will be ended, by a moment."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
+from controller.api.settings.bounds import MAX_DEADLINE_S
+from llumctl import choices, confirm, connect, durations
+from llumctl.commands.drain import follow, text
+from llumctl.commands.options import (
+    Cluster,
+    DryRun,
+    IfRevision,
+    OutputFormat,
+    Reason,
+    Yes,
+    not_negative,
+    one_line,
+)
+from llumctl.text import output
+from llumctl.text.output import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from controller.api.wire.operations import DrainReport, EvacuateRequest
+
+
+def evacuate(
+    instance_id: Annotated[str, typer.Argument(metavar="ID", help="As status shows it.")],
+    within: Annotated[
+        str, typer.Option(metavar="S", help="How long until it is ended: 30s, 2m.")
+    ] = "30s",
+    force: Annotated[
+        bool, typer.Option("--force", help="Even the last instance that serves.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach/--monitor", help="Return at once, or follow it until it is over."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    reason: Reason = "",
+    if_revision: IfRevision = None,
+    output_format: OutputFormat = Format.TABLE,
+    cluster: Cluster = None,
+) -> None:
+    """Move an instance's requests to others by a moment, and remove it then. Asks first.
+
+    For an instance whose machine will be taken away. The requests of the highest priority leave
+    first; what cannot arrive in time ends with the instance. Ctrl-C leaves it going; llumctl
+    undrain takes it back.
+    """
+    choices.an_id(instance_id, "ID")
+    within_s = durations.positive(within, "--within")
+    if within_s > MAX_DEADLINE_S:
+        raise UsageError(
+            "--within: must be at most 7d", f"durations look like {durations.EXAMPLES}"
+        )
+    one_line(reason)
+    not_negative(if_revision, "--if-revision")
+    name = connect.attached(cluster)
+    if not (yes or dry_run):
+        command = f"llumctl evacuate {instance_id}"
+        connect.check(name)
+        confirm.check_terminal("evacuate", f"{command} --dry-run      then      {command} -y")
+    from controller.api.wire.operations import EvacuateRequest
+
+    order = EvacuateRequest(
+        within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
+    )
+    if not (yes or dry_run):
+        order = _agreed(name, instance_id, order)
+    with connect.client(name) as client:
+        report = client.evacuate(instance_id, order)
+    if dry_run or detach:
+        output.emit(text((report,), output_format))
+    if dry_run:
+        raise typer.Exit(EXIT_WOULD_CHANGE)
+    if not detach:
+        follow(name, (report,), within_s, output_format, _detached)
+
+
+def _agreed(cluster: str, instance_id: str, order: "EvacuateRequest") -> "EvacuateRequest":
+    """The order that the operator agreed to, bound to the revision that was shown."""
+    from llumctl.text import drains as drain_text
+
+    with connect.client(cluster) as client:
+        plan = client.evacuate(instance_id, order.model_copy(update={"dry_run": True}))
+        status = client.status()
+    output.say(drain_text.question((plan,), status, colours=output.use_colours(sys.stderr)))
+    confirm.ask(f"Evacuate {instance_id} within {order.within_s:g} s?")
+    if order.if_revision is not None:
+        return order
+    return order.model_copy(update={"if_revision": plan.revision})
+
+
+def _detached(going_on: "Sequence[DrainReport]") -> str:
+    name = " ".join(report.instance_id for report in going_on)  # none if it has just ended
+    return f"no longer watching: the evacuation goes on ({name})\ntry:   llumctl undrain {name}"

@@ -1,0 +1,125 @@
+"""Ends of instances that were told beforehand, under 16 streams on emulated instances, whose every
+token is checked: all are restarted, one after the other; one is evacuated; one gets a SIGTERM."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.api.client import ControlClient
+from controller.api.wire.models import InstanceState
+from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.emulated import Answer
+from tests.e2e.steering import Load, Story, done, ids_of, instance
+
+CONFIG = """
+[cluster]
+engine = "emulated"
+instances = 4
+
+[emulated]
+speed = 2.0
+
+[evacuate]
+notice_s = 10.0
+"""
+NUM_STREAMS = 16
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    config = tmp_path_factory.mktemp("planned") / "c.toml"
+    config.write_text(CONFIG)
+    cluster = Cluster(base_env, name="planned", up_args=("--config", str(config)))
+    with cluster.running():
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[ControlClient]:
+    with cluster.control() as client:
+        yield client
+
+
+def busy(cluster: Cluster, client: ControlClient) -> Load:
+    """Streams of 6 to 15 s, one after the other, on all instances."""
+    load = Load(NUM_STREAMS, lambda k: Answer(cluster, 64 + k, 300 + 30 * k).check())
+    wait_for(
+        lambda: all(each.num_running_reqs for each in client.status().instances),
+        "requests everywhere",
+    )
+    return load
+
+
+def pids(client: ControlClient) -> dict[str, int | None]:
+    return {each.id: each.pid for each in client.status().instances}
+
+
+def test_all_are_restarted_under_load_and_no_token_is_lost(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    before, story = pids(client), Story(client)
+    with busy(cluster, client) as load:
+        told = done(cluster, "restart", "--rolling", "-y", "-m", "a patch")
+        lines = told.stderr.splitlines()
+        assert lines[-1].startswith("rolling restart: 4 of 4 done in "), told.stderr
+        assert client.status().rolling is not None
+        assert load.check() > 0
+    after = pids(client)
+    assert set(after) == set(before)
+    assert not set(after.values()) & set(before.values()), "each has another process"
+    assert story.events("failed", "rolling_failed") == []
+    assert story.moves("drain"), "they left by moves"
+    (ended,) = story.events("rolling_ended")
+    assert ended.numbers["num_restarted"] == 4
+
+
+def test_one_is_evacuated_within_ten_seconds_and_does_not_come_back(
+    cluster: Cluster, client: ControlClient
+) -> None:
+    leaving, *others = ids_of(client)
+    story = Story(client)
+    with busy(cluster, client) as load:
+        began_s = time.monotonic()
+        done(cluster, "evacuate", leaving, "--within", "10s", "-y")
+        assert time.monotonic() - began_s < 20.0
+        assert load.check() > 0
+    assert ids_of(client) == others
+    assert story.events("failed") == []
+    assert story.moves("evacuate")
+    assert story.events("drain_ended")[-1].reason == "evacuated in time"
+
+
+def test_a_sigterm_to_an_instance_is_an_evacuation(cluster: Cluster, client: ControlClient) -> None:
+    leaving, *others = ids_of(client)
+    story, pid = Story(client), instance(client, leaving).pid
+    assert pid is not None
+    with busy(cluster, client) as load:
+        os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: leaving not in ids_of(client), "the instance to be gone", 30.0)
+        assert load.check() > 0
+    assert ids_of(client) == others
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "its process to end")
+    assert story.events("failed") == []
+    assert story.moves("evacuate")
+    (began, *_, ended) = story.events("drain_started", "drain_ended")
+    assert began.reason == "to be evacuated: its process was told to end"
+    assert ended.reason == "evacuated in time"
+    done(cluster, "scale", "+1", "--wait")
+    assert {each.state for each in client.status().instances} == {InstanceState.ACTIVE}
+
+
+@pytest.mark.last
+def test_down_waits_for_streams_and_leaves_nothing(cluster: Cluster) -> None:
+    streams = [Answer(cluster, 64, 200) for _ in range(8)]
+    for each in streams:
+        each.wait_tokens(1)
+    done(cluster, "down")
+    for each in streams:
+        each.check()
+    assert not cluster.leftovers()

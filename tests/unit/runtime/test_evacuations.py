@@ -1,0 +1,177 @@
+"""Evacuations at the controller: an instance goes at its moment, empty or not, and stays away."""
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+
+from controller.core.operations.cluster_spec import ClusterSpec, DrainOrder
+from controller.core.operations.drain import DrainState
+from controller.core.operations.scaling import plan_scale
+from controller.core.record.event_log import EventKind
+from controller.runtime.messages.members import InstanceLost
+from controller.runtime.messages.operations import DrainSet
+from tests.unit.runtime.fakes import FakeNetwork, hello, settle, virtual_time
+from tests.unit.runtime.steering_bed import SteeringBed
+
+
+class Bed(SteeringBed):
+    def evacuates(self, within_s: float = 10.0, **what: object) -> None:
+        deadline_s = self.controller.now_s() + within_s
+        self.begin(removes=True, evacuates=True, deadline_s=deadline_s, **what)
+
+    async def notices(self, leaves_in_s: float = 30.0) -> None:
+        said = hello("i-0", incarnation=1)
+        self.says("i-0", msgspec.structs.replace(said, leaves_in_s=leaves_in_s))
+        await settle()
+
+    @property
+    def order(self) -> DrainOrder:
+        return self.keeper.spec.drains["i-0"]
+
+
+@virtual_time
+async def test_it_goes_when_it_is_empty(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    await bed.reports("i-0", num_running=1)
+    bed.evacuates()
+    await bed.reports("i-0", num_running=1)
+    (told,) = bed.peers["i-0"].received(DrainSet)
+    assert told == DrainSet(draining=True, leaves_in_s=10.0)
+    assert bed.controller.rescheduler.evacuated == {"i-0"}
+    assert (await bed.dispatched()).instance_id != "i-0"
+    await bed.migrated()
+    bed.runs("i-0")
+    await bed.reports("i-0")
+    await asyncio.wait_for(bed.is_gone(), 5.0)
+    assert bed.launcher.terminated == ["i-0"]
+    assert bed.keeper.spec.instance_ids == ("i-1", "i-2")
+    assert bed.controller.rescheduler.evacuated == set()
+    began, _, ended = bed.events()
+    assert began.reason == "to be evacuated: a fan"
+    assert (ended.reason, ended.numbers["num_moved"]) == ("evacuated in time", 1)
+
+
+@virtual_time
+async def test_at_its_moment_it_goes_with_what_is_left(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1", "r-2")
+    bed.evacuates()
+    for _ in range(9):
+        await asyncio.sleep(1)
+        await bed.reports("i-0", num_running=2)
+    assert bed.launcher.terminated == []
+    await asyncio.sleep(1.5)
+    assert bed.launcher.terminated == ["i-0"]
+    assert "i-0" not in bed.keeper.spec.instance_ids
+    ended = bed.events()[-1]
+    assert ended.kind is EventKind.DRAIN_ENDED
+    assert ended.reason == "it had to go with what was left"
+    assert (ended.numbers["num_requests_left"], ended.numbers["num_moved"]) == (2, 0)
+    assert bed.f0.received(InstanceLost) == [InstanceLost("i-0", 1)]
+    await asyncio.sleep(5)
+    assert "i-0" not in bed.launcher.launched[4:], "it is not started again"
+
+
+@virtual_time
+async def test_a_process_that_says_that_it_must_go_is_evacuated(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    await bed.reports("i-0", num_running=1)
+    bed.runs("i-0", "r-1")
+    await bed.notices(30.0)
+    assert (bed.order.removes, bed.order.evacuates) == (True, True)
+    assert bed.order.reason == "its process was told to end"
+    deadline_s = bed.order.deadline_s
+    await asyncio.sleep(1)
+    await bed.notices(29.0)
+    assert bed.order.deadline_s == deadline_s, "it says so again and again"
+    (began,) = bed.events()
+    assert began.cause_id == "notice-i-0-1"
+    bed.controller.drains.end("i-0", "undrained", "bo")
+    await bed.notices(28.0)
+    assert bed.order.evacuates, "nobody can take that back"
+
+
+@virtual_time
+async def test_the_last_one_is_evacuated_too(network: FakeNetwork) -> None:
+    bed = Bed(network, num_instances=1)
+    await bed.serve()
+    await bed.notices(5.0)
+    await bed.reports("i-0")
+    await asyncio.wait_for(bed.is_gone(), 5.0)
+    assert bed.keeper.spec.instance_ids == ()
+    bed.scale(1)
+    assert bed.launcher.launched[-1] == "i-1"
+
+
+@virtual_time
+async def test_taken_back_it_stays(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    bed.evacuates()
+    await bed.reports("i-0", num_running=1)
+    bed.controller.drains.end("i-0", "undrained", "bo")
+    await settle()
+    assert bed.peers["i-0"].received(DrainSet)[-1] == DrainSet(draining=False)
+    await asyncio.sleep(12)
+    assert bed.launcher.terminated == []
+    assert bed.controller.drains.progress("i-0").state is DrainState.ACTIVE
+
+
+@virtual_time
+async def test_another_order_does_not_take_its_moment_from_it(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.evacuates()
+    moment_s = bed.order.deadline_s
+    bed.begin()
+    assert (bed.order.evacuates, bed.order.deadline_s) == (True, moment_s)
+    assert bed.order.plain is not None
+    bed.begin(removes=True)
+    assert (bed.order.evacuates, bed.order.deadline_s) == (True, moment_s)
+    bed.evacuates(within_s=60.0)
+    assert bed.order.deadline_s == bed.controller.now_s() + 60.0
+
+
+@virtual_time
+async def test_a_drain_becomes_an_evacuation(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    bed.begin()
+    await bed.reports("i-0", num_running=1)
+    bed.evacuates()
+    await settle()
+    assert bed.peers["i-0"].received(DrainSet)[-1].leaves_in_s == 10.0
+    await asyncio.sleep(11)
+    assert bed.launcher.terminated == ["i-0"]
+
+
+@virtual_time
+async def test_another_controller_ends_it_at_its_moment(network: FakeNetwork) -> None:
+    bed = Bed(network)
+    await bed.serve()
+    bed.runs("i-0", "r-1")
+    bed.evacuates(within_s=8.0)
+    bed.restart_controller()
+    bed.take_wall_clock()
+    assert bed.controller.rescheduler.evacuated == {"i-0"}
+    for member_id in bed.peers:
+        await bed.joins(member_id, incarnation=1)
+    await bed.reports("i-0", num_running=1)
+    assert bed.peers["i-0"].received(DrainSet)[-1].leaves_in_s is not None
+    await asyncio.sleep(9)
+    assert bed.launcher.terminated == ["i-0"]
+
+
+def test_an_instance_that_goes_in_any_case_is_none_to_keep() -> None:
+    goes = DrainOrder("d", "i-0", 1.0, removes=True)
+    spec = ClusterSpec.first(3).with_drains(goes)
+    assert plan_scale(spec, 3, {}).undrained == ("i-0",)
+    spec = spec.with_drains(replace(goes, evacuates=True, deadline_s=9.0))
+    assert (plan_scale(spec, 3, {}).undrained, plan_scale(spec, 3, {}).num_added) == ((), 1)

@@ -1,0 +1,32 @@
+"""SIGTERM as a notice: the first one is told, the second one does what it did before."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from controller.adapters.ray.end_notice import EndNotice
+
+
+@pytest.fixture
+def ended() -> Iterator[list[str]]:
+    """What the handler that was there before got."""
+    found: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: found.append("ended"))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_one_is_told_and_the_second_one_ends(ended: list[str]) -> None:
+    notice, told = EndNotice(), list[str]()
+    notice.listen(lambda: told.append("told"))
+    signal.raise_signal(signal.SIGTERM)
+    assert (told, ended) == (["told"], [])
+    signal.raise_signal(signal.SIGTERM)
+    assert (told, ended) == (["told"], ["ended"])
+
+
+def test_without_a_listener_it_ends_at_once(ended: list[str]) -> None:
+    EndNotice()
+    signal.raise_signal(signal.SIGTERM)
+    assert ended == ["ended"]
