@@ -114,7 +114,6 @@ def test_a_sigterm_to_an_instance_is_an_evacuation(cluster: Cluster, client: Con
     assert {each.state for each in client.status().instances} == {InstanceState.ACTIVE}
 
 
-@pytest.mark.last
 def test_down_waits_for_streams_and_leaves_nothing(cluster: Cluster) -> None:
     streams = [Answer(cluster, 64, 200) for _ in range(8)]
     for each in streams:

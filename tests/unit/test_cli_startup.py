@@ -117,7 +117,7 @@ def test_module_runs(tmp_path: Path) -> None:
 
 def test_shell_completion(tmp_path: Path) -> None:
     """Completes commands and options, in words that the shell splits."""
-    for words, expected in (("llumctl ev", "events"), ("llumctl wait --f", "--for")):
+    for words, expected in (("llumctl eve", "events"), ("llumctl wait --f", "--for")):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-m", "llumctl"],
             capture_output=True,
