@@ -62,7 +62,7 @@ def main(endpoint: int, control: int, plan_file: str) -> None:
         )
     if stop.is_set():
         return
-    inbox = controller_ports.bound(bind_host(plan), 0, again=False)
+    inbox = controller_ports.bound_apart(bind_host(plan))
     keepers += controller_ports.keep(plan, control_socket, inbox)
     plan = plan.model_copy(update={"members_port": inbox.getsockname()[1]})
     controller = launch_actor(

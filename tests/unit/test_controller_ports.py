@@ -100,6 +100,23 @@ async def test_members_reach_the_next_controller_at_the_same_address(
     await member.close()
 
 
+def test_the_inbox_has_a_port_that_nobody_gets_by_chance() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with controller_ports.bound_apart(HOST) as one, controller_ports.bound_apart(HOST) as other:
+        ports = {each.getsockname()[1] for each in (one, other)}
+    assert len(ports) == 2
+    assert all(20_000 <= port < lowest for port in ports)
+
+
+def test_where_all_of_them_are_in_use_it_has_any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with controller_ports.bound(HOST, 0, again=False) as taken_one:
+        port = taken_one.getsockname()[1]
+        monkeypatch.setattr(controller_ports, "APART", range(port, port + 1))
+        monkeypatch.setattr(controller_ports, "MAX_TRIES", 1)
+        with controller_ports.bound_apart(HOST) as found:
+            assert found.getsockname()[1] not in (0, port)
+
+
 def test_a_control_port_in_use_is_told_before_anything_starts() -> None:
     with socket.create_server((HOST, 0)) as other:
         table = ControlTable(port=other.getsockname()[1])

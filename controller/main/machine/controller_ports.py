@@ -6,7 +6,9 @@ Ray's servers take free ports by the dozen. Both are bound and do not listen at 
 callers are refused at once and not kept waiting.
 """
 
+import contextlib
 import logging
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,11 @@ log = logging.getLogger(__name__)
 CONTROL_BACKLOG = 128
 # All members of the largest cluster connect at once when the controller starts again.
 INBOX_BACKLOG = 2048
+# Above those of Ray's workers, and below those that Linux gives to outgoing connections. On a Ray
+# that is somebody else's no head holds the port while a new controller starts: another program's
+# connection had it once, and the controller needed 70 s.
+APART = range(20_000, 32_768)
+MAX_TRIES = 50
 
 
 def bound(host: str, port: int, *, again: bool) -> socket.socket:
@@ -32,6 +39,15 @@ def bound(host: str, port: int, *, again: bool) -> socket.socket:
         found.close()
         raise
     return found
+
+
+def bound_apart(host: str) -> socket.socket:
+    """Binds a socket to a port that programs do not get by chance; any, if too many are in use.
+    Raises OSError."""
+    for port in random.sample(APART, MAX_TRIES):
+        with contextlib.suppress(OSError):
+            return bound(host, port, again=False)
+    return bound(host, 0, again=False)
 
 
 def keep(plan: ClusterPlan, control: socket.socket, inbox: socket.socket) -> list[Keeper]:
