@@ -65,6 +65,7 @@ def answer(cluster: Cluster, index: int) -> list[Read]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # 3 starts of a real engine, one after the other, under load
 def test_all_are_restarted_under_load_and_no_token_differs(
     cluster: Cluster, client: ControlClient
 ) -> None:
@@ -82,7 +83,7 @@ def test_all_are_restarted_under_load_and_no_token_differs(
         assert answer(cluster, index) == expected[index], list(KINDS)[index % len(KINDS)]
 
     with Load(NUM_STREAMS, ask) as load:
-        told = cluster.run("restart", "--rolling", "-y", timeout_s=300.0)
+        told = cluster.run("restart", "--rolling", "-y", timeout_s=700.0)
         assert told.returncode == 0, told.stderr
         assert load.check() >= NUM_STREAMS
     found = client.status().rolling
