@@ -118,11 +118,12 @@ class Faults:
 
     def _scale(self, fault: Fault) -> Done:
         change = 1 if fault.choice < 0.5 else -1
+        target = self._num_instances + change
         with self._cluster.control() as client:
-            client.scale(ScaleRequest(change=change, reason="chaos"))
+            client.scale(ScaleRequest(target=target, reason="chaos"))
         time.sleep(0.2 * fault.choice)
         done = self._kill_controller()
-        return Done(f"scaled by {change}, {done.what}", controller_died=True)
+        return Done(f"scaled to {target}, {done.what}", controller_died=True)
 
     # -- the second host -----------------------------------------------------------------
 
