@@ -31,7 +31,7 @@ class Bed:
         self.book = serve_running_request(listener, num_choices=num_choices)
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
-        routes = Routes(nobody, known, self.book, nobody)
+        routes = Routes(nobody, known, self.book)
         dispatcher = Dispatcher(nobody, nobody, known, dict, dict, nobody)
         changes = RankChanges(routes, dispatcher, self.book, nobody)
         self.cluster.mailbox.answers["mem://f-0"] = lambda message: (

@@ -33,7 +33,7 @@ class Bed:
         self.book = serve_running_request(listener)
         self.book._level_names = {0: "normal", 1: "high"}
         nobody, known = cast("Any", None), KnownInstances()
-        routes = Routes(nobody, known, self.book, nobody)
+        routes = Routes(nobody, known, self.book)
         changes = RankChanges(
             routes, Dispatcher(nobody, nobody, known, dict, dict, nobody), self.book, nobody
         )
