@@ -1,7 +1,7 @@
 """`llumctl drain`: empty instances by moving their requests."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -24,9 +24,17 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from controller.api.wire.operations import DrainReport, DrainRequest
+    from controller.api.client import ControlClient
+    from controller.api.wire.operations import (
+        DrainReport,
+        DrainRequest,
+        EvacuateRequest,
+        RestartRequest,
+    )
 
 ON_DEADLINE = ("keep", "abort")
+
+Order = TypeVar("Order", "DrainRequest", "EvacuateRequest", "RestartRequest")
 
 
 def drain(
@@ -85,7 +93,14 @@ def drain(
         if_revision=if_revision,
     )
     if not (yes or dry_run):
-        order = _agreed(name, wanted_ids, order)
+        order = agreed(
+            name,
+            order,
+            lambda client, asked: [
+                client.drain(each, _with(asked, each, wanted_ids)) for each in wanted_ids
+            ],
+            f"Drain {', '.join(wanted_ids)}?",
+        )
     reports = _sent(name, wanted_ids, order)
     if dry_run or detach:
         output.emit(text(reports, output_format))
@@ -113,17 +128,21 @@ def text(reports: "Sequence[DrainReport]", output_format: Format) -> str:
     return output.encode(output_format, DrainList(drains=tuple(reports)), reports)
 
 
-def _agreed(cluster: str, instance_ids: "Sequence[str]", order: "DrainRequest") -> "DrainRequest":
-    """The order that the operator agreed to, bound to the revision that was shown."""
+def agreed(
+    cluster: str,
+    order: Order,
+    plan: "Callable[[ControlClient, Order], Sequence[DrainReport]]",
+    question: str,
+) -> Order:
+    """The order that the operator agreed to, bound to the revision that was shown. `plan` sends the
+    dry run that it gets, for each instance."""
     from llumctl.text import drains as drain_text
 
     with connect.client(cluster) as client:
-        asked = order.model_copy(update={"dry_run": True})
-        plans = [client.drain(each, _with(asked, each, instance_ids)) for each in instance_ids]
+        plans = plan(client, order.model_copy(update={"dry_run": True}))
         status = client.status()
-    colours = output.use_colours(sys.stderr)
-    output.say(drain_text.question(plans, status, colours=colours))
-    confirm.ask(f"Drain {', '.join(instance_ids)}?")
+    output.say(drain_text.question(plans, status, colours=output.use_colours(sys.stderr)))
+    confirm.ask(question)
     if order.if_revision is not None:
         return order
     # All of what was shown is at least as new as the first plan.

@@ -1,6 +1,5 @@
 """`llumctl evacuate`: empty an instance that will be ended, by a moment."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from controller.api.settings.bounds import MAX_DEADLINE_S
 from llumctl import choices, confirm, connect, durations
-from llumctl.commands.drain import follow, text
+from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -25,7 +24,7 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.wire.operations import DrainReport, EvacuateRequest
+    from controller.api.wire.operations import DrainReport
 
 
 def evacuate(
@@ -72,7 +71,12 @@ def evacuate(
         within_s=within_s, dry_run=dry_run, force=force, reason=reason, if_revision=if_revision
     )
     if not (yes or dry_run):
-        order = _agreed(name, instance_id, order)
+        order = agreed(
+            name,
+            order,
+            lambda client, asked: [client.evacuate(instance_id, asked)],
+            f"Evacuate {instance_id} within {order.within_s:g} s?",
+        )
     with connect.client(name) as client:
         report = client.evacuate(instance_id, order)
     if dry_run or detach:
@@ -81,20 +85,6 @@ def evacuate(
         raise typer.Exit(EXIT_WOULD_CHANGE)
     if not detach:
         follow(name, (report,), within_s, output_format, _detached)
-
-
-def _agreed(cluster: str, instance_id: str, order: "EvacuateRequest") -> "EvacuateRequest":
-    """The order that the operator agreed to, bound to the revision that was shown."""
-    from llumctl.text import drains as drain_text
-
-    with connect.client(cluster) as client:
-        plan = client.evacuate(instance_id, order.model_copy(update={"dry_run": True}))
-        status = client.status()
-    output.say(drain_text.question((plan,), status, colours=output.use_colours(sys.stderr)))
-    confirm.ask(f"Evacuate {instance_id} within {order.within_s:g} s?")
-    if order.if_revision is not None:
-        return order
-    return order.model_copy(update={"if_revision": plan.revision})
 
 
 def _detached(going_on: "Sequence[DrainReport]") -> str:

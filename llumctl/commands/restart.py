@@ -1,13 +1,12 @@
 """`llumctl restart`: empty an instance, then replace its process; or all, one after the other."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from controller.api.errors import EXIT_WOULD_CHANGE, UsageError
 from llumctl import choices, confirm, connect
-from llumctl.commands.drain import follow, text
+from llumctl.commands.drain import agreed, follow, text
 from llumctl.commands.options import (
     Cluster,
     DryRun,
@@ -25,7 +24,7 @@ from llumctl.text.output import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from controller.api.wire.operations import DrainReport, RestartRequest
+    from controller.api.wire.operations import DrainReport
 
 
 def restart(
@@ -116,7 +115,12 @@ def restart(
         if_revision=if_revision,
     )
     if not (yes or dry_run):
-        order = _agreed(name, instance_id, order)
+        order = agreed(
+            name,
+            order,
+            lambda client, asked: [client.restart(instance_id, asked)],
+            f"Restart {instance_id}{' at once' if order.now else ''}?",
+        )
     with connect.client(name) as client:
         report = client.restart(instance_id, order)
     if dry_run or detach:
@@ -132,20 +136,6 @@ def _check_flags(given: dict[str, object], where: str = "--rolling") -> None:
     for flag, value in given.items():
         if value:
             raise UsageError(f"{flag}: not with {where}", "llumctl restart --help")
-
-
-def _agreed(cluster: str, instance_id: str, order: "RestartRequest") -> "RestartRequest":
-    """The order that the operator agreed to, bound to the revision that was shown."""
-    from llumctl.text import drains as drain_text
-
-    with connect.client(cluster) as client:
-        plan = client.restart(instance_id, order.model_copy(update={"dry_run": True}))
-        status = client.status()
-    output.say(drain_text.question((plan,), status, colours=output.use_colours(sys.stderr)))
-    confirm.ask(f"Restart {instance_id}{' at once' if order.now else ''}?")
-    if order.if_revision is not None:
-        return order
-    return order.model_copy(update={"if_revision": plan.revision})
 
 
 def _detached(going_on: "Sequence[DrainReport]") -> str:
