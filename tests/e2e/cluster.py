@@ -248,3 +248,13 @@ class Cluster:
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                 psutil.wait_procs(left, timeout=5)
+
+
+@contextmanager
+def running_with(config: str, folder: Path, env: dict[str, str], name: str) -> Iterator[Cluster]:
+    """A cluster with this configuration file, which is written into the folder."""
+    file = folder / "c.toml"
+    file.write_text(config)
+    cluster = Cluster(env, name=name, up_args=("--config", str(file)))
+    with cluster.running():
+        yield cluster

@@ -11,7 +11,7 @@ import pytest
 from controller.api.client import ControlClient
 from controller.api.errors import LlumctlError
 from controller.api.wire.autoscale import AutoscaleStatus
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import Story, done, ids_of, json_of
 
@@ -42,10 +42,9 @@ three instances, and more than two for 100 steps each."""
 def cluster(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("autoscale") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="autoscale", up_args=("--config", str(config)))
-    with cluster.running():
+    with running_with(
+        CONFIG, tmp_path_factory.mktemp("autoscale"), base_env, "autoscale"
+    ) as cluster:
         yield cluster
 
 

@@ -15,7 +15,7 @@ from controller.api.wire.operations import (
     PriorityRequest,
     UndrainRequest,
 )
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer, check
 from tests.e2e.steering import done
 
@@ -73,10 +73,7 @@ def full(
 def cluster(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("held") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="held", up_args=("--config", str(config)))
-    with cluster.running():
+    with running_with(CONFIG, tmp_path_factory.mktemp("held"), base_env, "held") as cluster:
         yield cluster
 
 

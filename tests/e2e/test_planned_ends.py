@@ -11,7 +11,7 @@ import pytest
 
 from controller.api.client import ControlClient
 from controller.api.wire.models import InstanceState
-from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.cluster import Cluster, running_with, wait_for
 from tests.e2e.emulated import Answer
 from tests.e2e.steering import Load, Story, done, ids_of, instance
 
@@ -33,10 +33,7 @@ NUM_STREAMS = 16
 def cluster(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("planned") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="planned", up_args=("--config", str(config)))
-    with cluster.running():
+    with running_with(CONFIG, tmp_path_factory.mktemp("planned"), base_env, "planned") as cluster:
         yield cluster
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.api.client import ControlClient
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, running_with
 from tests.e2e.moving import Read, Stream
 from tests.e2e.steering import Load, Story, change
 
@@ -34,10 +34,7 @@ _names = (f"rolling-{number}-" for number in itertools.count())
 def cluster(
     base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("rolling") / "c.toml"
-    config.write_text(CONFIG)
-    cluster = Cluster(base_env, name="rolling", up_args=("--config", str(config)))
-    with cluster.running():
+    with running_with(CONFIG, tmp_path_factory.mktemp("rolling"), base_env, "rolling") as cluster:
         yield cluster
 
 
